@@ -1,0 +1,136 @@
+"""One place for what a configuration field means and which values it takes.
+
+A field is declared with `option(...)`; the same declaration is what `check` enforces, what
+`train.py --help` prints and what an error message quotes.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a dataclass field together with its meaning and its range.
+
+    Args:
+        default: value when nothing is given; lists are copied per instance.
+        help: one line of meaning, shown by `--help`.
+        choices: allowed values, for text.
+        least: smallest allowed value (of each item, for a list).
+        most: largest allowed value.
+        above: value must be larger than this.
+        below: value must be smaller than this.
+    """
+    metadata = {
+        "help": help, "choices": tuple(choices),
+        "least": least, "most": most, "above": above, "below": below,
+    }  # fmt: skip
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return `; nearest: NAME` for the most similar of `names`, or nothing when none is similar."""
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f"; nearest: {close[0]}" if close else ""
+
+
+def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
+    """Say in words which values a field of type `hint` takes, as in 'a whole number, at least 1'."""
+    if metadata.get("choices"):
+        return "one of " + ", ".join(metadata["choices"])
+    kind, item, optional = _unpack(hint)
+    bounds = [
+        f"{word} {metadata[key]:g}"
+        for key, word in (("least", "at least"), ("above", "above"), ("most", "at most"), ("below", "below"))
+        if metadata.get(key) is not None
+    ]
+    words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "any value")
+    if kind is list and bounds:
+        bounds[0] = "each " + bounds[0]
+    return words + ("".join(f", {bound}" for bound in bounds[:1]) + "".join(f" and {b}" for b in bounds[1:])) + (
+        ", or null" if optional else ""
+    )
+
+
+def _unpack(hint: Any) -> tuple[Any, Any, bool]:
+    """Split a type into (kind, kind of the items of a list, whether None is allowed)."""
+    optional = False
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        members = typing.get_args(hint)
+        optional = type(None) in members
+        hint = next(member for member in members if member is not type(None))
+    if typing.get_origin(hint) is list:
+        return list, typing.get_args(hint)[0], optional
+    return hint, None, optional
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` is a `kind` as people mean it: true is not a number, 3 is a float, nan is nothing."""
+    if kind is Any:
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
+    """Whether `value` has the type `hint` and lies in the range given by `metadata`."""
+    kind, item, optional = _unpack(hint)
+    if value is None:
+        return optional or kind is Any
+    if kind is list:
+        return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
+    if not _is_a(value, kind):
+        return False
+    if metadata.get("choices"):
+        return value in metadata["choices"]
+    return (
+        (metadata.get("least") is None or value >= metadata["least"])
+        and (metadata.get("most") is None or value <= metadata["most"])
+        and (metadata.get("above") is None or value > metadata["above"])
+        and (metadata.get("below") is None or value < metadata["below"])
+    )
+
+
+def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
+    """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
+    if not fits(value, hint, metadata):
+        hint_near = nearest(str(value), metadata.get("choices", ()))
+        shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
+        raise ValueError(f"{key}={shown}: must be {allowed(hint, metadata)}{hint_near}")
+
+
+def check(config: Any, group: str = "") -> None:
+    """Check every field of a dataclass made with `option`.
+
+    Args:
+        config: the dataclass instance.
+        group: name in front of the keys, such as `model`.
+
+    Raises:
+        ValueError: one line with the key, the value and what is allowed.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        if "help" in field.metadata:
+            key = f"{group}.{field.name}" if group else field.name
+            check_value(key, getattr(config, field.name), hints[field.name], field.metadata)

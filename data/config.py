@@ -1,0 +1,41 @@
+"""What can be chosen about the text. Imports nothing heavy."""
+
+import codecs
+from dataclasses import dataclass
+
+from conf.fields import check, option
+
+CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
+
+
+@dataclass
+class DataConfig:
+    """Where the text comes from, how it is tokenized and split, and how many windows make a step."""
+
+    corpus: str = option("stdlib", "built-in corpus, used when data.path is not given", choices=CORPORA)
+    path: str | None = option(None, "your own text: a file, a directory or a glob")
+    encoding: str = option("utf-8", "encoding of the text files")
+    tokenizer: str = option("char", "what a token is: a character, or a byte of the file", choices=("char", "byte"))
+    split: list[float] = option([0.9, 0.05, 0.05], "shares of train, validation and test", least=0, most=1)
+    batch: int = option(16, "windows per optimizer step, over all devices", least=1)
+    micro_batch: int | None = option(None, "windows per forward and backward on one device; null is all", least=1)
+    cache_dir: str | None = option(None, "where encoded text and downloads are kept; null is the user's cache")
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range or a contradiction."""
+        check(self, "data")
+        if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
+            raise ValueError(
+                f"data.split={self.split}: must be three shares [train,validation,test] that add up to 1, "
+                "the first two above 0"
+            )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"data.encoding={self.encoding}: is no encoding Python knows, such as utf-8, utf-16, latin-1, cp1252"
+            ) from None
+        if self.tokenizer == "byte" and self.encoding != "utf-8":
+            raise ValueError(f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes")
+        if self.micro_batch is not None and self.batch % self.micro_batch:
+            raise ValueError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")

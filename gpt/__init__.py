@@ -1,0 +1,1 @@
+"""The model and everything done with one, in pure torch."""

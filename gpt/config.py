@@ -1,0 +1,67 @@
+"""What can be chosen about the model and its optimizer. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+from conf.fields import check, option
+
+
+@dataclass
+class ModelConfig:
+    """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
+
+    layers: int = option(4, "number of blocks", least=1)
+    heads: int = option(4, "attention heads per block; must divide dim", least=1)
+    dim: int = option(128, "model width", least=1)
+    context: int = option(128, "longest window in characters", least=1)
+    dropout: float = option(0.0, "dropout on embeddings, attention and residual branches", least=0, below=1)
+    bias: bool = option(False, "biases in linear layers and layer norms")
+    norm: str = option("rmsnorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
+    activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
+    positions: str = option("rotary", "how a character's place enters", choices=("learned", "rotary"))
+    qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
+    tied: bool = option(False, "use the token embedding as the output head, too")
+    attention: str = option(
+        "auto", "attention kernel; auto is explicit on a CPU, sdpa elsewhere", choices=("auto", "explicit", "sdpa")
+    )
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range or a contradiction."""
+        check(self, "model")
+        if self.dim % self.heads:
+            divisors = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n >= 8] or [1]
+            raise ValueError(
+                f"model.heads={self.heads}: must divide model.dim={self.dim}: "
+                f"{', '.join(map(str, divisors))}; or model.dim={-(-self.dim // (2 * self.heads)) * 2 * self.heads}"
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"model.positions=rotary: needs an even head size, but model.dim={self.dim} / "
+                f"model.heads={self.heads} = {self.head_dim}; model.positions=learned takes any"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, `dim / heads`."""
+        return self.dim // self.heads
+
+
+@dataclass
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = option(3.0e-3, "highest learning rate", above=0)
+    min_lr: float = option(0.0, "learning rate at the last step", least=0)
+    warmup: int = option(50, "steps of linear warm-up", least=0)
+    schedule: str = option("trapezoid", "shape after the warm-up", choices=("cosine", "trapezoid"))
+    cooldown: float = option(0.5, "share of all steps that a trapezoid falls over", least=0, most=1)
+    weight_decay: float = option(0.1, "decoupled decay of matrices and embeddings", least=0)
+    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
+    clip: float = option(1.0, "largest gradient norm; 0 clips nothing", least=0)
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range or a contradiction."""
+        check(self, "optim")
+        if len(self.betas) != 2:
+            raise ValueError(f"optim.betas={self.betas}: must be two numbers")
+        if self.min_lr > self.lr:
+            raise ValueError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")

@@ -1,0 +1,1 @@
+"""Fitting the model with Lightning."""
