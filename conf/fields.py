@@ -64,8 +64,10 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "any value")
     if kind is list and bounds:
         bounds[0] = "each " + bounds[0]
-    return words + ("".join(f", {bound}" for bound in bounds[:1]) + "".join(f" and {b}" for b in bounds[1:])) + (
-        ", or null" if optional else ""
+    return (
+        words
+        + ("".join(f", {bound}" for bound in bounds[:1]) + "".join(f" and {b}" for b in bounds[1:]))
+        + (", or null" if optional else "")
     )
 
 

@@ -1,0 +1,133 @@
+"""The model: a decoder-only transformer over characters, with pre-norm blocks.
+
+Shapes: B windows, T characters in a window, C = dim, V = size of the vocabulary.
+Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.attention import Attention
+from gpt.config import ModelConfig
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """The normalisation in front of each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.dim, eps=1e-5, bias=config.bias)
+    return nn.RMSNorm(config.dim, eps=1e-5)
+
+
+class MLP(nn.Module):
+    """Two linear layers with a non-linearity between: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the layer for one block of the model that `config` describes."""
+        super().__init__()
+        self.up = nn.Linear(config.dim, 4 * config.dim, bias=config.bias)
+        self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
+        self.activation = config.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform every place on its own."""
+        x = self.up(x)
+        x = F.relu(x).square() if self.activation == "relu2" else F.gelu(x)
+        return self.down(x)
+
+
+class Block(nn.Module):
+    """Attention between places, then an MLP at each, both as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make one block of the model that `config` describes."""
+        super().__init__()
+        self.norm1 = make_norm(config)
+        self.attention = Attention(config)
+        self.norm2 = make_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the two branches make of `x` to it."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """A causal language model over characters: tokens (B, T) int64 -> logits (B, T, V).
+
+    Args:
+        config: shape and parts.
+        vocabulary: number V of distinct tokens.
+    """
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        """Make the model with fresh weights drawn from torch's global generator."""
+        super().__init__()
+        self.config = config
+        self.vocabulary = vocabulary
+        self.embedding = nn.Embedding(vocabulary, config.dim)
+        if config.positions == "learned":
+            self.position_embedding = nn.Embedding(config.context, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = make_norm(config)
+        self.head = nn.Linear(config.dim, vocabulary, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        init_weights(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the character that follows each place.
+
+        Args:
+            tokens: (B, T) int64 with 1 <= T <= context and every value in [0, V).
+
+        Returns:
+            (B, T, V); `logits[:, t]` depends on `tokens[:, : t + 1]` alone.
+
+        Raises:
+            ValueError: the shape, the type, the length or a value of `tokens` is not as above.
+        """
+        self._check(tokens)
+        x = self.embedding(tokens)  # (B, T, C)
+        if self.config.positions == "learned":
+            x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)  # (B, T, C)
+        return self.head(self.norm(x))  # (B, T, V)
+
+    def num_parameters(self) -> int:
+        """Number of weights; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _check(self, tokens: Tensor) -> None:
+        if tokens.ndim != 2 or tokens.dtype != torch.int64:
+            raise ValueError(f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}")
+        if not 1 <= tokens.shape[1] <= self.config.context:
+            raise ValueError(f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)")
+        # Looking at values would stall a GPU at every step and break a compiled graph; a CPU does it in passing.
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.vocabulary:
+                wrong = int(low) if low < 0 else int(high)
+                raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {self.vocabulary - 1}")
+
+
+@torch.no_grad()
+def init_weights(model: GPT) -> None:
+    """Draw fresh weights as GPT-2 does.
+
+    Matrices and embeddings are N(0, 0.02); the two projections that end on the residual stream are
+    smaller by sqrt(2 * layers), so that its variance does not grow with depth. Biases are 0, norms 1.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2:
+            residual = name.endswith(("attention.proj.weight", "mlp.down.weight"))
+            parameter.normal_(0, 0.02 / (2 * model.config.layers) ** 0.5 if residual else 0.02)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.fill_(1)
