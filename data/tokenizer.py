@@ -1,0 +1,174 @@
+"""Text to numbers and back: a token is a character, or a byte of the text's UTF-8.
+
+A tokenizer is fully described by its `vocabulary`, plain data that a checkpoint can hold.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MOST_CHARACTERS = 65_536  # what uint16 can number
+
+
+class UnknownCharacter(ValueError):
+    """A text holds a character that the vocabulary does not; the message is one line."""
+
+
+def _unknown(text: str, position: int) -> UnknownCharacter:
+    """Name the character at `position`, also where it cannot be printed."""
+    code = ord(text[position])
+    if 0xD800 <= code <= 0xDFFF:
+        what = "is half of a surrogate pair and no character: the text was cut or decoded wrongly"
+    else:
+        what = "is not in the vocabulary of this model"
+    name = f"{text[position]!r} (U+{code:04X})" if text[position].isprintable() else f"U+{code:04X}"
+    return UnknownCharacter(f"character {name} at position {position} {what}")
+
+
+class CharTokenizer:
+    """One token per character; token i is the i-th smallest code point of the vocabulary."""
+
+    def __init__(self, characters: str) -> None:
+        """Make a vocabulary of the distinct characters of `characters`, sorted.
+
+        Raises:
+            ValueError: no character, a lone surrogate, or more distinct characters than uint16 can number.
+        """
+        self.characters = "".join(sorted(set(characters)))
+        if not self.characters:
+            raise ValueError("a vocabulary needs at least one character")
+        if len(self.characters) > MOST_CHARACTERS:
+            raise ValueError(
+                f"{len(self.characters):,} distinct characters are more than the {MOST_CHARACTERS:,} "
+                "a vocabulary can hold: set data.tokenizer=byte"
+            )
+        self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
+        if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
+            raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
+        # One entry more than the largest code point: clipping sends whatever lies beyond to it, the unknown.
+        self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
+        self._lookup[self._points] = np.arange(self.size)
+        # ASCII sorts first, so its tokens fit a byte even in a large vocabulary.
+        ascii_part = self.characters.encode("ascii", "ignore")
+        self._ascii = ascii_part
+        self._ascii_tokens = bytes.maketrans(ascii_part, bytes(range(len(ascii_part))))
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, V."""
+        return len(self.characters)
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger]:
+        """Smallest type that holds a token."""
+        return np.uint8 if self.size <= 256 else np.uint16
+
+    @property
+    def vocabulary(self) -> dict[str, Any]:
+        """All there is to know, as plain data; see `tokenizer_from`."""
+        return {"kind": "char", "characters": self.characters}
+
+    @property
+    def characters_per_token(self) -> np.ndarray:
+        """How many characters each token stands for: (V,) int64."""
+        return np.ones(self.size, np.int64)
+
+    @property
+    def bytes_per_token(self) -> np.ndarray:
+        """How many bytes of UTF-8 each token stands for: (V,) int64."""
+        return 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
+
+    def pack(self, text: str) -> np.ndarray:
+        """Encode into the smallest type: (characters,) of `dtype`.
+
+        Raises:
+            UnknownCharacter: names the first character that is not in the vocabulary.
+        """
+        if text.isascii():
+            raw = text.encode("ascii")
+            if not raw.translate(None, self._ascii):  # nothing is left without the known ones
+                return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        tokens = self._lookup.take(points, mode="clip")
+        if tokens.size and tokens.min() < 0:
+            raise _unknown(text, int(np.argmax(tokens < 0)))
+        return tokens.astype(self.dtype)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode: (characters,) int64.
+
+        Raises:
+            UnknownCharacter: names the first character that is not in the vocabulary.
+        """
+        return self.pack(text).astype(np.int64)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Decode tokens 0..V-1 in any one-dimensional sequence."""
+        return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8: every text can be encoded, and 256 tokens are all there are."""
+
+    size = 256
+    dtype: type[np.unsignedinteger] = np.uint8
+
+    @property
+    def vocabulary(self) -> dict[str, Any]:
+        """All there is to know, as plain data; see `tokenizer_from`."""
+        return {"kind": "byte"}
+
+    @property
+    def characters_per_token(self) -> np.ndarray:
+        """Characters each token begins, 0 for the bytes that continue one: (256,) int64."""
+        return ((np.arange(256) & 0xC0) != 0x80).astype(np.int64)
+
+    @property
+    def bytes_per_token(self) -> np.ndarray:
+        """Bytes each token stands for: (256,) int64, all 1."""
+        return np.ones(256, np.int64)
+
+    def pack(self, text: str) -> np.ndarray:
+        """Encode into the smallest type: (bytes,) uint8.
+
+        Raises:
+            UnknownCharacter: half of a surrogate pair, which has no UTF-8.
+        """
+        try:
+            return np.frombuffer(text.encode("utf-8"), np.uint8)
+        except UnicodeEncodeError as error:
+            raise _unknown(text, error.start) from None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode: (bytes,) int64.
+
+        Raises:
+            UnknownCharacter: half of a surrogate pair, which has no UTF-8.
+        """
+        return self.pack(text).astype(np.int64)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Decode tokens 0..255; bytes that are no UTF-8 become U+FFFD, the replacement character."""
+        return np.asarray(tokens, np.int64).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+Tokenizer = CharTokenizer | ByteTokenizer
+
+
+def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
+    """Make the tokenizer whose `.vocabulary` this is.
+
+    Raises:
+        ValueError: not a vocabulary, or one whose characters are not sorted and distinct, so that
+            its tokens would mean other characters.
+    """
+    match vocabulary:
+        case {"kind": "byte"}:
+            return ByteTokenizer()
+        case {"kind": "char", "characters": str(characters)}:
+            tokenizer = CharTokenizer(characters)
+            if tokenizer.characters != characters:
+                raise ValueError("the characters of a vocabulary must be sorted and distinct")
+            return tokenizer
+    raise ValueError(f"not a vocabulary: {str(vocabulary)[:80]!r}")
