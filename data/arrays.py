@@ -1,0 +1,305 @@
+"""Split a corpus and encode it once, into arrays that are mapped into memory from then on.
+
+A corpus lands in `<cache>/encoded/<fingerprint>/`: `train.bin`, `validation.bin`, `test.bin` (tokens
+as uint8 or uint16, nothing else) and `meta.json`. The fingerprint covers the content of the text, so
+the text itself is read (to hash it) at every start, and a change is always noticed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from data.config import DataConfig
+from data.corpus import Corpus, DataError, cache_dir, open_corpus, shown
+from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+
+FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
+SPLITS = ("train", "validation", "test")
+BY_FILE = 40  # from this many documents on, a document goes to one split as a whole
+DAY = 86_400  # seconds
+
+
+@dataclass(frozen=True)
+class Text:
+    """An encoded corpus.
+
+    Attributes:
+        train: tokens, one-dimensional, uint8 or uint16, mapped into memory.
+        validation: likewise.
+        test: likewise, of length 0 where the split has no share for it.
+        tokenizer: made from the whole corpus, not from the training part alone.
+        name: of the corpus, for people.
+        fingerprint: hexadecimal; equal for equal content, settings and tokenizer.
+        characters: how many each split holds (tokens are fewer or more with other tokenizers).
+    """
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    tokenizer: Tokenizer
+    name: str
+    fingerprint: str
+    characters: Mapping[str, int]
+
+
+def open_text(config: DataConfig, context: int) -> Text:
+    """Open the text that `config` names, encoded and split; from the cache when it is there.
+
+    How it is split: 40 documents or more, and the standard library, by file (see `split_by_file`);
+    fewer, each document contiguously. The pieces of a split are joined by one newline.
+
+    Args:
+        config: what text, and how it is split and tokenized.
+        context: longest window in tokens; train and validation must hold at least one window and its targets.
+
+    Raises:
+        DataError: one line that says what is wrong with the text and what is needed.
+    """
+    corpus = open_corpus(config)
+    digest = corpus.digest()
+    settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
+    fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    folder = cache_dir(config) / "encoded" / fingerprint
+    opened = _load(folder)
+    if opened is None:
+        try:
+            _encode(corpus, digest, config.split, folder)
+        except OSError as error:  # reading raises DataError: this is the cache
+            raise DataError(
+                f"{shown(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
+                "another place is set by data.cache_dir="
+            ) from None
+        opened = _load(folder)
+        if opened is None:
+            raise DataError(f"{shown(folder)}: the encoded text was damaged as soon as it was written")
+    arrays, tokenizer, characters = opened
+    _check_lengths(arrays, config, context, corpus)
+    return Text(**arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters)
+
+
+def _check_lengths(arrays: Mapping[str, np.ndarray], config: DataConfig, context: int, corpus: Corpus) -> None:
+    """Refuse a split in which no window fits."""
+    unit = "characters" if corpus.encoding else "bytes"
+    whole = sum(len(tokens) for tokens in arrays.values())
+    if whole <= context:
+        raise DataError(
+            f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
+            f"needs {context + 1:,} in train and in validation; lower model.context or name a longer text"
+        )
+    for split, share in zip(SPLITS, config.split, strict=True):
+        length = len(arrays[split])
+        # Test is only ever evaluated, where a shorter last window is fine: two tokens make one prediction.
+        needed = context + 1 if split != "test" else 2 if share > 0 else 0
+        if length < needed:
+            way = f"lower model.context={context} or " if split != "test" else ""
+            raise DataError(
+                f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; "
+                f"{way}give it a larger share than {share:g} with data.split="
+            )
+
+
+# -- Splitting -----------------------------------------------------------------------------------
+
+
+def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, str]:
+    """Send each document to one split.
+
+    In an order given by a hash of their names, documents fill validation up to its share of the
+    characters, then test; the rest is train. A document is passed over where taking it would miss the
+    share by more than leaving it out does. So a document's place depends on names and sizes alone.
+
+    Args:
+        sizes: characters of each document, by name.
+        shares: of train, validation and test.
+
+    Returns:
+        The split of each document, by name.
+    """
+    left = sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest())
+    whole = sum(sizes.values())
+    placed = {}
+    for split, share in zip(SPLITS[1:], shares[1:], strict=True):
+        room = share * whole
+        for name in left:
+            if 0 < sizes[name] <= 2 * room:
+                placed[name] = split
+                room -= sizes[name]
+        left = [name for name in left if name not in placed]
+    return placed | dict.fromkeys(left, "train")
+
+
+def split_within(size: int, shares: list[float]) -> tuple[int, int]:
+    """Where validation and test begin in a document of `size` characters."""
+    # The small number mends products such as 0.29 * 100 = 28.999999999999996.
+    first = int(size * shares[0] + 1e-6)
+    return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
+
+
+def _cuts(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[tuple[str, int, int]]]:
+    """For each document the parts (split, begin, end) it is cut into."""
+    if corpus.python or len(sizes) >= BY_FILE:
+        names = [document.name for document in corpus.documents]
+        placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
+        return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
+    cuts = []
+    for size in sizes:
+        second, third = split_within(size, shares)
+        cuts.append([("train", 0, second), ("validation", second, third), ("test", third, size)])
+    return cuts
+
+
+# -- Encoding ------------------------------------------------------------------------------------
+
+
+def _scan(corpus: Corpus, progress: tqdm) -> tuple[list[int], str]:
+    """First pass: how long each document is, and the distinct characters (or bytes) of them all, sorted."""
+    sizes, low, others = [], b"", np.zeros(0x110000, bool)
+    for document in corpus.documents:
+        size = 0
+        for chunk in corpus.read(document, progress.update):
+            size += len(chunk)
+            if isinstance(chunk, str) and not chunk.isascii():
+                others[np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)] = True
+            else:
+                raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
+                # Deleting what is known leaves nothing, except early on: far quicker than looking at each byte.
+                low += bytes(set(raw.translate(None, low)))
+        sizes.append(size)
+    others[list(low)] = True
+    return sizes, "".join(map(chr, np.flatnonzero(others)))
+
+
+def _tokenizer(corpus: Corpus, characters: str, joined: bool) -> Tokenizer:
+    """Make the tokenizer for a corpus, or refuse it."""
+    if not characters:
+        raise DataError(f"{corpus.name}: is empty: 0 characters")
+    if len(characters) == 1:
+        raise DataError(f"{corpus.name}: holds only one distinct character, {characters!r}: there is nothing to learn")
+    if corpus.encoding is None:
+        return ByteTokenizer()
+    if joined:
+        characters += "\n"
+    try:
+        return CharTokenizer(characters)
+    except ValueError as error:
+        raise DataError(f"{corpus.name}: {error}") from None
+
+
+def _pieces(
+    corpus: Corpus, cuts: list[list[tuple[str, int, int]]], tokenizer: Tokenizer, progress: tqdm
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Second pass: the tokens of each split, in the order of the text, pieces of documents joined by one newline."""
+    begun = set()
+    for document, parts in zip(corpus.documents, cuts, strict=True):
+        position = 0
+        for chunk in corpus.read(document, progress.update):
+            tokens = np.frombuffer(chunk, np.uint8) if isinstance(chunk, bytes) else tokenizer.pack(chunk)
+            for split, begin, end in parts:
+                piece = tokens[max(begin - position, 0) : max(end - position, 0)]
+                if len(piece):
+                    if position <= begin and split in begun:
+                        yield split, tokenizer.pack("\n")
+                    begun.add(split)
+                    yield split, piece
+            position += len(tokens)
+
+
+def _encode(corpus: Corpus, digest: str, shares: list[float], folder: Path) -> None:
+    """Encode a corpus into `folder`, all or nothing.
+
+    Everything is written to a directory beside `folder`, which is renamed when it is complete and on
+    the disk: a process that dies leaves nothing that could be mistaken for the whole.
+
+    Raises:
+        DataError: the text cannot be read or used.
+        OSError: the cache cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    unfinished = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+    unfinished.mkdir()
+    changed = DataError(f"{corpus.name}: was changed while it was being read; start again")
+    size = sum(document.path.stat().st_size for document in corpus.documents)
+    try:
+        with tqdm(
+            total=2 * size, desc="encoding", unit="B", unit_scale=True, delay=2, leave=False, disable=None
+        ) as progress:
+            sizes, characters = _scan(corpus, progress)
+            tokenizer = _tokenizer(corpus, characters, joined=sum(size > 0 for size in sizes) > 1)
+            lengths = dict.fromkeys(SPLITS, 0)
+            counts = dict.fromkeys(SPLITS, 0)
+            with ExitStack() as stack:
+                files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
+                for split, piece in _pieces(corpus, _cuts(corpus, sizes, shares), tokenizer, progress):
+                    files[split].write(piece.data)
+                    lengths[split] += len(piece)
+                    counts[split] += len(piece)
+                    if isinstance(tokenizer, ByteTokenizer):  # a byte 10xxxxxx continues a character
+                        counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
+                for file in files.values():
+                    _to_disk(file)
+        if corpus.digest() != digest:
+            raise changed
+        with open(unfinished / "meta.json", "w", encoding="ascii") as meta:
+            json.dump({"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}, meta)
+            _to_disk(meta)
+        _publish(unfinished, folder)
+    except UnknownCharacter:  # the first pass has seen every character there was
+        raise changed from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _publish(unfinished: Path, folder: Path) -> None:
+    """Rename into place, unless another process was quicker; what lies there damaged is replaced."""
+    try:
+        os.rename(unfinished, folder)
+    except OSError:
+        if _load(folder) is None:
+            shutil.rmtree(folder)
+            os.rename(unfinished, folder)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes that died more than a day ago had not finished."""
+    for left in parent.glob("*.tmp"):
+        try:
+            if left.stat().st_mtime < time.time() - DAY:
+                shutil.rmtree(left, ignore_errors=True)
+        except FileNotFoundError:  # its own process was quicker
+            pass
+
+
+def _load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None:
+    """Open what `_encode` has written, or return None where it is missing, incomplete or damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
+        tokenizer = tokenizer_from(meta["vocabulary"])
+        arrays = {split: _map(folder / f"{split}.bin", tokenizer.dtype, meta["lengths"][split]) for split in SPLITS}
+        return arrays, tokenizer, {split: int(meta["characters"][split]) for split in SPLITS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _map(path: Path, dtype: type[np.unsignedinteger], length: int) -> np.ndarray:
+    """Map a file of `length` tokens into memory, read-only; ValueError if it has another size."""
+    size = path.stat().st_size
+    if size != length * np.dtype(dtype).itemsize:
+        raise ValueError(f"{path} holds {size} bytes")
+    return np.memmap(path, dtype, mode="r") if length else np.zeros(0, dtype)  # an empty file cannot be mapped
