@@ -36,6 +36,8 @@ class DataConfig:
                 f"data.encoding={self.encoding}: is no encoding Python knows, such as utf-8, utf-16, latin-1, cp1252"
             ) from None
         if self.tokenizer == "byte" and self.encoding != "utf-8":
-            raise ValueError(f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes")
+            raise ValueError(
+                f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"
+            )
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise ValueError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
