@@ -1,0 +1,230 @@
+"""Evaluation against a loop over every character, whatever the batch, the windows and the tokenizer."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from gpt.evaluate import Score, evaluate, first_totals, score, window_totals
+from gpt.model import GPT
+from tests.reference import losses
+from tests.reference import model as reference
+from tests.reference.models import fill, tiny
+
+TEXT = "naïve Ωλ 😀\n日本語 text, naïve 😀😀 end"
+ALPHABET = sorted(set(TEXT))
+TOKENS = [ALPHABET.index(letter) for letter in TEXT]
+SIZES = [len(letter.encode()) for letter in ALPHABET]
+ONES = [1] * len(ALPHABET)
+
+Window = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def windows(tokens: list[int], length: int, batch: int, stride: int | None = None, junk: int = 0) -> Iterator[Window]:
+    """Every target once, in windows of `length` that start each `stride`; what is not counted holds `junk`."""
+    stride = stride or length
+    rows, done = [], 1
+    for start in range(0, len(tokens) - 1, stride):
+        inputs = tokens[start : start + length][: len(tokens) - 1 - start]
+        targets = tokens[start + 1 : start + 1 + len(inputs)]
+        counted = [start + 1 + i >= done for i in range(len(inputs))]
+        if not any(counted):
+            break
+        done = start + 1 + len(inputs)
+        pad = length - len(inputs)
+        targets = [t if c else junk for t, c in zip(targets, counted, strict=True)]
+        rows.append((inputs + [junk] * pad, targets + [junk] * pad, counted + [False] * pad))
+    for i in range(0, len(rows), batch):
+        columns = zip(*rows[i : i + batch], strict=True)
+        yield tuple(torch.tensor(column) for column in columns)  # type: ignore[misc]
+
+
+def build(**changes) -> GPT:
+    return fill(GPT(tiny(**changes), len(ALPHABET)), std=0.4).eval()
+
+
+def naive(model: GPT, length: int, stride: int | None = None) -> tuple[float, int, int, int]:
+    """Totals of the whole text by NumPy's model and a loop."""
+    computed = [
+        (reference.gpt(model.state_dict(), tiny(), inputs.numpy()), targets.numpy(), counted.numpy())
+        for inputs, targets, counted in windows(TOKENS, length, 3, stride)
+    ]
+    nats, tokens, characters, octets = losses.totals(computed, ONES, SIZES)
+    first = TOKENS[0]
+    return nats + math.log(len(ALPHABET)), tokens + 1, characters + 1, octets + SIZES[first]
+
+
+def run(model: GPT, batch: int, length: int = 7, stride: int | None = None, junk: int = 0) -> Score:
+    return evaluate(
+        model, windows(TOKENS, length, batch, stride, junk), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES)
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+@pytest.mark.parametrize(("length", "stride"), [(7, None), (4, None), (6, 3), (7, 1)])
+def test_equals_the_loop_whatever_the_batch(batch: int, length: int, stride: int | None) -> None:
+    model = build()
+    nats, tokens, characters, octets = naive(model, length, stride)
+    assert (tokens, characters, octets) == (len(TEXT), len(TEXT), len(TEXT.encode())), "each character once"
+    result = run(model, batch, length, stride)
+    assert (result.tokens, result.characters, result.bytes) == (tokens, characters, octets)
+    assert result.loss == pytest.approx(nats / tokens, abs=1e-6)
+    assert result.bpc == pytest.approx(nats / math.log(2) / len(TEXT), abs=1e-6)
+    assert result.bpb == pytest.approx(nats / math.log(2) / len(TEXT.encode()), abs=1e-6)
+    assert result.bpb < result.bpc == pytest.approx(result.loss / math.log(2))
+
+
+def test_what_is_not_counted_has_no_say() -> None:
+    model = build()
+    assert run(model, 2, 6, 3, junk=0).loss == pytest.approx(run(model, 2, 6, 3, junk=9).loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_window_totals_equal_the_loop(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = (4 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
+    targets = torch.randint(6, (3, 5), generator=generator)
+    counted = torch.rand(3, 5, generator=generator) < 0.6
+    characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
+    result = window_totals(logits, targets, counted, torch.tensor(characters), torch.tensor(sizes))
+    expected = losses.totals([(logits.double().numpy(), targets.numpy(), counted.numpy())], characters, sizes)
+    assert 0 < expected[1] < 15
+    assert result.shape == (4,) and result.dtype == torch.float64
+    assert result[1:].tolist() == list(expected[1:])
+    assert result[0].item() == pytest.approx(expected[0], rel=1e-6)
+
+
+def test_nothing_counted_is_nothing() -> None:
+    logits = torch.full((1, 3, 4), float("nan"))
+    ones = torch.ones(4, dtype=torch.int64)
+    result = window_totals(
+        logits, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool), ones, ones
+    )
+    assert result.tolist() == [0, 0, 0, 0]
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = torch.tensor([[[3e4, 0.0, -3e4]] * 2])
+    ones = torch.ones(3, dtype=torch.int64)
+    result = window_totals(logits, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool), ones, ones)
+    assert result[0].item() == pytest.approx(6e4)
+
+
+def test_many_targets_are_summed_in_double_precision() -> None:
+    """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
+    count = 300_000
+    logits = torch.zeros(1, count, 3)
+    logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
+    ones = torch.ones(3, dtype=torch.int64)
+    result = window_totals(
+        logits, torch.zeros(1, count, dtype=torch.int64), torch.ones(1, count, dtype=torch.bool), ones, ones
+    )
+    assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
+    assert result[1].item() == count
+
+
+def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
+    result = first_totals(2, 50, torch.tensor([1] * 50), torch.tensor([1, 2, 4] + [3] * 47))
+    assert result.dtype == torch.float64
+    assert result.tolist() == pytest.approx([math.log(50), 1, 1, 4], rel=1e-14)
+
+
+def test_a_text_of_one_character_is_its_first() -> None:
+    result = evaluate(build(), iter(()), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
+    assert (result.tokens, result.characters, result.bytes) == (1, 1, 1)
+    assert result.loss == pytest.approx(math.log(len(ALPHABET)), rel=1e-12)
+
+
+def test_score_by_hand() -> None:
+    """6 bits in 3 tokens that make 2 characters and 4 bytes."""
+    result = score(torch.tensor([6 * math.log(2), 3, 2, 4], dtype=torch.float64))
+    assert (result.loss, result.bpc, result.bpb) == pytest.approx((2 * math.log(2), 3.0, 1.5), rel=1e-14)
+    assert (result.tokens, result.characters, result.bytes) == (3, 2, 4)
+
+
+def test_bits_per_byte_by_hand() -> None:
+    """A model that always guesses: a character costs log2 V bits, a byte its share; bytes as tokens likewise."""
+    guess = build()
+    with torch.no_grad():
+        guess.head.weight.zero_()
+    result = run(guess, 2)
+    bits = len(TEXT) * math.log2(len(ALPHABET))
+    assert result.bpc == pytest.approx(math.log2(len(ALPHABET)), rel=1e-6)
+    assert result.bpb == pytest.approx(bits / len(TEXT.encode()), rel=1e-6)
+
+    octets = list(TEXT.encode())
+    byte_model = fill(GPT(tiny(), 256))
+    with torch.no_grad():
+        byte_model.head.weight.zero_()
+    # A character is where a byte is not of the form 10xxxxxx.
+    starts = torch.tensor([int(value & 0b1100_0000 != 0b1000_0000) for value in range(256)])
+    result = evaluate(byte_model, windows(octets, 7, 4), octets[0], starts, torch.ones(256, dtype=torch.int64))
+    assert (result.tokens, result.characters, result.bytes) == (len(octets), len(TEXT), len(octets))
+    assert (result.loss, result.bpb) == pytest.approx((math.log(256), 8.0), rel=1e-6)
+    assert result.bpc == pytest.approx(8 * len(octets) / len(TEXT), rel=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_mode_is_restored_and_dropout_is_off(training: bool) -> None:
+    expected = run(build(), 3)
+    model = build(dropout=0.5).train(training)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert run(model, 3) == expected
+    assert all(module.training is training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_mode_is_restored_after_an_error() -> None:
+    def broken() -> Iterator[Window]:
+        yield from windows(TOKENS, 7, 1)
+        raise OSError("gone")
+
+    model = build().train()
+    with pytest.raises(OSError, match="gone"):
+        evaluate(model, broken(), 0, torch.tensor(ONES), torch.tensor(SIZES))
+    assert model.training
+
+
+def test_forward_is_in_full_precision_without_gradients() -> None:
+    model, seen = build(), []
+    expected = run(model, 3)
+    model.register_forward_hook(
+        lambda module, args, out: seen.append((out.dtype, out.requires_grad, torch.is_autocast_enabled("cpu")))
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run(model, 3) == expected
+    assert set(seen) == {(torch.float32, False, False)}
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+def test_windows_are_taken_one_at_a_time() -> None:
+    """A split need not fit in memory: batch n + 1 is asked for after batch n was computed."""
+    events: list[str] = []
+
+    def watched() -> Iterator[Window]:
+        for window in windows(TOKENS, 7, 1):
+            events.append("asked")
+            yield window
+
+    model = build()
+    model.register_forward_hook(lambda *_: events.append("computed"))
+    evaluate(model, watched(), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
+    assert len(events) >= 8 and events == ["asked", "computed"] * (len(events) // 2)
+
+
+def test_totals_add_up() -> None:
+    """What ranks or batches compute apart, summed, is the whole: totals are sums, not means."""
+    model = build()
+    characters, sizes = torch.tensor(ONES), torch.tensor(SIZES)
+    total = first_totals(TOKENS[0], len(ALPHABET), characters, sizes)
+    with torch.no_grad():
+        for inputs, targets, counted in windows(TOKENS, 7, 2):
+            total = total + window_totals(model(inputs), targets, counted, characters, sizes)
+    joined, whole = score(total), run(model, 100)
+    assert joined.loss == pytest.approx(whole.loss, abs=1e-6)
+    assert joined.bpb == pytest.approx(whole.bpb, abs=1e-6)
+    assert isinstance(whole.loss, float) and isinstance(whole.bytes, int | float)
+    assert np.isfinite([whole.loss, whole.bpc, whole.bpb]).all()

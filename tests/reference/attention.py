@@ -1,0 +1,72 @@
+"""Multi-head causal attention in NumPy, one head, one query and one key at a time."""
+
+import math
+
+import numpy as np
+
+from tests.reference.positions import rotary
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """softmax(s)_j = exp(s_j) / sum_k exp(s_k) of one vector; shifted by its maximum, which changes nothing."""
+    powers = np.array([math.exp(score - max(scores)) for score in scores])
+    return powers / powers.sum()
+
+
+def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """y = x W^T + b, W stored as (out, in) like torch's."""
+    return x @ weight.T + (0.0 if bias is None else bias)
+
+
+def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) of one vector: arXiv:1910.07467, eq. 4, without the gain."""
+    return x / math.sqrt(sum(value * value for value in x) / len(x) + eps)
+
+
+def head(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Attention of one head over (time, head size), each query seeing itself and what came before.
+
+    Vaswani et al., arXiv:1706.03762, eq. 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
+    """
+    time, size = q.shape
+    out = np.zeros((time, size))
+    for t in range(time):
+        scores = np.array([sum(q[t] * k[s]) / math.sqrt(size) for s in range(t + 1)])
+        for s, weight in enumerate(softmax(scores)):
+            out[t] += weight * v[s]
+    return out
+
+
+def attention(
+    x: np.ndarray,
+    qkv: tuple[np.ndarray, np.ndarray | None],
+    proj: tuple[np.ndarray, np.ndarray | None],
+    heads: int,
+    *,
+    qk_norm: bool = False,
+    rotate: bool = False,
+    eps: float = float(np.finfo(np.float64).eps),
+) -> np.ndarray:
+    """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
+
+    Args:
+        x: (time, dim).
+        qkv: weight (3 dim, dim) whose rows are those of W^Q, then W^K, then W^V, and its bias.
+        proj: weight (dim, dim) of W^O and its bias.
+        heads: head h has columns h D to (h + 1) D of each.
+        qk_norm: divide each head's queries and keys by their root mean square, before any rotation.
+        rotate: rotary positions.
+        eps: what qk_norm adds below the root.
+    """
+    time, dim = x.shape
+    size = dim // heads
+    packed = linear(x, *qkv)
+    joined = np.zeros((time, dim))
+    for h in range(heads):
+        q, k, v = (packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3))
+        if qk_norm:
+            q, k = (np.array([unit_rms(row, eps) for row in each]) for each in (q, k))
+        if rotate:
+            q, k = rotary(q), rotary(k)
+        joined[:, h * size : (h + 1) * size] = head(q, k, v)
+    return linear(joined, *proj)

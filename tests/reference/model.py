@@ -1,0 +1,76 @@
+"""The whole GPT in NumPy, computed from the tensors of a state dict."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.reference.attention import attention, linear, unit_rms
+
+
+def layer_norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5) -> np.ndarray:
+    """g * (x - mean) / sqrt(var + eps) + b, row by row (Ba et al., arXiv:1607.06450, eq. 3-4)."""
+    out = np.empty_like(x)
+    for t, row in enumerate(x):
+        mean = sum(row) / len(row)
+        variance = sum((value - mean) ** 2 for value in row) / len(row)
+        out[t] = gain * (row - mean) / math.sqrt(variance + eps) + (0.0 if bias is None else bias)
+    return out
+
+
+def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    """g * x / sqrt(mean(x^2) + eps), row by row (Zhang and Sennrich, arXiv:1910.07467, eq. 4)."""
+    return np.array([gain * unit_rms(row, eps) for row in x])
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x * Phi(x) = x/2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, arXiv:1606.08415, section 2)."""
+    return np.vectorize(lambda value: 0.5 * value * (1 + math.erf(value / math.sqrt(2))))(x)
+
+
+def relu2(x: np.ndarray) -> np.ndarray:
+    """max(x, 0)^2 (So et al., Primer, arXiv:2109.08668, section 3)."""
+    return np.vectorize(lambda value: value * value if value > 0 else 0.0)(x)
+
+
+def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str) -> np.ndarray:
+    """act(x W_1 + b_1) W_2 + b_2 (arXiv:1706.03762, eq. 2, with another non-linearity)."""
+    return linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
+
+
+def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray) -> np.ndarray:
+    """Logits (batch, time, vocabulary) for tokens (batch, time).
+
+    h_0 = E[token] (+ P[time], learned positions); h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block
+    (pre-norm: Radford et al. 2019, section 2.3); logits = norm(h) W^T, W = E when tied.
+    """
+    arrays = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in state.items()}
+
+    def both(name: str) -> tuple[np.ndarray, np.ndarray | None]:
+        return arrays[f"{name}.weight"], arrays[f"{name}.bias"] if config.bias else None
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        return rms_norm(x, arrays[f"{name}.weight"]) if config.norm == "rmsnorm" else layer_norm(x, *both(name))
+
+    rows = []
+    for row in tokens:
+        x = np.array([arrays["embedding.weight"][token] for token in row])
+        if config.positions == "learned":
+            x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
+        for i in range(config.layers):
+            block = f"blocks.{i}"
+            x = x + attention(
+                norm(f"{block}.norm1", x),
+                both(f"{block}.attention.qkv"),
+                both(f"{block}.attention.proj"),
+                config.heads,
+                qk_norm=config.qk_norm,
+                rotate=config.positions == "rotary",
+            )
+            x = x + mlp(
+                norm(f"{block}.norm2", x), both(f"{block}.mlp.up"), both(f"{block}.mlp.down"), config.activation
+            )
+        head = arrays["embedding.weight" if config.tied else "head.weight"]
+        rows.append(norm("norm", x) @ head.T)
+    return np.array(rows)

@@ -1,0 +1,55 @@
+"""Tiny models for the oracles: every option, every parameter drawn from N(0, 0.3)."""
+
+import itertools
+
+import torch
+from torch import nn
+
+from gpt.config import ModelConfig
+
+
+def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
+    """Draw every parameter from N(0, std), scales, biases and zero-initialised ones too, and return `module`."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+    return module
+
+
+def tiny(**changes) -> ModelConfig:
+    """A `ModelConfig` small enough for loops, with `changes`."""
+    return ModelConfig(**{"layers": 2, "heads": 2, "dim": 12, "context": 7, **changes})
+
+
+def tolerance(config: ModelConfig) -> float:
+    """How far a float64 model may be from its oracle: rotary tables are stored in single precision."""
+    return 1e-6 if config.positions == "rotary" else 1e-10
+
+
+def name(config: ModelConfig) -> str:
+    """A test id: what was chosen."""
+    flags = [flag for flag in ("qk_norm", "tied", "bias") if getattr(config, flag)]
+    parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
+    return "-".join(parts)
+
+
+# Every combination of the options; the number of heads goes round with them.
+ALL = [
+    tiny(
+        norm=norm, activation=activation, positions=positions, qk_norm=qk_norm, tied=tied, bias=bias,
+        attention=kernel, heads=(1, 2, 3, 6)[(i + i // 4) % 4],
+    )
+    for i, (norm, activation, positions, qk_norm, tied, bias, kernel) in enumerate(
+        itertools.product(
+            ("layernorm", "rmsnorm"), ("gelu", "relu2"), ("learned", "rotary"),
+            (False, True), (False, True), (False, True), ("explicit", "sdpa"),
+        )
+    )
+]  # fmt: skip
+
+# Each value of each option at least once, and those that meet in attention in every combination.
+SOME = [config for i, config in enumerate(ALL) if i % 5 == 0] + [
+    tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=3)
+    for positions, qk_norm, kernel in itertools.product(("learned", "rotary"), (False, True), ("explicit", "sdpa"))
+]

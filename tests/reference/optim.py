@@ -1,0 +1,55 @@
+"""The learning-rate schedule by its parts, and AdamW one number at a time."""
+
+import math
+
+
+def learning_rate(
+    step: int,
+    steps: int,
+    *,
+    lr: float,
+    min_lr: float,
+    warmup: int,
+    schedule: str,
+    cooldown: float,
+) -> float:
+    """Learning rate of `step`, counted from 0: the smaller of a linear rise and a fall.
+
+    The rise reaches lr after `warmup` steps in warmup + 1 equal parts. The fall is half a cosine over what is left
+    (Loshchilov and Hutter, arXiv:1608.03983, eq. 5) or a straight line over the last `cooldown` share
+    (trapezoid: Hägele et al., arXiv:2405.18392, eq. 1).
+    """
+    rise = lr * (step + 1) / (warmup + 1) if step < warmup else lr
+    if schedule == "cosine":
+        if step < warmup:
+            return rise
+        passed = 1.0 if step >= steps else (step - warmup) / (steps - warmup)
+        return min_lr + 0.5 * (lr - min_lr) * (1 + math.cos(math.pi * passed))
+    start = steps - cooldown * steps
+    if step <= start:
+        fall = lr
+    elif step < steps:
+        fall = lr - (lr - min_lr) * (step - start) / (steps - start)
+    else:
+        fall = min_lr
+    return min(rise, fall)
+
+
+def adamw(
+    value: float,
+    gradients: list[float],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+) -> float:
+    """One number after AdamW saw its gradients in turn (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2)."""
+    first = second = 0.0
+    for t, gradient in enumerate(gradients, 1):
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        first_hat = first / (1 - betas[0] ** t)
+        second_hat = second / (1 - betas[1] ** t)
+        value = value - lr * first_hat / (math.sqrt(second_hat) + eps) - lr * decay * value
+    return value
