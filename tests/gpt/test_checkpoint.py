@@ -1,0 +1,236 @@
+"""Checkpoints: the old file or the whole new one, opened by torch's defaults, and one line when it cannot be."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.checkpoint import FORMAT, CheckpointError, load_checkpoint, save
+from gpt.config import ModelConfig
+from gpt.model import GPT
+from tests.reference.models import SOME, fill, name, tiny
+
+
+def contents(config: ModelConfig | None = None, seed: int = 0, prefix: str = "net.") -> dict:
+    """What a fitted model leaves, in the smallest form."""
+    config = config or tiny(layers=1)
+    state = fill(GPT(config, 11), seed).state_dict()
+    return {
+        "format": FORMAT,
+        "model_config": dataclasses.asdict(config),
+        "vocabulary": {"kind": "char", "characters": "abcdefghijk"},
+        "data": {"path": "book.txt"},
+        "state_dict": {prefix + key: value for key, value in state.items()},
+        "global_step": 17,
+    }
+
+
+def one_line(caught: pytest.ExceptionInfo, *words: str) -> None:
+    message = str(caught.value)
+    assert message and "\n" not in message
+    for word in words:
+        assert word in message
+
+
+class Unwritable:
+    """Fails while it is being written, after what stands before it."""
+
+    def __reduce__(self):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("config", SOME, ids=name)
+def test_what_is_saved_is_loaded(config: ModelConfig, tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    save(path, contents(config))
+    torch.manual_seed(9)
+    model, meta = load_checkpoint(path)
+    expected = fill(GPT(config, 11)).eval()
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    assert torch.equal(model(tokens), expected(tokens))
+    assert not any(module.training for module in model.modules())
+    assert meta["vocabulary"] == {"kind": "char", "characters": "abcdefghijk"}
+    assert meta["data"] == {"path": "book.txt"} and meta["global_step"] == 17
+    assert ModelConfig(**meta["model_config"]) == config
+    assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    save(path, contents())
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+    assert set(torch.load(path, weights_only=True)) == set(contents())
+
+
+def test_path_may_be_text_and_hold_anything(tmp_path: Path) -> None:
+    path = str(tmp_path / "my bücher, (1)=it's.ckpt")
+    save(path, contents())
+    assert load_checkpoint(path)[1]["global_step"] == 17
+
+
+def test_saving_over_a_file_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    for seed in (1, 2):
+        save(path, contents(seed=seed))
+    loaded = load_checkpoint(path)[0].state_dict()["embedding.weight"]
+    assert torch.equal(loaded, contents(seed=2)["state_dict"]["net.embedding.weight"])
+    assert os.listdir(tmp_path) == ["model.ckpt"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("failure", ["writing", "fsync", "replace", "interrupt"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    failure: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.ckpt"
+    if before:
+        save(path, contents(seed=1))
+    old = path.read_bytes() if before else b""
+    new = contents(seed=2)
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt if failure == "interrupt" else OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if failure == "writing":
+            new["rng"] = Unwritable()
+        else:
+            patch.setattr(os, {"fsync": "fsync", "replace": "replace", "interrupt": "fsync"}[failure], fail)
+        with pytest.raises(KeyboardInterrupt if failure == "interrupt" else OSError):
+            save(path, new)
+    assert os.listdir(tmp_path) == (["model.ckpt"] if before else [])
+    if before:
+        assert path.read_bytes() == old
+
+
+def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the name is whole and on the disk already: written, then fsynced, then renamed."""
+    path, events = tmp_path / "model.ckpt", []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(handle: int) -> None:
+        events.append(("fsync", os.fstat(handle).st_ino))
+        fsync(handle)
+
+    def watched_replace(source: str | Path, target: str | Path) -> None:
+        assert Path(source).parent == tmp_path and Path(target) == path
+        whole = torch.load(source, weights_only=True)
+        events.append(("replace", os.stat(source).st_ino))
+        assert whole["global_step"] == 17
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    save(path, contents())
+    file = path.stat().st_ino
+    assert events.index(("fsync", file)) < events.index(("replace", file))
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "none.ckpt")
+    one_line(caught, "none.ckpt")
+
+
+def test_a_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path)
+    one_line(caught, tmp_path.name)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
+def test_truncated_file(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "cut.ckpt"
+    save(path, contents())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    one_line(caught, "cut.ckpt")
+
+
+def test_any_damaged_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
+    """Flipped bits end in one line or change nothing that is read: never in another error or other weights."""
+    path = tmp_path / "damaged.ckpt"
+    save(path, contents())
+    whole = path.read_bytes()
+    state = contents()["state_dict"]
+    directory = whole.index(b"PK\x01\x02")  # no checksum covers what the archive says about its records
+    refused, wrong = 0, []
+    for place in [*range(0, directory, 13), *range(directory, len(whole))]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            model, meta = load_checkpoint(path)
+        except CheckpointError as error:
+            refused += 1
+            if "\n" in str(error) or "damaged.ckpt" not in str(error):
+                wrong.append(f"byte {place}: {error}")
+        except Exception as error:
+            wrong.append(f"byte {place}: {type(error).__name__}: {error}")
+        else:
+            same = all(torch.equal(value, state["net." + key]) for key, value in model.state_dict().items())
+            if not same or meta["global_step"] != 17:
+                wrong.append(f"byte {place}: other contents")
+    assert refused > 100
+    assert not wrong, f"{len(wrong)}: {wrong[:5]}"
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "tensor", "list", "other", "object"])
+def test_what_is_no_checkpoint(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.ckpt"
+    if kind in ("text", "empty"):
+        path.write_text("Friends, Romans, countrymen" if kind == "text" else "")
+    else:
+        torch.save(
+            {"tensor": torch.zeros(3), "list": [1, 2], "other": {"weights": torch.zeros(3)}, "object": Path("x")}[kind],
+            path,
+        )
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    one_line(caught, "other.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"format": FORMAT + 1}, str(FORMAT + 1)),
+        ({"format": None}, "format"),
+        ({"state_dict": {}}, ""),
+        ({"model_config": {**contents()["model_config"], "layers": 2}}, ""),
+        ({"model_config": {**contents()["model_config"], "heads": 5}}, "heads"),
+        ({"model_config": {**contents()["model_config"], "bell": 1}}, "bell"),
+    ],
+)
+def test_parts_that_do_not_fit(changes: dict, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.ckpt"
+    save(path, {**contents(), **changes})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    one_line(caught, "odd.ckpt", named)
+
+
+@pytest.mark.parametrize("key", sorted(contents()))
+def test_a_missing_part_is_named(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "part.ckpt"
+    save(path, {other: value for other, value in contents().items() if other != key})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    one_line(caught, "part.ckpt", key)
+
+
+def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "model.ckpt"
+    save(path, contents(seed=1))
+    old = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        with pytest.raises(OSError):
+            save(path, contents(seed=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == old and os.listdir(tmp_path) == ["model.ckpt"]

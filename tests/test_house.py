@@ -1,0 +1,298 @@
+"""Holds the house's directions: who may import what, and that importing does nothing else."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("conf", "data", "gpt")
+LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+HYDRA = ("hydra", "omegaconf")
+
+
+def sources(root: Path = ROOT) -> dict[str, str]:
+    """Path relative to the root and text of every module of the packages and every entry point."""
+    files = [file for package in PACKAGES for file in (root / package).rglob("*.py")] + list(root.glob("*.py"))
+    return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
+
+
+def module(path: str) -> str:
+    """`gpt/fit/module.py` -> `gpt.fit.module`."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports(path: str, source: str) -> Iterator[str]:
+    """Full dotted names that a module imports, at its top and inside functions, `from a import b` being `a.b`."""
+    package = path.split("/")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join(base + ([node.module] if node.module else []))
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("import_module", "__import__"):
+                yield str(node.args[0].value)
+
+
+def within(name: str, modules: tuple[str, ...]) -> bool:
+    """Whether `name` is one of `modules` or lies in one."""
+    return any(name == each or name.startswith(each + ".") for each in modules)
+
+
+def only(path: str) -> tuple[str, ...] | None:
+    """What a module may import besides the standard library; None where just the other rules hold."""
+    if path in ("gpt/config.py", "data/config.py", "conf/fields.py"):
+        return ("conf.fields",)
+    if path.startswith("conf/"):
+        return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
+    if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
+        return ("torch", "gpt", "conf.fields")
+    return None
+
+
+def violations(path: str, source: str) -> list[str]:
+    """One line for each import that goes the wrong way."""
+    found = []
+    for name in imports(path, source):
+        rules = {
+            "gpt never imports data": path.startswith("gpt/") and within(name, ("data",)),
+            "data never imports gpt": path.startswith("data/") and within(name, ("gpt",)),
+            "only gpt/fit, data/datamodule.py and train.py import lightning": within(name, LIGHTNING)
+            and not path.startswith("gpt/fit/")
+            and path not in ("data/datamodule.py", "train.py"),
+            "only train.py and conf import hydra and omegaconf": within(name, HYDRA)
+            and not path.startswith("conf/")
+            and path != "train.py",
+            "gpt/fit is not imported from gpt": path.startswith("gpt/")
+            and not path.startswith("gpt/fit/")
+            and within(name, ("gpt.fit",)),
+            "tests are not imported": within(name, ("tests",)),
+        }
+        allowed = only(path)
+        if allowed is not None and name.split(".")[0] not in sys.stdlib_module_names:
+            rules[f"only the standard library and {', '.join(allowed) or 'nothing else'}"] = not within(name, allowed)
+        found += [f"{path}: imports {name}: {rule}" for rule, broken in rules.items() if broken]
+    return found
+
+
+def reach(path: str, files: dict[str, str]) -> set[str]:
+    """Modules of the project that are loaded with `path`, itself included."""
+    names = {module(each): each for each in files}
+    seen, waiting = set(), [path]
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for name in imports(current, files[current]):
+            parts = name.split(".")
+            prefixes = (".".join(parts[: i + 1]) for i in range(len(parts)))
+            waiting += [names[prefix] for prefix in prefixes if prefix in names]
+    return seen
+
+
+def light(files: dict[str, str]) -> list[str]:
+    """Paths of the modules that load neither lightning nor hydra."""
+    return [
+        path
+        for path in files
+        if not any(
+            within(name, LIGHTNING + HYDRA) for each in reach(path, files) for name in imports(each, files[each])
+        )
+    ]
+
+
+PROBE = """
+import importlib, json, logging, os, random, signal, sys, threading, warnings
+first, third, modules = json.loads(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+for name in first:
+    importlib.import_module(name)
+heavy = ("torch", "numpy", "lightning", "hydra", "omegaconf")
+effects = [f"{', '.join(first)} loads {name}" for name in heavy if name in sys.modules]
+for name in third:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+
+def state():
+    torch = sys.modules.get("torch")
+    return {
+        "os.environ": dict(os.environ),
+        "working directory": os.getcwd(),
+        "sys.path": list(sys.path),
+        "warning filters": list(warnings.filters),
+        "log handlers": list(logging.root.handlers),
+        "threads": threading.active_count(),
+        "random state": random.getstate(),
+        "signal handlers": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+        "torch": torch and [
+            torch.get_rng_state().tolist(), torch.get_num_threads(), torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+        ],
+    }
+
+ACTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.system",
+        "os.putenv", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "urllib.Request")
+loading = ""
+
+def watch(event, args):
+    if event == "open":
+        path, mode, flags = args
+        writes = set(mode or "") & set("wax+") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes and path != os.devnull:
+            effects.append(f"{loading} opens {path} for writing")
+    elif event in ACTS:
+        effects.append(f"{loading} calls {event}{args}")
+
+for stream in (sys.stdout, sys.stderr):  # what others print is not ours
+    print("MARK", file=stream, flush=True)
+before = state()
+sys.addaudithook(watch)
+for loading in modules:
+    importlib.import_module(loading)
+loading = "(after)"
+after = state()
+effects += [f"changes {key}" for key in before if before[key] != after[key]]
+with open(sys.argv[3], "w") as file:
+    json.dump([each for each in effects if not each.startswith("(after)")], file)
+"""
+
+
+def effects(files: dict[str, str], paths: list[str], root: Path, tmp_path: Path) -> list[str]:
+    """What importing `paths` did besides: files written, settings changed, text printed."""
+    first = [module(path) for path in paths if only(path) == ("conf.fields",)]
+    third = sorted(
+        {
+            name
+            for path in paths
+            for each in reach(path, files)
+            for full in imports(each, files[each])
+            if full.split(".")[0] not in {*sys.stdlib_module_names, *map(module, files), *PACKAGES}
+            for name in (full, full.rpartition(".")[0])
+            if name
+        }
+    )
+    empty, report = tmp_path / "empty", tmp_path / "report.json"
+    empty.mkdir()
+    request = json.dumps([first, third, [module(path) for path in paths]])
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, request, str(root), str(report)],
+        cwd=empty,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(empty), "MPLCONFIGDIR": str(tmp_path / "mpl")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    printed = [text.split("MARK\n", 1)[1] for text in (done.stdout, done.stderr)]
+    found += [f"prints {text!r}" for text in printed if text]
+    return found + [f"leaves {name}" for name in os.listdir(empty)]
+
+
+def test_imports_go_one_way() -> None:
+    files = sources()
+    assert {"gpt/model.py", "conf/fields.py"} <= set(files)
+    assert [line for path, source in files.items() for line in violations(path, source)] == []
+
+
+def test_what_starts_fast_is_light() -> None:
+    """Neither lightning nor hydra, not through others either, in sample.py, score.py, export.py and gpt."""
+    files = sources()
+    fast = [path for path in files if path.startswith("gpt/") and not path.startswith("gpt/fit/")]
+    fast += [path for path in ("sample.py", "score.py", "export.py") if path in files]
+    assert set(fast) - set(light(files)) == set()
+
+
+def test_importing_does_nothing_else(tmp_path: Path) -> None:
+    files = sources()
+    assert effects(files, light(files), ROOT, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_importing_what_is_heavy_does_nothing_else(tmp_path: Path) -> None:
+    files = sources()
+    assert effects(files, list(files), ROOT, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "count"),
+    [
+        ("gpt/model.py", "import data.tokenizer", 2),
+        ("gpt/model.py", "def f():\n    from data import batches", 2),
+        ("gpt/fit/module.py", "from data.batches import batch", 1),
+        ("gpt/fit/module.py", "from .. import model\nimport lightning as L", 0),
+        ("data/batches.py", "class A:\n    import gpt.config", 1),
+        ("data/batches.py", "from gpt.config import ModelConfig", 1),
+        ("data/batches.py", "import lightning", 1),
+        ("data/datamodule.py", "import lightning as L", 0),
+        ("sample.py", "import torch, lightning.pytorch", 1),
+        ("sample.py", "from omegaconf import OmegaConf", 1),
+        ("train.py", "import hydra, lightning\nfrom omegaconf import OmegaConf", 0),
+        ("gpt/fit/callbacks.py", "from hydra.utils import instantiate", 1),
+        ("gpt/config.py", "from dataclasses import dataclass\nfrom conf.fields import option", 0),
+        ("gpt/config.py", "from conf import fields", 0),
+        ("gpt/config.py", "import torch", 1),
+        ("gpt/config.py", "from gpt.model import GPT", 1),
+        ("data/config.py", "import numpy as np", 1),
+        ("conf/fields.py", "from omegaconf import MISSING", 1),
+        ("conf/schema.py", "from hydra.core.config_store import ConfigStore\nimport gpt.config, data.config", 0),
+        ("conf/schema.py", "from gpt.model import GPT", 1),
+        ("conf/schema.py", "import torch", 1),
+        ("gpt/optim.py", "import math, torch\nfrom torch import nn\nfrom .config import OptimConfig", 0),
+        ("gpt/optim.py", "import numpy", 1),
+        ("gpt/optim.py", "from . import fit", 1),
+        ("gpt/optim.py", "from gpt.fit.module import LitGPT", 1),
+        ("gpt/optim.py", "import importlib\nimportlib.import_module('lightning')", 2),
+        ("gpt/optim.py", "if TYPE_CHECKING:\n    from lightning import Trainer", 2),
+        ("gpt/optim.py", "database = 1\nimport dataclasses", 0),
+        ("data/corpus.py", "from tests.reference import models", 1),
+    ],
+)
+def test_the_directions_can_be_broken(path: str, source: str, count: int) -> None:
+    found = violations(path, source)
+    assert len(found) == count, found
+    assert all(line.startswith(f"{path}: imports ") for line in found)
+
+
+def test_what_is_heavy_through_another_is_seen() -> None:
+    files = {
+        "sample.py": "from gpt.runs import newest",
+        "gpt/runs.py": "import gpt.fit.module",
+        "gpt/fit/module.py": "import lightning",
+    }
+    assert light(files) == []
+    assert light({**files, "gpt/fit/module.py": ""}) == list(files)
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("x = 1", ""),
+        ("print('hello')", "prints"),
+        ("import sys\nsys.stderr.write('hello')", "prints"),
+        ("open('left.txt', 'w').close()", "left.txt for writing"),
+        ("import os\nos.mkdir('left')", "os.mkdir"),
+        ("import os\nos.environ['KEY'] = '1'", "os.environ"),
+        ("import random\nrandom.seed(0)", "random state"),
+        ("import warnings\nwarnings.simplefilter('ignore')", "warning filters"),
+        ("import logging\nlogging.basicConfig()", "log handlers"),
+        ("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal handlers"),
+    ],
+)
+def test_an_effect_is_seen(source: str, seen: str, tmp_path: Path) -> None:
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "sample.py").write_text(source)
+    found = effects({"sample.py": source}, ["sample.py"], tmp_path / "house", tmp_path)
+    assert (found == []) if not seen else any(seen in line for line in found), found
