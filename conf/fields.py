@@ -57,7 +57,7 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
         return "one of " + ", ".join(metadata["choices"])
     kind, item, optional = _unpack(hint)
     bounds = [
-        f"{word} {metadata[key]:g}"
+        f"{word} {metadata[key]}"
         for key, word in (("least", "at least"), ("above", "above"), ("most", "at most"), ("below", "below"))
         if metadata.get(key) is not None
     ]
@@ -113,12 +113,20 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     )
 
 
+def shown(value: Any) -> str:
+    """Write a value as one would type it: null, true, 0.1, [1,2], text."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(shown(item) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
 def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
     """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
     if not fits(value, hint, metadata):
-        hint_near = nearest(str(value), metadata.get("choices", ()))
-        shown = {None: "null", True: "true", False: "false"}.get(value, value) if not isinstance(value, list) else value
-        raise ValueError(f"{key}={shown}: must be {allowed(hint, metadata)}{hint_near}")
+        near = nearest(str(value), metadata.get("choices", ()))
+        raise ValueError(f"{key}={shown(value)}: must be {allowed(hint, metadata)}{near}")
 
 
 def check(config: Any, group: str = "") -> None:

@@ -45,6 +45,9 @@ class Attention(nn.Module):
     order: the layout of `nn.MultiheadAttention.in_proj_weight`, so weights can be copied from there.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         """Make the layer for one block of the model that `config` describes."""
         super().__init__()

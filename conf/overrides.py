@@ -1,0 +1,281 @@
+"""What a person types after `train.py`: read, checked and answered before anything heavy is loaded."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.errors import HydraException
+
+from conf.fields import allowed, check_value, nearest, shown
+from conf.schema import REFUSED, Config, from_dict, to_dict
+
+CONF = Path(__file__).parent
+# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
+LITERAL = ("data.path", "data.cache_dir", "name", "resume", "compile")
+# What may change when a run is resumed without being named in `allow`: it leaves the training as it is.
+FREE = (
+    "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
+    "data.cache_dir", "data.path", "resume", "allow", "logger",
+)  # fmt: skip
+# What no `allow` can change: the weights would not fit, or mean something else.
+FIXED = ("model.", "data.tokenizer")
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every `(dotted key, value)` of nested dicts; callbacks and loggers count as one value each."""
+    for key, value in values.items():
+        if isinstance(value, dict) and key not in ("callbacks", "logger"):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def fields() -> dict[str, tuple[Any, dataclasses.Field]]:
+    """Every key of the configuration with its type and its field."""
+    found: dict[str, tuple[Any, dataclasses.Field]] = {}
+
+    def walk(config: type, prefix: str) -> None:
+        hints = typing.get_type_hints(config)
+        for field in dataclasses.fields(config):
+            if dataclasses.is_dataclass(hints[field.name]):
+                walk(typing.cast(type, hints[field.name]), f"{prefix}{field.name}.")
+            else:
+                found[prefix + field.name] = (hints[field.name], field)
+
+    walk(Config, "")
+    return found
+
+
+def groups() -> dict[str, list[str]]:
+    """Every configuration group with its choices."""
+    return {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in sorted(CONF.iterdir())
+        if any(folder.glob("*.yaml"))
+    }
+
+
+def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
+    """Take the overrides whose values are plain text out of the hands of Hydra's grammar.
+
+    Returns:
+        The other arguments, and the literal values by key; `null` is None.
+    """
+    rest, literals = [], {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key in LITERAL:
+            literals[key] = None if value == "null" else value
+        else:
+            rest.append(argument)
+    return rest, literals
+
+
+def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep: bool) -> None:
+    """Refuse what is wrong with single overrides.
+
+    Args:
+        arguments: the overrides, without flags and literals.
+        literals: values of the literal keys.
+        sweep: whether several values for a key are allowed, as with `-m`.
+
+    Raises:
+        ValueError: one line with the key, the value, what is allowed and the nearest right name.
+    """
+    known, choices = fields(), groups()
+    for key, value in literals.items():
+        check_value(key, value, known[key][0], known[key][1].metadata)
+    for argument in arguments:
+        if "=" not in argument and not argument.startswith("~"):
+            near = nearest(argument, [*known, *choices])
+            raise ValueError(f"{argument}: must be key=value, such as model.heads=8{near}")
+        try:
+            override = OverridesParser.create().parse_override(argument)
+        except HydraException as error:
+            key = argument.partition("=")[0]
+            reason = " ".join(str(error).split("\n")[0].split())
+            raise ValueError(
+                f"{argument}: the value of {key} cannot be read ({reason}); quote it: '{key}=\"…\"'"
+            ) from None
+        _check_override(override, argument, known, choices, sweep)
+
+
+def _check_override(
+    override: Override,
+    argument: str,
+    known: dict[str, tuple[Any, dataclasses.Field]],
+    choices: dict[str, list[str]],
+    sweep: bool,
+) -> None:
+    key = override.key_or_group
+    if key.startswith("hydra."):
+        return
+    names = [*known, *choices]
+    if override.type == OverrideType.DEL:
+        raise ValueError(f"{argument}: keys cannot be taken away; give {key} a value")
+    plain = key.partition("@")[0]
+    if key in choices:
+        given = _values(override)
+    elif plain.partition(".")[0] in ("callbacks", "logger"):
+        return  # arguments of Lightning's own classes
+    elif key.removeprefix("trainer.") in REFUSED and key.startswith("trainer."):
+        raise ValueError(f"{key}: is not taken: {REFUSED[key.removeprefix('trainer.')]}")
+    elif key not in known:
+        raise ValueError(f"{key}: no such key{_nearest_key(key, names)}")
+    elif override.type == OverrideType.ADD:
+        raise ValueError(f"{argument}: {key} exists; write {key}=… without +")
+    else:
+        given = _values(override)
+    if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
+        raise ValueError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
+    for value in given:
+        if isinstance(value, str) and "${" in value:
+            continue
+        if key in choices:
+            for choice in value if isinstance(value, list) else [value]:
+                if choice is not None and choice not in choices[key]:
+                    _refuse_choice(key, str(choice), choices[key])
+        else:
+            hint, field = known[key]
+            check_value(key, value, hint, field.metadata)
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
+    return [override.value()]
+
+
+def _nearest_key(key: str, names: list[str]) -> str:
+    """Name the most similar key; a right name in the wrong place, as in `lr=1`, counts as most similar."""
+    last = key.rpartition(".")[2]
+    same = [name for name in names if name.rpartition(".")[2] == last]
+    if same:
+        return f"; nearest: {same[0]}"
+    inside = [name for name in names if name.partition(".")[0] == key.partition(".")[0]]
+    close = difflib.get_close_matches(key, inside, 1, 0.5)
+    by_last = {name.rpartition(".")[2]: name for name in names}
+    close = close or [by_last[name] for name in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
+    return f"; nearest: {close[0]}" if close else nearest(key, names)
+
+
+def _refuse_choice(group: str, choice: str, choices: list[str]) -> None:
+    hint = nearest(choice, choices)
+    if group == "data" and not hint and ("." in choice or "/" in choice or Path(choice).exists()):
+        hint = f"; for your own text: data.path={choice}"
+    raise ValueError(f"{group}={choice}: must be one of {', '.join(choices)}{hint}")
+
+
+def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
+    """The configuration with the literal values in place."""
+    values = to_dict(config)
+    for key, value in literals.items():
+        _set(values, key, value)
+    return from_dict(values)
+
+
+def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[str]:
+    """The keys that the typed overrides decide: a group decides whatever any of its files sets."""
+    known, choices = fields(), groups()
+    keys = list(literals)
+
+    def decided(group: str, choice: str) -> None:
+        if group in ("callbacks", "logger"):
+            keys.append(group)
+            return
+        files = [f"{choice}.yaml"] if group == "experiment" else [f"{name}.yaml" for name in choices[group]]
+        for file in files:
+            content = yaml.safe_load((CONF / group / file).read_text("utf-8")) or {}
+            for entry in content.pop("defaults", []):
+                if isinstance(entry, dict):
+                    for name, value in entry.items():
+                        decided(name.removeprefix("override ").strip("/ "), value)
+            prefix = "" if group == "experiment" else f"{group}."
+            keys.extend(key for key, _ in leaves(content, prefix) if key in known)
+
+    for argument in arguments:
+        override = OverridesParser.create().parse_override(argument)
+        key = override.key_or_group
+        if key in choices:
+            decided(key, str(override.value()))
+        elif key in known:
+            keys.append(key)
+        elif key.partition(".")[0] in ("callbacks", "logger"):
+            keys.append(key.partition(".")[0])
+    return list(dict.fromkeys(keys))
+
+
+def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
+    """Put what was typed on top of the configuration of the run that is resumed.
+
+    Args:
+        old: the run's own configuration.
+        typed: the configuration that the typed overrides make.
+        keys: which keys of `typed` were typed.
+
+    Raises:
+        ValueError: one line that lists what differs and may not.
+    """
+    values, new = to_dict(old), dict(leaves(to_dict(typed)))
+    before = dict(leaves(values))
+    refused = []
+    for key in keys:
+        # What was chosen automatically stays as it was chosen.
+        if key in ("resume", "allow", "name") or new[key] == before[key] or new[key] == "auto":
+            continue
+        fixed = key.startswith(FIXED)
+        if key not in FREE and (fixed or key not in typed.allow):
+            refused.append((key, fixed))
+        _set(values, key, new[key])
+    if refused:
+        listed = ", ".join(f"{key}={shown(new[key])} (the run has {shown(before[key])})" for key, _ in refused)
+        loose = [key for key, fixed in refused if not fixed]
+        way = f"; allow=[{','.join(loose)}] goes on all the same" if len(loose) == len(refused) else ""
+        raise ValueError(f"resume: cannot change {listed}{way}")
+    values |= {"resume": typed.resume, "allow": typed.allow}
+    return from_dict(values)
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for name in path:
+        values = values[name]
+    values[last] = value
+
+
+def usage() -> str:
+    """The text of `train.py --help`: every group and every key with its meaning, default and range."""
+    lines = [
+        "usage: python train.py [group=choice ...] [key=value ...]",
+        "",
+        "Train a character-level GPT. Without arguments: a small model on Python's standard library.",
+        "  python train.py data.path=book.txt         your own text",
+        "  python train.py model.heads=8              another shape",
+        "  python train.py resume=auto                go on with the newest unfinished run",
+        "  python train.py -m optim.lr=1e-3,3e-3      several runs, one after the other",
+        "",
+        "groups (a named set of values; single keys go on top)",
+    ]
+    lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
+    section = None
+    for key, (hint, field) in fields().items():
+        if "help" not in field.metadata:
+            continue
+        group = key.rpartition(".")[0]
+        if group != section:
+            section = group
+            lines += ["", f"{group or 'run'}"]
+        default = [] if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
+    others = [key.removeprefix("trainer.") for key, (_, field) in fields().items() if "help" not in field.metadata]
+    lines += ["", "and any other argument of L.Trainer that keeps the promises of this project, as trainer.NAME:"]
+    lines.append("  " + " ".join(name for name in others if name not in ("callbacks", "logger")))
+    return "\n".join(lines)

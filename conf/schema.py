@@ -1,0 +1,149 @@
+"""Everything `train.py` can be told, as one typed whole. Imports nothing heavy."""
+
+import ast
+import dataclasses
+import importlib.util
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from conf.fields import check, option, shown
+from data.config import DataConfig
+from gpt.config import ModelConfig, OptimConfig
+
+# Arguments of `L.Trainer` that would break what this project promises, each with what to use instead.
+REFUSED = {
+    "accumulate_grad_batches": "use data.micro_batch",
+    "gradient_clip_val": "use optim.clip",
+    "gradient_clip_algorithm": "use optim.clip, which clips by norm",
+    "max_epochs": "use trainer.max_steps",
+    "min_epochs": "use trainer.max_steps",
+    "max_time": "use trainer.max_steps",
+    "fast_dev_run": "use trainer.max_steps=5",
+    "limit_train_batches": "use trainer.max_steps",
+    "limit_val_batches": "validation always covers its split; make the split smaller with data.split",
+    "overfit_batches": "use a short text with data.path",
+    "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
+    "reload_dataloaders_every_n_epochs": "batches are a function of the seed and the step",
+    "use_distributed_sampler": "batches are a function of the seed and the step",
+    "plugins": "use trainer.precision and trainer.strategy",
+    "logger": "use the group logger=tensorboard|csv|wandb|none",
+    "callbacks": "use the group callbacks=early_stopping|ema",
+    "enable_checkpointing": "checkpoints are always kept",
+    "enable_progress_bar": "progress is a bar in a terminal and plain lines elsewhere",
+    "enable_model_summary": "train.py prints its own",
+    "num_sanity_val_steps": "validation needs no rehearsal",
+    "default_root_dir": "use name; runs are kept in runs/<name>",
+}
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
+TRAINER_FIELDS: list[tuple[str, Any, Any]] = [
+    ("max_steps", int, option(1600, "optimizer steps", least=1)),
+    ("accelerator", str, option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))),
+    ("devices", Any, option("auto", "how many devices, or a list of their numbers")),
+    ("strategy", str, option("auto", "how several devices work together, such as ddp")),
+    ("num_nodes", int, option(1, "machines", least=1)),
+    ("precision", str, option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)),
+    ("val_check_interval", int, option(200, "steps between validations, samples and checkpoints", least=1)),
+    ("log_every_n_steps", int, option(10, "steps between logged values", least=1)),
+]
+
+
+def trainer_arguments() -> list[str]:
+    """Names of the arguments of `L.Trainer`, read from its source: importing lightning would take seconds."""
+    package = importlib.util.find_spec("lightning")
+    assert package is not None and package.submodule_search_locations is not None
+    source = Path(package.submodule_search_locations[0], "pytorch", "trainer", "trainer.py").read_text("utf-8")
+    trainer = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+    init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return [argument.arg for argument in init.args.kwonlyargs]
+
+
+def _make_trainer_config() -> type:
+    known = {name for name, _, _ in TRAINER_FIELDS}
+    others = [
+        (name, Any, dataclasses.field(default=None))
+        for name in trainer_arguments()
+        if name not in known and name not in REFUSED
+    ]
+
+    def __post_init__(self: Any) -> None:
+        check(self, "trainer")
+        devices = self.devices if isinstance(self.devices, list) else [self.devices]
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in devices)
+        if self.devices != "auto" and not (
+            devices and whole and (isinstance(self.devices, list) or self.devices >= 1) and min(devices) >= 0
+        ):
+            raise ValueError(
+                f"trainer.devices={shown(self.devices)}: must be auto, a whole number, at least 1, "
+                "or a list of device numbers such as [0,1]"
+            )
+
+    namespace = {"__post_init__": __post_init__, "__doc__": "Arguments of `L.Trainer`."}
+    return dataclasses.make_dataclass("TrainerConfig", TRAINER_FIELDS + others, namespace=namespace)
+
+
+if TYPE_CHECKING:
+    TrainerConfig = Any
+else:
+    TrainerConfig = _make_trainer_config()
+
+
+@dataclass
+class Config:
+    """The whole configuration of a run."""
+
+    name: str | None = option(None, "directory of the run below runs/; null makes one up")
+    seed: int = option(0, "seed of weights, batches and dropout", least=0, most=2**32 - 1)
+    resume: str | None = option(None, "go on with a run: a run directory, a checkpoint, or auto")
+    allow: list[str] = option([], "keys that may differ from the run that is resumed")
+    compile: str = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range or a contradiction."""
+        check(self)
+        if self.name is not None and (
+            self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
+        ):
+            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain nested dicts."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """The inverse of `to_dict`.
+
+    Raises:
+        ValueError: a value that is not allowed, or a key that no field has.
+    """
+    hints = typing.get_type_hints(Config)
+    try:
+        return Config(
+            **{
+                key: hints[key](**value) if dataclasses.is_dataclass(hints.get(key)) else value
+                for key, value in values.items()
+            }
+        )
+    except TypeError as error:
+        raise ValueError(f"config: {error}") from None
+
+
+def to_yaml(config: Config) -> str:
+    """The configuration as YAML that `from_yaml` reads back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(text: str) -> Config:
+    """Read what `to_yaml` wrote."""
+    return from_dict(yaml.safe_load(text))

@@ -1,0 +1,89 @@
+"""Batches as Lightning asks for them."""
+
+from collections.abc import Callable, Iterator
+
+import lightning as L
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from data.arrays import Text
+from data.batches import evaluation_windows, train_batch
+from data.config import DataConfig
+
+# While training, a larger validation split is represented by evenly spaced windows of this many characters.
+VALIDATION_CHARACTERS = 2**17
+# Characters per batch of evaluation windows: enough to keep the cores busy, little memory for the logits.
+EVALUATION_BATCH = 2**13
+ENDLESS = 2**40
+
+
+class _Batches(IterableDataset):
+    """The endless sequence of batches from where training stands; each is a function of (seed, step)."""
+
+    def __init__(self, batch_at: Callable[[int], Tensor], step: Callable[[], int]) -> None:
+        self.batch_at, self.step = batch_at, step
+
+    def __len__(self) -> int:
+        """A constant, as Lightning needs to go on in the middle of an epoch; there is only one epoch."""
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[Tensor]:
+        step = self.step()
+        while True:
+            yield self.batch_at(step)
+            step += 1
+
+
+class _Windows(IterableDataset):
+    """The validation windows, in the same order every time."""
+
+    def __init__(self, windows: Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]) -> None:
+        self.windows = windows
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return self.windows()
+
+
+class TextDataModule(L.LightningDataModule):
+    """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
+
+    Args:
+        text: the encoded text.
+        config: how many windows make a step.
+        context: windows are this long.
+        seed: seed of the order of the windows.
+    """
+
+    def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
+        """Keep what the batches are made of; nothing is read yet."""
+        super().__init__()
+        self.text, self.config, self.context, self.seed = text, config, context, seed
+        self.first_validation_token = int(text.validation[0])
+
+    def train_dataloader(self) -> DataLoader:
+        """This device's rows of every batch from the current step on."""
+        assert self.trainer is not None
+        trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
+        mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
+
+        def batch_at(step: int) -> Tensor:
+            return train_batch(self.text.train, self.seed, step, self.config.batch, self.context, mine)
+
+        return DataLoader(_Batches(batch_at, lambda: trainer.global_step), batch_size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        """This device's share of the validation windows."""
+        assert self.trainer is not None
+        trainer = self.trainer
+
+        def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+            return evaluation_windows(
+                self.text.validation,
+                self.context,
+                max(1, EVALUATION_BATCH // self.context),
+                rank=trainer.global_rank,
+                ranks=trainer.world_size,
+                most=VALIDATION_CHARACTERS,
+            )
+
+        return DataLoader(_Windows(windows), batch_size=None)

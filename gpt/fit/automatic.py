@@ -1,0 +1,51 @@
+"""Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
+
+import shutil
+
+import torch
+
+
+def device_kind(accelerator: str) -> str:
+    """The kind of device, `cuda`, `mps` or `cpu`, that `trainer.accelerator` leads to."""
+    if accelerator in ("cuda", "mps", "cpu"):
+        return accelerator
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def choose_precision(precision: str, device: str) -> tuple[str, str]:
+    """Resolve `trainer.precision=auto` by what the hardware says of itself, so that the choice repeats.
+
+    Returns:
+        The precision and the reason for it.
+    """
+    if precision != "auto":
+        return precision, "as asked"
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", "the GPU has bf16"
+        return "32-true", "the GPU has no bf16"
+    if device == "cpu":
+        flags = torch.cpu.get_capabilities()
+        for flag in ("amx_bf16", "avx512_bf16"):
+            if flags.get(flag):
+                return "bf16-mixed", f"the CPU has {flag}"
+        return "32-true", "the CPU has no bf16 arithmetic"
+    return "32-true", "bf16 was not tried on this device"
+
+
+def choose_compile(compile: str, device: str) -> tuple[bool, str]:
+    """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU only after several.
+
+    Returns:
+        Whether to compile and the reason.
+
+    Raises:
+        ValueError: `compile=true` on a machine without a C++ compiler.
+    """
+    if compile == "auto":
+        return device == "cuda", "pays on a GPU" if device == "cuda" else "15 s of compiling pay only in long CPU runs"
+    if compile == "true" and device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        raise ValueError("compile=true: needs a C++ compiler, such as g++; compile=false goes without")
+    return compile == "true", "as asked"

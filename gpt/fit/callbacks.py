@@ -1,0 +1,187 @@
+"""What watches training: the progress display, the logged values and the text samples."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from tqdm import tqdm
+
+from gpt.fit.module import LitGPT
+from gpt.generate import generate
+
+LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
+SAMPLE_LENGTH = 200
+LONG = 180.0  # seconds from which a run is called long
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as people read it: 0:42, 12:05, 3:07:00."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Watch(L.Callback):
+    """Measures training, logs it every `log_every_n_steps` and shows it: a bar in a terminal, lines elsewhere.
+
+    It must be the last callback, so that what others do after a validation is not counted as training.
+
+    Args:
+        say: prints a line for people and keeps it in the run's log.
+        characters_per_step: characters trained on in one step, over all devices.
+    """
+
+    def __init__(self, say: Callable[[str], None], characters_per_step: int) -> None:
+        """Count from zero; a resumed run goes on counting where it was."""
+        self.say, self.characters_per_step = say, characters_per_step
+        self.loss_sum, self.loss_count = 0.0, 0
+        self.seconds = 0.0  # of fitting, validations and checkpoints included
+        self.stepping = 0.0  # of steps alone
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been counted so far."""
+        return {
+            "loss_sum": float(self.loss_sum),
+            "loss_count": self.loss_count,
+            "seconds": self.seconds + time.perf_counter() - self.started,
+            "stepping": self.stepping,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clocks and the display."""
+        assert isinstance(pl_module, LitGPT)
+        self.first = trainer.global_step
+        self.started = self.marked = time.perf_counter()
+        self.logged_at, self.logged_step = self.stepping, self.first
+        self.last_line = self.started
+        self.bits = "bpb" if int(pl_module.bytes.max()) == 1 and int(pl_module.characters.min()) == 0 else "bpc"
+        self.bar = None
+        if trainer.is_global_zero and sys.stdout.isatty():
+            self.bar = tqdm(
+                total=trainer.max_steps,
+                initial=self.first,
+                file=sys.stdout,
+                dynamic_ncols=True,
+                bar_format="step {n_fmt}/{total_fmt} {bar} {postfix}{remaining} left",
+            )
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
+    ) -> None:
+        """Count the step; at the end of an interval, log it."""
+        step = trainer.global_step
+        self.loss_sum = self.loss_sum + outputs["loss"]
+        self.loss_count += 1
+        now = time.perf_counter()
+        self.stepping += now - self.marked
+        self.marked = now
+        if step - self.first == 5:
+            self.warm = (step, self.stepping)
+        if step - self.first == 20:
+            self._warn_if_long(trainer, step)
+        if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
+            self._log(trainer, pl_module, outputs["grad_norm"], step)
+        if step == trainer.max_steps:
+            trainer.should_stop = True  # Lightning then validates once more, whatever the interval
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Say what the validation gave."""
+        assert isinstance(pl_module, LitGPT) and pl_module.score is not None
+        score = pl_module.score
+        if trainer.is_global_zero:
+            self.say(
+                f"step {trainer.global_step}/{trainer.max_steps}  validation loss {score.loss:.4f}  bpc {score.bpc:.4f}"
+            )
+        self.marked = self.last_line = time.perf_counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clocks and the display."""
+        self.seconds += time.perf_counter() - self.started
+        self.started = time.perf_counter()
+        if self.bar is not None:
+            self.bar.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leave the terminal as it was."""
+        if hasattr(self, "started"):
+            self.on_train_end(trainer, pl_module)
+
+    def characters_per_second(self, steps: int) -> float | None:
+        """Training speed over all `steps` of the run."""
+        return steps * self.characters_per_step / self.stepping if self.stepping else None
+
+    def _log(self, trainer: L.Trainer, module: L.LightningModule, grad_norm: Tensor, step: int) -> None:
+        mean = torch.as_tensor(self.loss_sum / self.loss_count, device=module.device)
+        loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))
+        since = max(self.stepping - self.logged_at, 1e-9)
+        speed = (step - self.logged_step) * self.characters_per_step / since
+        self.loss_sum, self.loss_count = 0.0, 0
+        self.logged_at, self.logged_step = self.stepping, step
+        optimizer = trainer.optimizers[0]
+        values = {
+            "train/loss": loss,
+            "optim/lr": optimizer.param_groups[0]["lr"],
+            "optim/grad_norm": float(grad_norm),
+            "perf/chars_per_s": speed,
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=step)
+        shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}  {speed:,.0f} characters/s"
+        if self.bar is not None:
+            self.bar.set_postfix_str(shown + "  ", refresh=False)
+            self.bar.update(step - self.bar.n)
+        elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
+            left = (trainer.max_steps - step) * self.characters_per_step / speed
+            self.say(f"step {step}/{trainer.max_steps}  {shown}  {clock(left)} left")
+            self.last_line = time.perf_counter()
+
+    def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
+        per_step = (self.stepping - self.warm[1]) / (step - self.warm[0])
+        left = (trainer.max_steps - step) * per_step
+        if left > LONG and trainer.is_global_zero:
+            fits = max(50, int((120 / per_step) // 50 * 50))
+            self.say(
+                f"at the speed of this machine {trainer.max_steps} steps take about {clock(left)}; "
+                f"trainer.max_steps={fits} takes about {clock(fits * per_step)}"
+            )
+
+
+class Samples(L.Callback):
+    """Writes a text by the model into TensorBoard at each validation, always from the same seed.
+
+    Args:
+        prompt: tokens to start from, (T0,).
+        decode: tokens to text.
+    """
+
+    def __init__(self, prompt: Tensor, decode: Callable[[np.ndarray], str]) -> None:
+        """Keep the prompt."""
+        self.prompt, self.decode = prompt, decode
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Generate and write."""
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if not boards or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, LitGPT)
+        tokens = generate(pl_module.net, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
+        text = self.decode(tokens[0].numpy())
+        for board in boards:
+            board.experiment.add_text("sample", as_markdown(text), trainer.global_step)
+
+
+def as_markdown(text: str) -> str:
+    """Wrap text as a Markdown code block by indentation, which no character in the text can end."""
+    return "\n".join("    " + line for line in text.split("\n"))

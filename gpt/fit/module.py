@@ -1,0 +1,141 @@
+"""The model as Lightning fits it."""
+
+import hashlib
+from contextlib import nullcontext
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gpt.checkpoint import FORMAT
+from gpt.config import ModelConfig, OptimConfig
+from gpt.evaluate import Score, first_totals, score, window_totals
+from gpt.model import GPT
+from gpt.optim import lr_at, make_optimizer
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
+    """Seed of the dropout masks of one forward pass: where a run was interrupted does not show."""
+    digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class LitGPT(L.LightningModule):
+    """A `GPT` with its loss, its optimizer and its validation.
+
+    One batch of Lightning's is one optimizer step: it is cut into micro-batches here, so that a run
+    only ever stops between two steps.
+
+    Args:
+        model: shape and parts of the model.
+        optim: the optimizer.
+        vocabulary: the tokenizer's vocabulary as plain data, kept in every checkpoint.
+        characters: (V,) how many characters each token stands for.
+        bytes: (V,) how many UTF-8 bytes each token stands for.
+        data: what to remember of the text in every checkpoint, as plain data.
+        max_steps: optimizer steps of the whole run, which the learning rate follows.
+        micro_batch: windows per forward and backward on this device; None is all at once.
+        seed: seed of the weights and of dropout.
+        compile: whether to `torch.compile` the forward pass of the training step.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        optim: OptimConfig,
+        *,
+        vocabulary: dict[str, Any],
+        characters: Tensor,
+        bytes: Tensor,
+        data: dict[str, Any],
+        max_steps: int,
+        micro_batch: int | None = None,
+        seed: int = 0,
+        compile: bool = False,
+    ) -> None:
+        """Make the model with weights drawn from `seed`."""
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(seed)
+        self.net = GPT(model, len(characters))
+        self.model_config, self.optim_config = model, optim
+        self.vocabulary, self.characters, self.bytes, self.data = vocabulary, characters, bytes, data
+        self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
+        self.score: Score | None = None  # of the last validation
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over all weights."""
+        return make_optimizer(self.net, self.optim_config)
+
+    def on_train_start(self) -> None:
+        """Compile a second way into the same weights, so that the names in checkpoints stay as they are."""
+        self.logits = torch.compile(self.net.forward) if self.compile_step else self.net.forward
+
+    def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
+        """One optimizer step on this device's rows of the batch.
+
+        Args:
+            batch: (rows, context + 1) int64.
+
+        Returns:
+            `loss` (nats per token, over this device's rows) and `grad_norm` (before clipping), on the device.
+        """
+        step = self.global_step
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step, self.optim_config, self.max_steps)
+        micro_batches = batch.split(self.micro_batch or len(batch))
+        loss = torch.zeros((), device=self.device)
+        for index, rows in enumerate(micro_batches):
+            if self.model_config.dropout > 0:
+                torch.manual_seed(dropout_seed(self.seed, step, index, self.global_rank))
+            with self._gradients_stay_here() if index < len(micro_batches) - 1 else nullcontext():
+                logits = self.logits(rows[:, :-1]).float()  # (rows, context, V)
+                part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
+                self.manual_backward(part)
+            loss += part.detach()
+        limit = self.optim_config.clip or float("inf")
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": loss, "grad_norm": grad_norm}
+
+    def _gradients_stay_here(self) -> Any:
+        """Between micro-batches, gradients are not yet averaged over devices."""
+        model = self.trainer.model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the sums."""
+        self.totals = torch.zeros(4, dtype=torch.float64)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
+        """Add one batch of windows: forward in fp32, whatever the precision of training."""
+        inputs, targets, counted = batch
+        with torch.autocast(self.device.type, enabled=False):
+            self.totals += window_totals(self.net(inputs), targets, counted, self.characters, self.bytes)
+
+    def on_validation_epoch_end(self) -> None:
+        """Add up over devices and report `val/loss`, `val/bpc` and `val/bpb`."""
+        totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
+        totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
+        first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
+        self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
+        values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
+        # For callbacks that watch a value, such as early stopping, and for the loggers at the right step.
+        self.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, logger=False)
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.global_step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what makes the file enough on its own."""
+        checkpoint |= {
+            "format": FORMAT,
+            "model_config": vars(self.model_config).copy(),
+            "vocabulary": self.vocabulary,
+            "data": self.data,
+        }

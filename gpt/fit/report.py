@@ -1,0 +1,109 @@
+"""What a run says: while it goes on, when it ends, and when memory runs out."""
+
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gpt.config import ModelConfig
+from gpt.evaluate import Score
+
+
+class Speaker:
+    """Prints a line for people, above a progress bar where there is one, and keeps it in a file.
+
+    Args:
+        log: the file lines are added to; None is silent, for all processes but the first.
+    """
+
+    def __init__(self, log: Path | None) -> None:
+        """Nothing is opened before the first line."""
+        self.log = log
+
+    def __call__(self, line: str = "") -> None:
+        """Say one line."""
+        if self.log is None:
+            return
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def python() -> str:
+    """How to call the Python that runs this, as one would type it here."""
+    local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else "python"
+
+
+def versions() -> dict[str, str]:
+    """The versions that a number depends on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "lightning", "numpy")}
+
+
+def describe_score(name: str, score: Score, context: int, which: str) -> str:
+    """One line with an exact loss and how it was measured."""
+    bits = f"{score.bpc:.4f} bits per character"
+    if score.bytes != score.characters:
+        bits += f", {score.bpb:.4f} bits per byte"
+    return (
+        f"{name:10} loss {score.loss:.4f} nats, {bits} "
+        f"({which}; all {score.characters:,} characters, disjoint windows of {context})"
+    )
+
+
+def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
+    """Show a sample and the commands that come next."""
+    say("")
+    say(sample)
+    say("")
+    say(f"more text  {python()} sample.py {run}")
+    board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
+    say(f"watch      {board} --logdir {run.parent}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the machine has no memory left."""
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or "not enough memory" in str(error)
+    )
+
+
+def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
+    """One line that names the key to lower.
+
+    Args:
+        model: shape of the model.
+        vocabulary: size V of the vocabulary.
+        windows: windows per forward and backward on one device.
+    """
+    per_window = (
+        4 * model.context * (model.layers * (20 * model.dim + 3 * model.heads * model.context) + 3 * vocabulary)
+    )  # floats kept for the backward pass, by the shapes in gpt/model.py
+    need = f"{windows} windows of {model.context} need about {windows * per_window / 2**30:.2g} GiB for activations"
+    if windows > 1:
+        smaller = max(size for size in range(1, windows) if windows % size == 0)
+        return f"out of memory: {need}; data.micro_batch={smaller} trains the same in smaller parts"
+    return f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
+
+
+def as_summary(best: Score, last: Score, test: Score | None, best_step: int, context: int) -> dict[str, Any]:
+    """The part of summary.json that says how good the model is."""
+    return {
+        "val_loss": best.loss,
+        "val_bpc": best.bpc,
+        "val_bpb": best.bpb,
+        "best_step": best_step,
+        "last_val_loss": last.loss,
+        "test_loss": test.loss if test else None,
+        "test_bpc": test.bpc if test else None,
+        "evaluation": {
+            "mode": "disjoint", "context": context, "stride": context, "characters": best.characters,
+        },
+    }  # fmt: skip

@@ -1,0 +1,399 @@
+"""Train a character-level GPT: config -> data -> model -> Trainer.
+
+`python train.py` trains a small model on the source code of Python's standard library;
+`python train.py --help` lists what can be changed.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.overrides import apply_literals, check_overrides, merge_resumed, split_literals, typed_keys, usage
+from conf.schema import Config, from_yaml, to_dict, to_yaml
+from gpt import runs
+
+if TYPE_CHECKING:
+    from data.arrays import Text
+    from gpt.fit.report import Speaker
+
+SAMPLE_LENGTH = 600
+
+
+def cli() -> int:
+    """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(usage())
+        return 0
+    # The failures of our own code keep their traceback; everything a person can cause is caught below.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
+    try:
+        check_overrides(rest, literals, sweep=bool({"-m", "--multirun"} & set(flags)))
+    except ValueError as error:
+        return refuse(error)
+
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store("schema", node=Config)
+
+    @hydra.main(version_base="1.3", config_path="conf", config_name="train")
+    def task(composed: DictConfig) -> float | None:
+        sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
+        typed = apply_literals(OmegaConf.to_object(composed), literals)  # type: ignore[arg-type]
+        return main(typed, typed_keys(list(HydraConfig.get().overrides.task), literals))
+
+    sys.argv[1:] = flags + rest
+    try:
+        task()
+    except (HydraException, OmegaConfBaseException, ConfigError, runs.RunError) as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        status = explain(error)
+        if status is None:
+            raise
+        return status
+    return 0
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run, in one line."""
+
+
+def refuse(error: Exception) -> int:
+    """Answer wrong input in one line."""
+    print(f"train.py: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
+
+
+def explain(error: Exception) -> int | None:
+    """Answer what comes up later than the configuration; None for a failure of our own.
+
+    Only called when these modules are already loaded, or were about to be.
+    """
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from data.corpus import DataError
+    from gpt.checkpoint import CheckpointError
+    from gpt.fit.durability import Stopped
+
+    if isinstance(error, DataError | CheckpointError | MisconfigurationException):
+        return refuse(error)
+    if isinstance(error, Stopped):
+        return 128 + error.number
+    if isinstance(error, OSError):
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1
+    return None
+
+
+def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
+    """Settle the configuration before anything heavy is loaded.
+
+    Args:
+        typed: the configuration as typed.
+        keys: the keys that were typed.
+
+    Returns:
+        The configuration to run and the run directory to go on in, None for a fresh run.
+    """
+    if typed.resume is None:
+        if typed.name is not None and runs.rank() == 0:
+            runs.check_free(typed.name)
+        return typed, None
+    run = runs.to_resume(typed.resume, typed.name)
+    if run is None:
+        return typed, None
+    try:
+        return merge_resumed(from_yaml((run / "config.yaml").read_text("utf-8")), typed, keys), run
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def main(typed: Config, keys: list[str]) -> float | None:
+    """Train, evaluate and report one run.
+
+    Args:
+        typed: the configuration as typed.
+        keys: the keys that were typed, which matter when a run is resumed.
+
+    Returns:
+        The validation loss of the best checkpoint in nats per token, over the whole split; None on
+        processes other than the first.
+    """
+    config, resumed = resolve(typed, keys)
+    first_process = runs.rank() == 0
+    name = resumed.name if resumed else config.name or runs.new_name()
+    run = resumed or runs.RUNS / name
+    if config.resume == "auto" and first_process:
+        print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
+
+    from data.arrays import open_text
+
+    text = open_text(config.data, config.model.context)
+
+    import lightning as L
+    import torch
+
+    from data.datamodule import TextDataModule
+    from gpt.fit.automatic import choose_compile, choose_precision, device_kind
+    from gpt.fit.callbacks import Samples, Watch
+    from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
+    from gpt.fit.module import LitGPT
+    from gpt.fit.report import Speaker, is_out_of_memory, out_of_memory, python, versions
+
+    quieten_lightning()
+    device = device_kind(config.trainer.accelerator)
+    precision, why_precision = choose_precision(config.trainer.precision, device)
+    try:
+        compiled, why_compiled = choose_compile(config.compile, device)
+    except ValueError as error:
+        raise ConfigError(error) from None
+    config.trainer.precision, config.compile = precision, str(compiled).lower()
+    config.name, config.resume, config.allow = name, None, []
+    if resumed and not can_go_on(run, text, config, typed.allow):
+        return runs.summary_of(run).get("val_loss")
+
+    tokenizer = text.tokenizer
+    module = LitGPT(
+        config.model,
+        config.optim,
+        vocabulary=tokenizer.vocabulary,
+        characters=torch.from_numpy(tokenizer.characters_per_token),
+        bytes=torch.from_numpy(tokenizer.bytes_per_token),
+        data={"name": text.name, "fingerprint": text.fingerprint} | to_dict(config)["data"],
+        max_steps=config.trainer.max_steps,
+        micro_batch=config.data.micro_batch,
+        seed=config.seed,
+        compile=compiled,
+    )
+    say = Speaker(run / "train.log" if first_process else None)
+    checkpoints = Checkpoints(run / "checkpoints")
+    watch = Watch(say, config.data.batch * config.model.context)
+    callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+    trainer = L.Trainer(
+        **{key: value for key, value in vars(config.trainer).items() if value is not None},
+        callbacks=[*callbacks, StopSignals(checkpoints), watch],
+        logger=make(config.logger, save_dir=str(run)),
+        plugins=[AtomicCheckpointIO()],
+        max_epochs=-1,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    rows = rows_per_device(config, trainer.world_size)
+
+    if first_process:
+        make_directory(run, fresh=resumed is None)
+        runs.write_text(run / "config.yaml", to_yaml(config))
+        shape = config.model
+        say(f"text       {text.name}: {describe(text)}")
+        say(
+            f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
+            f"{module.net.num_parameters():,} parameters"
+        )
+        say(
+            f"machine    {device}, {precision} ({why_precision}), "
+            f"{'compiled' if compiled else 'not compiled'} ({why_compiled})"
+        )
+        say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
+
+    summary: dict[str, Any] = {"status": "failed"}
+    try:
+        datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
+        trainer.fit(module, datamodule, ckpt_path=runs.checkpoint_of(run) if resumed else None, weights_only=True)
+        summary["status"] = "finished"
+    except Stopped as stop:
+        summary["status"] = "interrupted"
+        say(f"{stop}; nothing is lost: {python()} train.py resume={run}")
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(out_of_memory(config.model, tokenizer.size, rows)) from error
+    finally:
+        summary |= {
+            "steps": trainer.global_step,
+            "characters": trainer.global_step * watch.characters_per_step,
+            "seconds": watch.seconds,
+            "characters_per_second": watch.characters_per_second(trainer.global_step),
+            "parameters": module.net.num_parameters(),
+            "precision": precision,
+            "device": device,
+            "seed": config.seed,
+            "versions": versions(),
+        }
+        if first_process:
+            write_summary(run, summary)
+    return finish(run, config, text, say, summary) if first_process else None
+
+
+def quieten_lightning() -> None:
+    """Leave out what Lightning tells everyone; its warnings stay, but for those that do not hold here."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Batches are gathered in one go: worker processes would slow them down.
+    warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
+    warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
+    # Our checkpoint is resumed exactly because batch k is a function of (seed, k), not of the loader's state.
+    warnings.filterwarnings(
+        "ignore", r"You're resuming from a checkpoint that ended before the epoch", module="lightning"
+    )
+
+
+def can_go_on(run: Path, text: "Text", config: Config, allow: list[str]) -> bool:
+    """Whether a run has steps left; refuses a text that is not the one it was trained on.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or the text has changed.
+    """
+    from gpt.checkpoint import CheckpointError, read
+
+    saved = read(runs.checkpoint_of(run))
+    if saved["vocabulary"] != text.tokenizer.vocabulary:
+        raise CheckpointError(f"data.path: the text has other characters than the one that {run} was trained on")
+    if saved["data"]["fingerprint"] != text.fingerprint and "data.path" not in allow:
+        raise CheckpointError(
+            f"data.path: the text is not the one that {run} was trained on ({saved['data']['name']}); "
+            "allow=[data.path] goes on all the same"
+        )
+    if saved["global_step"] < config.trainer.max_steps:
+        return True
+    print(f"{run} is finished: step {saved['global_step']} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
+    return False
+
+
+def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
+    """Make Lightning's own callbacks or loggers from their `_target_` and arguments.
+
+    Raises:
+        ConfigError: the class or a package it needs is missing, or an argument is wrong.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return [instantiate(entry, **arguments) for entry in entries.values()]
+    except (InstantiationException, ModuleNotFoundError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        extra = "; pip install -e .[wandb]" if "wandb" in reason else ""
+        raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
+
+
+def start_of(text: "Text") -> Any:
+    """A prompt for samples: the line break, or the first character of a text without one."""
+    import torch
+
+    vocabulary = text.tokenizer.vocabulary.get("characters", "\n")
+    return torch.from_numpy(text.tokenizer.encode("\n" if "\n" in vocabulary else vocabulary[0]))
+
+
+def rows_per_device(config: Config, devices: int) -> int:
+    """Windows per forward and backward on one device.
+
+    Raises:
+        ConfigError: the batch cannot be shared out evenly.
+    """
+    batch, micro_batch = config.data.batch, config.data.micro_batch
+    if batch % devices or batch // devices % (micro_batch or 1):
+        parts = f"{devices} devices" + (f" x data.micro_batch={micro_batch}" if micro_batch else "")
+        raise ConfigError(f"data.batch={batch}: must be a multiple of {parts}")
+    return micro_batch or batch // devices
+
+
+def make_directory(run: Path, fresh: bool) -> None:
+    """Make the run's directory; of two processes that want the same name, one gets it."""
+    try:
+        run.mkdir(parents=True, exist_ok=not fresh)
+    except FileExistsError:
+        runs.check_free(run.name)
+    (run / "checkpoints").mkdir(exist_ok=True)
+
+
+def describe(text: "Text") -> str:
+    """Sizes of the splits in one line."""
+    sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
+    unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"
+    return f"{', '.join(sizes)} {unit}, {text.tokenizer.size} distinct"
+
+
+def write_summary(run: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json; what does not apply is null."""
+    keys = (
+        "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
+        "seconds characters_per_second parameters precision device seed versions"
+    ).split()
+    runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
+
+
+def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:
+    """Evaluate the checkpoints on whole splits, write summary.json, and show a sample.
+
+    Returns:
+        The validation loss of the best checkpoint.
+    """
+    import torch
+
+    from data.batches import evaluation_windows
+    from data.datamodule import EVALUATION_BATCH
+    from gpt.checkpoint import link, load_checkpoint
+    from gpt.evaluate import Score, evaluate
+    from gpt.fit.automatic import device_kind
+    from gpt.fit.report import as_summary, describe_score, farewell
+    from gpt.generate import generate
+    from gpt.model import GPT
+
+    context, tokenizer = config.model.context, text.tokenizer
+    device = device_kind(config.trainer.accelerator)
+    characters = torch.from_numpy(tokenizer.characters_per_token)
+    bytes = torch.from_numpy(tokenizer.bytes_per_token)
+
+    def measure(model: GPT, tokens: Any) -> Score:
+        windows = evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context))
+        return evaluate(model, windows, int(tokens[0]), characters, bytes)
+
+    scores = {}
+    for name in ("last", "best"):
+        model, meta = load_checkpoint(runs.checkpoint_of(run, name))
+        step = meta["global_step"]
+        if step not in scores:
+            scores[step] = (measure(model.to(device), text.validation), model)
+    last_step = max(scores)
+    best_step = min(scores, key=lambda step: scores[step][0].loss)
+    best, model = scores[best_step]
+    if best_step == last_step:  # a subset of the split may have preferred an earlier one
+        link(runs.checkpoint_of(run, "last"), runs.checkpoint_of(run, "best"))
+    test = measure(model, text.test) if len(text.test) else None
+
+    say("")
+    say(describe_score("validation", best, context, f"best checkpoint, step {best_step}"))
+    if last_step != best_step:
+        say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
+    if test:
+        say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
+    write_summary(run, summary | as_summary(best, scores[last_step][0], test, best_step, context))
+    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=0.8, seed=config.seed)
+    farewell(say, run, tokenizer.decode(sample[0].numpy()).strip("\n"))
+    return best.loss
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
