@@ -56,7 +56,7 @@ class Text:
 def open_text(config: DataConfig, context: int) -> Text:
     """Open the text that `config` names, encoded and split; from the cache when it is there.
 
-    How it is split: 40 documents or more, and the standard library, by file (see `split_by_file`);
+    How it is split: 40 documents or more, as the standard library has, by file (see `split_by_file`);
     fewer, each document contiguously. The pieces of a split are joined by one newline.
 
     Args:
@@ -148,7 +148,7 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
 
 def _cuts(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[tuple[str, int, int]]]:
     """For each document the parts (split, begin, end) it is cut into."""
-    if corpus.python or len(sizes) >= BY_FILE:
+    if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
@@ -170,7 +170,9 @@ def _scan(corpus: Corpus, progress: tqdm) -> tuple[list[int], str]:
         for chunk in corpus.read(document, progress.update):
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
-                others[np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)] = True
+                points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
+                if not others.take(points, mode="clip").all():  # reading is far quicker than writing
+                    others[points] = True
             else:
                 raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
                 # Deleting what is known leaves nothing, except early on: far quicker than looking at each byte.

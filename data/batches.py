@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-ROUNDS = 6
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -37,7 +36,9 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    keys = [_mix(key + GOLDEN * turn % 2**64) for turn in range(1, ROUNDS + 1)]
+    # Halves of so few bits mix slowly: with 6 rounds some of 5 numbers came 10 % too often, with 16 none.
+    rounds = 6 if bits > 5 else 16
+    keys = [_mix(key + GOLDEN * turn % 2**64) for turn in range(1, rounds + 1)]
     inside = np.zeros(index.shape, bool)
     while not inside.all():
         low, high = index & low_mask, index >> low_bits

@@ -31,7 +31,7 @@ import pooch
 from conf.fields import nearest
 from data.config import DataConfig
 
-CHUNK = 1 << 18  # bytes read at a time: a chunk and its tokens stay in the processor's cache
+CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
 
 
 class DataError(ValueError):
@@ -79,7 +79,7 @@ class Corpus:
         documents: sorted by name.
         encoding: of the files; None reads bytes.
         python: version of the Python whose standard library this is, else empty. Of such source,
-            comments and rulers are dropped, and whole files go to one split.
+            comments and rulers are dropped.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Corpus:
 def _decoded(file: IO[bytes], document: Document, encoding: str, tick: Callable[[int], object]) -> Iterator[str]:
     """Decode a file in chunks; no mark at the start, LF at the end of lines."""
     try:
-        b"".decode(encoding)  # refuses what turns bytes into bytes, such as hex
+        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses what turns bytes into bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise DataError(f"data.encoding={encoding}: is no encoding of text files") from None
@@ -184,7 +184,7 @@ def _stdlib(encoding: str | None) -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
-        for document in _walk(root, STDLIB_WITHOUT)
+        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # it may be a zip
         if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata") and _is_ascii(document)
     ]
     if not documents:
@@ -260,6 +260,7 @@ def _reason(error: Exception) -> str:
     import requests  # as late as pooch does: most runs download nothing
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
+        error.response.close()  # pooch leaves it open
         return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
