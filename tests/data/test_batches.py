@@ -1,0 +1,192 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from data.batches import (
+    evaluation_batches,
+    evaluation_windows,
+    permute,
+    train_batch,
+    window_starts,
+    windows_per_epoch,
+)
+
+
+def permutation(size, key):
+    keys = np.full(size, key, np.uint64)
+    return permute(np.arange(size, dtype=np.uint64), size, keys).tolist()
+
+
+@pytest.mark.parametrize("sizes", [range(1, 201), [1023, 1024, 1025, 65_537, 300_001]], ids=["small", "large"])
+def test_permute_is_a_permutation(sizes):
+    for size in sizes:
+        assert sorted(permutation(size, 7 * size + 1)) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 17, 33, 60])
+def test_every_number_comes_first_equally_often(size):
+    keys = np.random.default_rng(size).integers(2**63, size=20_000).astype(np.uint64)
+    for place in (0, size - 1):
+        found = np.bincount(permute(np.full(20_000, place, np.uint64), size, keys).astype(np.int64), minlength=size)
+        expected = 20_000 / size
+        assert np.abs(found - expected).max() < 5 * expected**0.5
+
+
+def test_all_orders_of_four_occur():
+    assert len({tuple(permutation(4, key)) for key in range(2000)}) == 24
+
+
+def test_neighbours_are_torn_apart():
+    shuffled = np.array(permutation(10_000, 3))
+    assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.05
+    assert np.count_nonzero(np.diff(shuffled) == 1) < 10
+
+
+@pytest.mark.parametrize(("length", "context"), [(9, 8), (10, 8), (16, 8), (17, 8), (100, 8), (101, 7), (50, 1)])
+def test_epochs_take_every_window_of_their_phase_once(length, context):
+    windows = windows_per_epoch(length, context)
+    phases = min(context, length - context)
+    # By search: the most windows that fit whatever the phase is.
+    fitting = [len([s for s in range(p, length, context) if s + context + 1 <= length]) for p in range(phases)]
+    assert windows == min(fitting) >= 1
+    seen, orders = set(), set()
+    starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
+    for epoch in starts.tolist():
+        phase = min(epoch)
+        assert sorted(epoch) == [phase + place * context for place in range(windows)]
+        seen.add(phase)
+        orders.add(tuple(start - phase for start in epoch))
+    assert seen == set(range(phases))
+    assert len(orders) > min(windows, 3) - 1
+
+
+def test_a_batch_holds_the_text_at_its_starts():
+    tokens = np.random.default_rng(0).integers(200, size=1000).astype(np.uint8)
+    batch = train_batch(tokens, 3, 11, 6, 20)
+    assert batch.dtype == torch.int64 and batch.shape == (6, 21)
+    for row, start in zip(batch.tolist(), window_starts(1000, 3, 11, 6, 20).tolist(), strict=True):
+        assert row == tokens[start : start + 21].tolist()
+
+
+def test_batches_are_one_endless_sequence_cut_anywhere():
+    tokens = np.arange(500, dtype=np.uint16)
+    whole = train_batch(tokens, 1, 0, 240, 9)
+    for batch in (1, 7, 24, 60):
+        parts = [train_batch(tokens, 1, step, batch, 9) for step in range(240 // batch)]
+        joined = torch.cat(parts)
+        assert torch.equal(joined, whole[: len(joined)])
+    third = train_batch(tokens, 1, 3, 24, 9)
+    for ranks, micro in ((1, 24), (2, 4), (3, 8), (4, 1)):
+        share = 24 // ranks
+        rows = [
+            train_batch(tokens, 1, 3, 24, 9, slice(rank * share + at, rank * share + at + micro))
+            for rank in range(ranks)
+            for at in range(0, share, micro)
+        ]
+        assert torch.equal(torch.cat(rows), third)
+
+
+def test_batches_depend_on_seed_and_step():
+    tokens = np.arange(5000, dtype=np.uint16)
+    batches = [train_batch(tokens, seed, step, 8, 16) for seed in (0, 1, -1, 2**63) for step in (0, 1, 10**12)]
+    assert len({tuple(batch.flatten().tolist()) for batch in batches}) == len(batches)
+    assert torch.equal(batches[1], train_batch(tokens, 0, 1, 8, 16))
+
+
+def test_batches_are_the_same_tomorrow():
+    # Written down once: a change here means that old runs can no longer be resumed exactly.
+    assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [759605, 309493, 526453, 522613]
+
+
+def test_a_text_without_a_window_is_refused():
+    with pytest.raises(ValueError, match="8 tokens"):
+        train_batch(np.zeros(8, np.uint8), 0, 0, 1, 8)
+    assert train_batch(np.zeros(9, np.uint8), 0, 0, 1, 8).shape == (1, 9)
+
+
+def naive_windows(length, context, stride):
+    """(start, counted targets) of each window, by the words of the docstring."""
+    windows = []
+    done = 0  # the last target counted
+    while done < length - 1:
+        start = 0 if not windows else windows[-1][0] + stride
+        targets = [t for t in range(start + 1, min(start + context, length - 1) + 1) if t > done]
+        windows.append((start, targets))
+        done = targets[-1]
+    return windows
+
+
+def counted_of(tokens, context, batch, **options):
+    """Collect (start of the window, target, place in the window) of all counted targets; tokens are 0..N-1."""
+    found = []
+    shapes = []
+    for inputs, targets, counted in evaluation_windows(tokens, context, batch, **options):
+        assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
+        shapes.append(tuple(inputs.shape))
+        assert inputs.shape == targets.shape == counted.shape == (batch, context)
+        for row, place in counted.nonzero().tolist():
+            target = targets[row, place].item()
+            # All that the model sees for this target is the text right before it.
+            assert inputs[row, : place + 1].tolist() == list(range(target - place - 1, target))
+            found.append((target - place - 1, target))
+    return found, len(shapes)
+
+
+def test_every_target_is_counted_once_with_its_context():
+    rng = random.Random(0)
+    for _ in range(150):
+        context = rng.randint(1, 9)
+        stride = rng.choice([None, rng.randint(1, context)])
+        length, batch, ranks = rng.randint(0, 60), rng.randint(1, 5), rng.randint(1, 4)
+        tokens = np.arange(length, dtype=np.uint8)
+        expected = [
+            (start, target)
+            for start, targets in naive_windows(length, context, stride or context)
+            for target in targets
+        ]
+        found, batches = [], set()
+        for rank in range(ranks):
+            part, number = counted_of(tokens, context, batch, stride=stride, rank=rank, ranks=ranks)
+            found += part
+            batches.add(number)
+        assert sorted(found) == expected
+        assert [target for _, target in sorted(found)] == list(range(1, length))
+        assert batches == {evaluation_batches(length, context, batch, stride=stride, ranks=ranks)}
+
+
+def test_strided_targets_see_more():
+    found, _ = counted_of(np.arange(200, dtype=np.uint8), 16, 4, stride=4)
+    assert min(target - start for start, target in found if target > 16) == 13
+
+
+def test_a_subset_is_fixed_even_and_whole():
+    rng = random.Random(1)
+    for _ in range(100):
+        context = rng.randint(1, 9)
+        stride = rng.choice([None, rng.randint(1, context)])
+        length, most, batch, ranks = rng.randint(2, 200), rng.randint(1, 220), rng.randint(1, 5), rng.randint(1, 3)
+        tokens = np.arange(length, dtype=np.uint8)
+        options = {"stride": stride, "ranks": ranks, "most": most}
+        found = sorted(
+            sum((counted_of(tokens, context, batch, rank=rank, **options)[0] for rank in range(ranks)), start=[])
+        )
+        windows = dict(naive_windows(length, context, stride or context))
+        starts = sorted({start for start, _ in found})
+        # Whole windows, no target twice.
+        assert found == [(start, target) for start in starts for target in windows[start]]
+        assert starts[0] == 0
+        if most >= length - 1:
+            assert len(found) == length - 1
+        else:
+            assert len(found) <= max(most, len(windows[0]))
+            assert len(found) > most - (stride or context) or len(found) == len(windows[0])  # no window more fits
+            gaps = np.diff([*starts, max(windows) + (stride or context)])
+            assert gaps.max() - gaps.min() <= (stride or context)
+
+
+@pytest.mark.parametrize("stride", [0, -1, 9])
+def test_a_stride_that_leaves_gaps_is_refused(stride):
+    with pytest.raises(ValueError, match=f"stride={stride}"):
+        next(evaluation_windows(np.zeros(50, np.uint8), 8, 2, stride=stride))
