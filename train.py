@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.overrides import apply_literals, check_overrides, merge_resumed, split_literals, typed_keys, usage
+from conf.overrides import apply_literals, check_overrides, leaves, merge_resumed, split_literals, typed_keys, usage
 from conf.schema import Config, from_yaml, to_dict, to_yaml
 from gpt import runs
 
@@ -29,7 +29,7 @@ def cli() -> int:
     if {"-h", "--help"} & set(arguments):
         print(usage())
         return 0
-    # The failures of our own code keep their traceback; everything a person can cause is caught below.
+    # Hydra then raises what went wrong instead of printing it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     flags = [argument for argument in arguments if argument.startswith("-")]
     rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
@@ -47,16 +47,31 @@ def cli() -> int:
 
     ConfigStore.instance().store("schema", node=Config)
 
-    @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-    def task(composed: DictConfig) -> float | None:
-        sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
-        typed = apply_literals(OmegaConf.to_object(composed), literals)  # type: ignore[arg-type]
-        return main(typed, typed_keys(list(HydraConfig.get().overrides.task), literals))
+    trials: list[tuple[DictConfig, list[str]]] = []
 
-    sys.argv[1:] = flags + rest
+    @hydra.main(version_base="1.3", config_path="conf", config_name="train")
+    def compose(composed: DictConfig) -> None:
+        trials.append((composed, list(HydraConfig.get().overrides.task)))
+
     try:
-        task()
-    except (HydraException, OmegaConfBaseException, ConfigError, runs.RunError) as error:
+        sys.argv[1:] = flags + rest
+        compose()
+        sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
+        # Every combination is checked before the first one runs.
+        typed = [
+            (apply_literals(OmegaConf.to_object(composed), literals), typed_keys(overrides, literals))  # type: ignore[arg-type]
+            for composed, overrides in trials
+        ]
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        return refuse(error)
+    return max((run_trial(config, keys) for config, keys in typed), default=0)
+
+
+def run_trial(typed: Config, keys: list[str]) -> int:
+    """Run one configuration and turn how it ended into an exit status."""
+    try:
+        main(typed, keys)
+    except (ConfigError, runs.RunError) as error:
         return refuse(error)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -80,24 +95,22 @@ def refuse(error: Exception) -> int:
 
 
 def explain(error: Exception) -> int | None:
-    """Answer what comes up later than the configuration; None for a failure of our own.
-
-    Only called when these modules are already loaded, or were about to be.
-    """
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
+    """Answer what comes up later than the configuration; None for a failure of our own."""
     from data.corpus import DataError
-    from gpt.checkpoint import CheckpointError
-    from gpt.fit.durability import Stopped
 
-    if isinstance(error, DataError | CheckpointError | MisconfigurationException):
+    if isinstance(error, DataError):
         return refuse(error)
-    if isinstance(error, Stopped):
-        return 128 + error.number
     if isinstance(error, OSError):
         print(f"train.py: {error}", file=sys.stderr)
         return 1
-    return None
+    if "lightning" not in sys.modules:
+        return None
+    from gpt.checkpoint import CheckpointError
+    from gpt.fit.durability import Stopped
+
+    if isinstance(error, CheckpointError):
+        return refuse(error)
+    return 128 + error.number if isinstance(error, Stopped) else None
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
@@ -147,6 +160,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
 
     import lightning as L
     import torch
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from data.datamodule import TextDataModule
     from gpt.fit.automatic import choose_compile, choose_precision, device_kind
@@ -156,9 +170,9 @@ def main(typed: Config, keys: list[str]) -> float | None:
     from gpt.fit.report import Speaker, is_out_of_memory, out_of_memory, python, versions
 
     quieten_lightning()
-    device = device_kind(config.trainer.accelerator)
-    precision, why_precision = choose_precision(config.trainer.precision, device)
     try:
+        device = device_kind(config.trainer.accelerator)
+        precision, why_precision = choose_precision(config.trainer.precision, device)
         compiled, why_compiled = choose_compile(config.compile, device)
     except ValueError as error:
         raise ConfigError(error) from None
@@ -184,20 +198,25 @@ def main(typed: Config, keys: list[str]) -> float | None:
     checkpoints = Checkpoints(run / "checkpoints")
     watch = Watch(say, config.data.batch * config.model.context)
     callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
-    trainer = L.Trainer(
-        **{key: value for key, value in vars(config.trainer).items() if value is not None},
-        callbacks=[*callbacks, StopSignals(checkpoints), watch],
-        logger=make(config.logger, save_dir=str(run)),
-        plugins=[AtomicCheckpointIO()],
-        max_epochs=-1,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    try:
+        trainer = L.Trainer(
+            **{key: value for key, value in vars(config.trainer).items() if value is not None},
+            callbacks=[*callbacks, StopSignals(checkpoints), watch],
+            logger=make(config.logger, save_dir=str(run)),
+            plugins=[AtomicCheckpointIO()],
+            max_epochs=-1,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except (MisconfigurationException, ValueError) as error:
+        raise ConfigError(f"trainer: {error}") from None
     rows = rows_per_device(config, trainer.world_size)
+    for logger in trainer.loggers:
+        logger.log_hyperparams(dict(leaves(to_dict(config))))
 
     if first_process:
         make_directory(run, fresh=resumed is None)

@@ -91,7 +91,16 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
     known, choices = fields(), groups()
     for key, value in literals.items():
         check_value(key, value, known[key][0], known[key][1].metadata)
+    chosen = {"tensorboard"} | {
+        name
+        for argument in arguments
+        if argument.partition("=")[0] in ("callbacks", "logger")
+        for name in argument.partition("=")[2].strip("[]").split(",")
+    }
     for argument in arguments:
+        group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
+        if group in ("callbacks", "logger") and name and name.partition(".")[0] not in chosen:
+            raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if "=" not in argument and not argument.startswith("~"):
             near = nearest(argument, [*known, *choices])
             raise ValueError(f"{argument}: must be key=value, such as model.heads=8{near}")

@@ -54,6 +54,8 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
 def link(source: str | Path, target: str | Path) -> None:
     """Give `source` the further name `target`, at once; a copy where the file system has no hard links."""
     target = Path(target)
+    if target.exists() and os.path.samefile(source, target):
+        return  # a rename between two names of one file would do nothing and leave both
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

@@ -6,12 +6,16 @@ import torch
 
 
 def device_kind(accelerator: str) -> str:
-    """The kind of device, `cuda`, `mps` or `cpu`, that `trainer.accelerator` leads to."""
-    if accelerator in ("cuda", "mps", "cpu"):
-        return accelerator
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    """The kind of device, `cuda`, `mps` or `cpu`, that `trainer.accelerator` leads to.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
+    if not wanted or wanted[0] not in present:
+        raise ValueError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
+    return wanted[0]
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:

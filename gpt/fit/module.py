@@ -127,7 +127,7 @@ class LitGPT(L.LightningModule):
         self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # For callbacks that watch a value, such as early stopping, and for the loggers at the right step.
-        self.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, logger=False)
+        self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
 

@@ -1,0 +1,47 @@
+# Two commands: `make train` and `make test`. Both make .venv first; a second call finds it ready.
+# PYTHON=/path/to/python3.12 picks another Python; pip's own settings (index, proxy, cache) are respected.
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: train test quick check clean
+
+train: $(VENV)/.installed
+	@$(RUN) train.py
+
+test: $(VENV)/.installed-dev
+	@$(RUN) -m pytest
+
+quick: $(VENV)/.installed-dev
+	@$(RUN) -m pytest -m "not slow"
+
+check: $(VENV)/.installed-dev
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV)
+
+# Making an environment twice is harmless, so one that was cut short is repaired here.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@python="$(PYTHON)"; \
+	for candidate in $${python:-python3 python3.13 python3.12 python3.11}; do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "make: needs Python 3.11, 3.12 or 3.13, found $$(python3 --version 2>&1 || echo none);" \
+	    "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  exit 1; fi; \
+	"$$found" -m venv $(VENV)
+	@echo "installing into $(VENV); the first time this downloads PyTorch (sizes: README.md)"
+	@$(INSTALL) -e . || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(INSTALL) -e '.[dev]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
+	@touch $@
