@@ -220,17 +220,32 @@ def test_a_missing_part_is_named(key: str, tmp_path: Path) -> None:
     one_line(caught, "part.ckpt", key)
 
 
-def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk."""
+@pytest.mark.parametrize("limit", [10, 2000, 500_000, 1_200_000])
+def test_a_full_disk_is_an_os_error(limit: int, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk; torch tells of it as a RuntimeError."""
     resource = pytest.importorskip("resource")
     path = tmp_path / "model.ckpt"
     save(path, contents(seed=1))
     old = path.read_bytes()
+    large = {**contents(seed=2), "optimizer_states": [torch.zeros(300_000)]}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
-        with pytest.raises(OSError):
-            save(path, contents(seed=2))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        with pytest.raises(OSError) as caught:
+            save(path, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    one_line(caught)
     assert path.read_bytes() == old and os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "flipped.ckpt"
+    save(path, contents())
+    whole = bytearray(path.read_bytes())
+    weights = contents()["state_dict"]["net.blocks.0.mlp.up.weight"].numpy().tobytes()
+    whole[whole.index(weights) + len(weights) // 2] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    one_line(caught, "flipped.ckpt")

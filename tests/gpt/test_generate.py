@@ -53,10 +53,12 @@ def test_ties_leave_exactly_k(top_k: int) -> None:
     torch.testing.assert_close(result.sum(-1), torch.ones(2))
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-30])
+@pytest.mark.parametrize(
+    ("dtype", "temperature"), [(torch.float32, 1e-3), (torch.float32, 1e-38), (torch.float64, 1e-307)]
+)
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_nearly_greedy_is_finite(temperature: float, top_k: int | None) -> None:
-    logits = 50 * random(4, 7)
+def test_nearly_greedy_is_finite(dtype: torch.dtype, temperature: float, top_k: int | None) -> None:
+    logits = 50 * random(4, 7).to(dtype)
     result = probabilities(logits, temperature, top_k)
     torch.testing.assert_close(result, probabilities(logits, 0.0))
 
@@ -208,8 +210,9 @@ def test_nothing_asked_nothing_added() -> None:
         ([[1]], 3, {"temperature": float("nan")}, "nan"),
         ([[1]], 3, {"top_k": 0}, "0"),
         ([[1]], 3, {"top_k": -2}, "-2"),
-        ([[]], 3, {}, ""),
-        ([], 3, {}, ""),
+        ([[]], 3, {}, "prompt"),
+        ([], 3, {}, "prompt"),
+        ([[]], 0, {}, "prompt"),
         ([[1, 99]], 3, {}, "99"),
     ],
 )
