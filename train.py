@@ -201,7 +201,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     try:
         trainer = L.Trainer(
             **{key: value for key, value in vars(config.trainer).items() if value is not None},
-            callbacks=[*callbacks, StopSignals(checkpoints), watch],
+            callbacks=[*callbacks, watch, StopSignals(checkpoints)],
             logger=make(config.logger, save_dir=str(run)),
             plugins=[AtomicCheckpointIO()],
             max_epochs=-1,
@@ -215,12 +215,12 @@ def main(typed: Config, keys: list[str]) -> float | None:
     except (MisconfigurationException, ValueError) as error:
         raise ConfigError(f"trainer: {error}") from None
     rows = rows_per_device(config, trainer.world_size)
-    for logger in trainer.loggers:
-        logger.log_hyperparams(dict(leaves(to_dict(config))))
 
     if first_process:
         make_directory(run, fresh=resumed is None)
         runs.write_text(run / "config.yaml", to_yaml(config))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(dict(leaves(to_dict(config))))
         shape = config.model
         say(f"text       {text.name}: {describe(text)}")
         say(

@@ -90,11 +90,13 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare checksums
-            damaged = archive.testzip()
+            # A record marked as a directory would be taken for an empty one: weights from nowhere.
+            marked = next((record.filename for record in archive.infolist() if record.external_attr), None)
+            damaged = marked or archive.testzip()
         if damaged:
-            raise CheckpointError(f"{path}: is damaged (checksum of {damaged})")
+            raise zipfile.BadZipFile(f"checksum of {damaged!r}")
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict):

@@ -83,9 +83,11 @@ def evaluate(
     training = model.training
     model.eval()
     totals = first_totals(first, model.vocabulary, characters, bytes)
-    with torch.autocast(device.type, enabled=False):
-        for inputs, targets, counted in windows:
-            logits = model(inputs.to(device))
-            totals += window_totals(logits, targets.to(device), counted.to(device), characters, bytes)
-    model.train(training)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            for inputs, targets, counted in windows:
+                logits = model(inputs.to(device))
+                totals += window_totals(logits, targets.to(device), counted.to(device), characters, bytes)
+    finally:
+        model.train(training)
     return score(totals)

@@ -17,7 +17,7 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
         top_k: keep only that many of the most likely; more than V keeps all.
 
     Returns:
-        (..., V), each row adding up to 1.
+        (..., V) float64, each row adding up to 1.
 
     Raises:
         ValueError: temperature below 0 or top_k below 1.
@@ -26,6 +26,7 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
         raise ValueError(f"temperature={temperature:g}: must be a number, at least 0")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k}: must be a whole number, at least 1")
+    logits = logits.double()
     if temperature == 0:
         return torch.zeros_like(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
     # The largest logit becomes 0 first: a tiny temperature then gives -inf for the others, not inf / inf.
@@ -56,9 +57,11 @@ def stream(
     for _ in range(count):
         training = model.training
         model.eval()
-        with torch.inference_mode():
-            logits = model(window.to(device))[:, -1].to("cpu", torch.float64)  # (B, V)
-        model.train(training)
+        try:
+            with torch.inference_mode():
+                logits = model(window.to(device))[:, -1].cpu()  # (B, V)
+        finally:
+            model.train(training)
         drawn = torch.multinomial(probabilities(logits, temperature, top_k), 1, generator=generator)  # (B, 1)
         window = torch.cat((window, drawn), dim=1)[:, -model.config.context :]
         yield drawn[:, 0]

@@ -31,7 +31,8 @@ def clock(seconds: float) -> str:
 class Watch(L.Callback):
     """Measures training, logs it every `log_every_n_steps` and shows it: a bar in a terminal, lines elsewhere.
 
-    It must be the last callback, so that what others do after a validation is not counted as training.
+    It must come after the callbacks that work after a validation, so that their time is not counted as
+    training, and before the one that saves in mid-interval, so that no step is missing from what it saves.
 
     Args:
         say: prints a line for people and keeps it in the run's log.

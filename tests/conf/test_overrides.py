@@ -1,0 +1,163 @@
+"""What is typed wrong is answered in one line with the nearest right name; what is right goes through unchanged."""
+
+import pytest
+
+from conf.overrides import (
+    apply_literals,
+    check_overrides,
+    fields,
+    groups,
+    merge_resumed,
+    split_literals,
+    typed_keys,
+    usage,
+)
+from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
+
+
+def refusal(*arguments: str, sweep: bool = False) -> str:
+    rest, literals = split_literals(list(arguments))
+    with pytest.raises(ValueError) as caught:
+        check_overrides(rest, literals, sweep)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        ("model.head=8", ["model.head", "nearest: model.heads"]),
+        ("trainer.max_step=5", ["trainer.max_step", "nearest: trainer.max_steps"]),
+        ("model.dropout=1.5", ["model.dropout=1.5", "at least 0 and below 1"]),
+        ("seed=abc", ["seed=abc", "a whole number"]),
+        ("data=shakespear", ["data=shakespear", "enwik8, shakespeare, stdlib, text8", "nearest: shakespeare"]),
+        ("+model.head=8", ["model.head", "nearest: model.heads"]),
+        ("++model.head=8", ["model.head", "nearest: model.heads"]),
+        ("+model.heads=8", ["model.heads", "without +"]),
+        ("~model.heads", ["cannot be taken away", "model.heads"]),
+        ("lr=0.1", ["lr", "nearest: optim.lr"]),
+        ("head=8", ["head", "nearest: model.heads"]),
+        ("model.bias=3", ["model.bias=3", "true or false"]),
+        ("model.layers=4.5", ["model.layers=4.5", "a whole number, at least 1"]),
+        ("model.layers=true", ["model.layers=true", "a whole number"]),
+        ("model.layers=null", ["model.layers=null", "a whole number"]),
+        ("model.layers=", ["model.layers=", "a whole number"]),
+        ("optim.lr=nan", ["optim.lr=nan", "a number, above 0"]),
+        ("optim.lr=inf", ["optim.lr=inf", "a number, above 0"]),
+        ("model.positions=rotery", ["model.positions=rotery", "learned, rotary", "nearest: rotary"]),
+        ("model.heads=2,4", ["model.heads=2,4", "-m"]),
+        ("heads", ["key=value", "nearest: model.heads"]),
+        ("trainer.gradient_clip_val=1", ["trainer.gradient_clip_val", "optim.clip"]),
+        ("trainer.accumulate_grad_batches=2", ["data.micro_batch"]),
+        ("trainer.precision=16-mixed", ["trainer.precision=16-mixed", "bf16-mixed"]),
+        ("data=book.txt", ["data=book.txt", "data.path=book.txt"]),
+        ("experiment=nanogpt", ["experiment=nanogpt", "nearest: nanogpt_"]),
+        ("callbacks=[ema,early_stoping]", ["early_stoping", "nearest: early_stopping"]),
+        ("callbacks.ema.decay=0.9", ["callbacks=ema"]),
+        ("compile=maybe", ["compile=maybe", "auto, true, false"]),
+        ("model.heads=a b (", ["model.heads", "quote"]),
+    ],
+)
+def test_wrong_overrides_are_named(typed: str, parts: list[str]) -> None:
+    message = refusal(typed)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=simple",
+        "optim.lr=1e-3", "optim.lr=1", "hydra.verbose=true", "callbacks=[ema,early_stopping]",
+        "name=x", "data.micro_batch=null",
+    ],
+)  # fmt: skip
+def test_right_overrides_pass(typed: str) -> None:
+    rest, literals = split_literals([typed])
+    check_overrides(rest, literals, sweep=False)
+
+
+def test_several_values_pass_in_a_sweep_and_each_is_checked() -> None:
+    check_overrides(["model.heads=2,4", "model=tiny,small", "optim.lr=interval(0.1,1)"], {}, sweep=True)
+    assert "model.heads=0" in refusal("model.heads=2,0", sweep=True)
+    assert "data=shakespear" in refusal("data=stdlib,shakespear", sweep=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["my book (1).txt", "it's.txt", "a,b.txt", "a=b.txt", "bücher.txt", "[x].txt", "${seed}.txt", '"q".txt', "~/a b"],
+)  # fmt: skip
+def test_file_names_are_taken_as_they_are(value: str) -> None:
+    rest, literals = split_literals([f"data.path={value}", "seed=3"])
+    assert rest == ["seed=3"]
+    config = apply_literals(Config(), literals)
+    assert config.data.path == value
+    assert from_yaml(to_yaml(config)).data.path == value
+
+
+def test_null_stays_null_and_compile_stays_text() -> None:
+    _, literals = split_literals(["data.path=null", "compile=true", "name=123"])
+    config = apply_literals(Config(), literals)
+    assert (config.data.path, config.compile, config.name) == (None, "true", "123")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", ".hidden", "a\\b", "a\nb"])
+def test_names_that_are_no_directory_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name="):
+        Config(name=name)
+
+
+def test_every_key_is_in_the_help_with_its_range() -> None:
+    text = usage()
+    for key, (_, field) in fields().items():
+        if "help" in field.metadata:
+            assert f"  {key}=" in text and field.metadata["help"] in text
+    for group, choices in groups().items():
+        assert f"{group}=" in text and "|".join(choices) in text
+
+
+def test_yaml_round_trip_keeps_small_numbers() -> None:
+    config = Config()
+    config.optim.lr = 1e-5
+    assert from_yaml(to_yaml(config)) == config
+
+
+def test_unknown_keys_in_a_run_are_refused() -> None:
+    values = to_dict(Config())
+    values["model"]["head"] = 8
+    with pytest.raises(ValueError, match="head"):
+        from_dict(values)
+
+
+def test_a_group_decides_what_any_of_its_files_sets() -> None:
+    keys = typed_keys(["model=tiny", "trainer=cpu", "optim.lr=1", "callbacks=ema"], {"name": "x"})
+    assert {"model.dim", "model.heads", "trainer.accelerator", "optim.lr", "callbacks", "name"} <= set(keys)
+    assert "trainer.max_steps" not in keys
+    assert "trainer.max_steps" in typed_keys(["experiment=nanogpt_cpu"], {})
+
+
+def changed(**values: object) -> Config:
+    config = to_dict(Config())
+    for key, value in values.items():
+        *path, last = key.split("__")
+        inner = config
+        for name in path:
+            inner = inner[name]
+        inner[last] = value
+    return from_dict(config)
+
+
+def test_resuming_keeps_the_run_and_refuses_what_would_change_it() -> None:
+    old = changed(model__dim=64, optim__lr=0.01, trainer__precision="bf16-mixed", name="old")
+    same = merge_resumed(old, changed(resume="auto"), ["resume", "name", "trainer.precision"])
+    assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (64, 0.01, "bf16-mixed", "old")
+    longer = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["trainer.max_steps"])
+    assert longer.trainer.max_steps == 9
+    with pytest.raises(ValueError, match=r"optim.lr=0.02 \(the run has 0.01\).*allow=\[optim.lr\]"):
+        merge_resumed(old, changed(optim__lr=0.02, resume="auto"), ["optim.lr"])
+    allowed = merge_resumed(old, changed(optim__lr=0.02, resume="auto", allow=["optim.lr"]), ["optim.lr", "allow"])
+    assert allowed.optim.lr == 0.02
+    with pytest.raises(ValueError, match="model.dim") as caught:
+        merge_resumed(old, changed(model__dim=128, resume="auto", allow=["model.dim"]), ["model.dim"])
+    assert "allow" not in str(caught.value)

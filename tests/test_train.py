@@ -1,0 +1,392 @@
+"""train.py end to end, in this process, on a small text."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train as train_script
+from data.arrays import open_text
+from data.batches import evaluation_windows, train_batch
+from data.config import DataConfig
+from gpt.checkpoint import load_checkpoint
+from gpt.config import ModelConfig, OptimConfig
+from gpt.model import GPT
+from gpt.optim import lr_at, parameter_groups
+from tests.conftest import ROOT, TINY, Ended
+
+Train = Callable[..., Ended]
+
+
+def validations(ended: Ended) -> list[str]:
+    return [line for line in ended.out.splitlines() if "validation loss" in line]
+
+
+def events(run: str) -> EventAccumulator:
+    accumulator = EventAccumulator(f"runs/{run}", size_guidance={"tensors": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_a_run_leaves_what_it_promises(train: Train) -> None:
+    ended = train("name=first")
+    assert ended.status == 0 and ended.err == ""
+    run = Path("runs/first")
+    assert [path.name for path in Path("runs").iterdir()] == ["first"]
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= names
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "best.ckpt", "last.ckpt", "step-00000020.ckpt", "step-00000030.ckpt",
+    }  # fmt: skip
+    assert (run / "checkpoints/last.ckpt").samefile(run / "checkpoints/step-00000030.ckpt")
+
+    summary = json.loads((run / "summary.json").read_text())
+    keys = (
+        "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
+        "seconds characters_per_second parameters precision device seed versions"
+    )
+    assert list(summary) == keys.split()
+    assert summary["status"] == "finished" and summary["steps"] == 30
+    assert summary["characters"] == 30 * 8 * 32
+    assert summary["val_bpc"] == pytest.approx(summary["val_loss"] / math.log(2))
+    assert 0 < summary["seconds"] < 60 and summary["characters_per_second"] > 0
+    assert summary["evaluation"] == {
+        "mode": "disjoint", "context": 32, "stride": 32, "characters": summary["evaluation"]["characters"],
+    }  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"
+    assert ended.out == (run / "train.log").read_text()
+    for said in (f"{summary['val_loss']:.4f} nats", "sample.py runs/first", "tensorboard --logdir runs"):
+        assert said in ended.out
+
+
+def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(train: Train) -> None:
+    train("name=first")
+    model, meta = load_checkpoint("runs/first/checkpoints/best.ckpt")
+    text = open_text(DataConfig(path="book.txt"), 32)
+    tokens = torch.from_numpy(text.validation.astype(np.int64))
+    total = math.log(text.tokenizer.size)
+    with torch.no_grad():
+        for place in range(1, len(tokens)):
+            window = tokens[(place - 1) // 32 * 32 : place]
+            total -= float(model(window[None]).double().log_softmax(-1)[0, -1, tokens[place]])
+    summary = json.loads(Path("runs/first/summary.json").read_text())
+    assert summary["val_loss"] == pytest.approx(total / len(tokens), abs=1e-6)
+    assert summary["evaluation"]["characters"] == len(tokens)
+    assert meta["global_step"] == summary["best_step"]
+
+
+def test_training_is_what_a_plain_loop_does(train: Train) -> None:
+    """The weights after 30 steps, against a loop that shares only the model, the batches and the schedule."""
+    train("name=first", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5")
+    config, optim = ModelConfig(layers=2, heads=2, dim=32, context=32), OptimConfig(clip=0.5)
+    text = open_text(DataConfig(path="book.txt"), 32)
+    torch.manual_seed(0)
+    model = GPT(config, text.tokenizer.size)
+    optimizer = torch.optim.AdamW(parameter_groups(model, optim.weight_decay), betas=(0.9, 0.99))
+    for step in range(30):
+        batch = train_batch(text.train, 0, step, 8, 32)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step, optim, 30)
+        loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= min(1.0, 0.5 / float(norm))
+        optimizer.step()
+    trained, _ = load_checkpoint("runs/first/checkpoints/last.ckpt")
+    for (name, ours), theirs in zip(trained.state_dict().items(), model.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train: Train) -> None:
+    first = train("name=a", "model.dropout=0.1")
+    again = train("name=b", "model.dropout=0.1")
+    other = train("name=c", "model.dropout=0.1", "seed=1")
+    assert validations(first) and validations(first) == validations(again)
+    assert validations(first) != validations(other)
+    exact = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in "abc"]
+    assert exact[0] == exact[1] != exact[2]
+    same, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
+    for ours, theirs in zip(
+        same.parameters(), load_checkpoint("runs/b/checkpoints/last.ckpt")[0].parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_tensorboard_shows_the_run(train: Train) -> None:
+    train("name=board")
+    accumulator = events("board")
+    tags = accumulator.Tags()
+    assert set(tags["scalars"]) == {
+        "train/loss", "val/loss", "val/bpc", "val/bpb", "optim/lr", "optim/grad_norm", "perf/chars_per_s",
+    }  # fmt: skip
+    assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
+    assert [point.step for point in accumulator.Scalars("val/loss")] == [10, 20, 30]
+    summary = json.loads(Path("runs/board/summary.json").read_text())
+    assert accumulator.Scalars("val/loss")[-1].value == pytest.approx(summary["last_val_loss"], rel=1e-6)
+    for point in accumulator.Scalars("optim/lr"):
+        assert point.value == pytest.approx(lr_at(point.step - 1, OptimConfig(), 30), rel=1e-6)
+    losses = [point.value for point in accumulator.Scalars("train/loss")]
+    assert (
+        losses[0] == pytest.approx(math.log(len(set(Path("book.txt").read_text()))), abs=0.5) and losses[-1] < losses[0]
+    )
+    texts = accumulator.Tensors("sample/text_summary")
+    assert [point.step for point in texts] == [10, 20, 30]
+    shown = texts[-1].tensor_proto.string_val[0].decode()
+    assert len(shown) > 200 and all(line.startswith("    ") for line in shown.split("\n"))
+
+
+def test_resumed_runs_go_on_as_if_nothing_had_happened(train: Train) -> None:
+    """The ground for exact resume: a run stopped by Ctrl-C ends with the weights of one that was left alone."""
+    train("name=whole", "model.dropout=0.1", "data.micro_batch=4")
+    command = [sys.executable, ROOT / "train.py", *TINY, "data.path=book.txt", "name=cut", "model.dropout=0.1"]
+    process = subprocess.Popen([*command, "data.micro_batch=4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not Path("runs/cut/checkpoints/step-00000010.ckpt").exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = (text.decode() for text in process.communicate(timeout=60))
+    assert err == ""
+    if process.returncode == 0:
+        pytest.fail("the run ended before the signal came")
+    assert process.returncode == 130
+    stopped = re.search(r"stopped by SIGINT after step (\d+)", out)
+    assert stopped and 10 <= int(stopped[1]) < 30
+    assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
+    ended = train("resume=auto", defaults=False)
+    assert ended.status == 0 and "going on in runs/cut" in ended.out
+    whole, cut = (load_checkpoint(f"runs/{name}/checkpoints/last.ckpt")[0] for name in ("whole", "cut"))
+    for ours, theirs in zip(whole.parameters(), cut.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    for tag in ("train/loss", "val/loss", "optim/lr"):
+        points = [[(p.step, p.value) for p in events(name).Scalars(tag)] for name in ("whole", "cut")]
+        assert points[0] == points[1]
+    summaries = [json.loads(Path(f"runs/{name}/summary.json").read_text()) for name in ("whole", "cut")]
+    assert summaries[0]["val_loss"] == summaries[1]["val_loss"]
+
+
+def test_resume_finds_refuses_and_extends(train: Train, prose: str) -> None:
+    assert "no unfinished run" in train("resume=auto").err
+    assert "no such run" in train("resume=runs/nothing").err
+    assert "starting afresh" in train("name=a", "resume=auto").out
+    assert "runs/a exists; resume=auto" in train("name=a").err
+    assert "is finished: step 30 of 30" in train("name=a", "resume=auto").out
+    assert "cannot change model.dim=64 (the run has 32)" in train("name=a", "resume=auto", "model.dim=64").err
+    assert train("resume=runs/a", "trainer.max_steps=40").status == 0
+    assert json.loads(Path("runs/a/summary.json").read_text())["steps"] == 40
+    Path("book.txt").write_text(prose[::-1], encoding="utf-8")
+    ended = train("resume=runs/a", "trainer.max_steps=50")
+    assert ended.status == 2 and "allow=[data.path]" in ended.err
+    assert train("resume=runs/a", "trainer.max_steps=50", "allow=[data.path]").status == 0
+
+
+def test_a_wrong_word_leaves_nothing_behind(train: Train, workplace: Path) -> None:
+    before = sorted(workplace.rglob("*"))
+    for arguments, said in [
+        (["model.head=8"], "model.heads"),
+        (["model.heads=7"], "must divide model.dim=32: 1, 2, 4"),
+        (["data.path=boook.txt"], "book.txt"),
+        (["trainer.accelerator=gpu"], "trainer.accelerator=gpu"),
+        (["data.batch=6", "data.micro_batch=4"], "data.micro_batch=4"),
+        (["name=a/b"], "name="),
+        (["trainer.strategy=nonsense"], "trainer"),
+        (["model.context=20000"], "model.context"),
+        (["callbacks=early_stopping", "+callbacks.early_stopping.patienc=3"], "patienc"),
+    ]:
+        ended = train(*arguments)
+        assert ended.status == 2, ended
+        assert ended.err.startswith("train.py: ") and ended.err.count("\n") == 1 and said in ended.err, ended.err
+        assert ended.out == ""
+    assert [path for path in sorted(workplace.rglob("*")) if path not in before and "cache" not in path.parts] == []
+
+
+def test_wrong_words_are_answered_before_anything_heavy_is_loaded(workplace: Path) -> None:
+    code = (
+        "import sys, train; sys.argv[1:] = ['model.heads=7']; status = train.cli(); "
+        "print(status, sorted({'torch', 'lightning', 'numpy'} & set(sys.modules)))"
+    )
+    begun = time.perf_counter()
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert ended.stdout.strip() == "2 []" and "Traceback" not in ended.stderr
+    assert time.perf_counter() - begun < 3
+
+
+def test_file_names_of_any_kind(train: Train, prose: str) -> None:
+    for number, name in enumerate(
+        ["bücher.txt", "my book (1).txt", "it's.txt", "a,b.txt", "a=b.txt", "[x].txt", "книга.txt"]
+    ):
+        Path(name).write_text(prose, encoding="utf-8")
+        ended = train(f"data.path={name}", f"name=n{number}", "trainer.max_steps=1")
+        assert ended.status == 0, ended.err
+        assert yaml.safe_load(Path(f"runs/n{number}/config.yaml").read_text("utf-8"))["data"]["path"] == name
+
+
+def test_bytes_and_other_scripts(train: Train) -> None:
+    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
+    for tokenizer in ("char", "byte"):
+        assert train("data.path=greek.txt", f"name={tokenizer}", f"data.tokenizer={tokenizer}").status == 0
+    char, byte = (json.loads(Path(f"runs/{name}/summary.json").read_text()) for name in ("char", "byte"))
+    assert char["val_bpc"] == pytest.approx(char["val_loss"] / math.log(2)) and char["val_bpb"] < char["val_bpc"]
+    assert byte["val_bpb"] == pytest.approx(byte["val_loss"] / math.log(2)) and byte["val_bpb"] < byte["val_bpc"]
+
+
+@pytest.mark.parametrize("logger", ["csv", "none"])
+def test_other_loggers(train: Train, logger: str) -> None:
+    assert train(f"logger={logger}", "name=a").status == 0
+    assert not list(Path("runs/a").rglob("events*"))
+    written = list(Path("runs/a").rglob("metrics.csv"))
+    assert len(written) == (logger == "csv")
+    for file in written:
+        rows = list(csv.DictReader(file.read_text().splitlines()))
+        assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20", "30"]
+
+
+def test_wandb_is_named_with_the_command_that_adds_it(train: Train) -> None:
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        ended = train("logger=wandb")
+        assert ended.status == 2 and "pip install -e .[wandb]" in ended.err
+    else:
+        pytest.skip("wandb is installed")
+
+
+def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
+    arguments = ["callbacks=[ema,early_stopping]", "callbacks.early_stopping.patience=1", "callbacks.ema.decay=0.5"]
+    ended = train(*arguments, "name=a", "optim.lr=5", "optim.warmup=0", "trainer.max_steps=400")
+    assert ended.status == 0
+    assert json.loads(Path("runs/a/summary.json").read_text())["steps"] < 400
+    contents = torch.load("runs/a/checkpoints/last.ckpt")
+    averaged, current = contents["state_dict"], contents["current_model_state"]
+    assert any(not torch.equal(averaged[name], current[name]) for name in averaged)
+
+
+def test_checkpoints_hold_plain_data(train: Train) -> None:
+    train("name=a")
+    for path in Path("runs/a/checkpoints").iterdir():
+        assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+        contents = torch.load(path)
+        assert set(contents["state_dict"]) == {
+            f"net.{name}" for name in GPT(ModelConfig(layers=2, heads=2, dim=32, context=32), 30).state_dict()
+        }
+        assert contents["format"] == 1 and contents["data"]["path"] == "book.txt"
+
+
+def test_a_long_run_says_so_with_the_key_that_shortens_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpt.fit.callbacks
+
+    monkeypatch.setattr(gpt.fit.callbacks, "LONG", 0.0)
+    ended = train("name=a")
+    assert re.search(r"30 steps take about \d+:\d\d; trainer.max_steps=\d+ takes about \d+:\d\d", ended.out)
+    monkeypatch.setattr(gpt.fit.callbacks, "LONG", 1e9)
+    assert "take about" not in train("name=b").out
+
+
+def test_progress_is_shown_as_lines_without_a_terminal(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpt.fit.callbacks
+
+    monkeypatch.setattr(gpt.fit.callbacks, "LINE_EVERY", 0.0)
+    lines = [line for line in train("name=a").out.splitlines() if "characters/s" in line]
+    assert len(lines) == 6
+    assert re.fullmatch(r"step 5/30  loss \d\.\d{4}  bpc \d\.\d{4}  [\d,]+ characters/s  \d:\d\d left", lines[0])
+
+
+@pytest.mark.parametrize("model", ["tiny", "small", "baby"])
+def test_presets_take_eight_heads_or_say_which(train: Train, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_script, "SAMPLE_LENGTH", 5)
+    monkeypatch.setattr("gpt.fit.callbacks.SAMPLE_LENGTH", 5)
+    arguments = [
+        f"model={model}",
+        "model.heads=8",
+        "data.path=book.txt",
+        "data.batch=1",
+        "trainer.max_steps=1",
+        "name=a",
+    ]
+    assert train(*arguments, defaults=False).status == 0
+    wrong = train(f"model={model}", "model.heads=5", "data.path=book.txt", "name=b", defaults=False)
+    assert wrong.status == 2 and re.search(r"model\.heads=5: must divide model\.dim=\d+: 1, 2", wrong.err)
+
+
+@pytest.mark.slow
+def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
+    pytest.importorskip("resource")
+    code = (
+        "import resource, sys, train, torch, lightning; "
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); sys.exit(train.cli())"
+    )
+    shape = ["model.context=1024", "model.dim=8", "model.heads=1", "data.batch=2048"]
+    arguments = ["data.path=book.txt", "trainer.accelerator=cpu", "name=a", *shape]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 2, ended.stderr[-2000:]
+    assert "out of memory: 2048 windows of 1024 need about" in ended.stderr and "data.micro_batch=1024" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_same_model(train: Train) -> None:
+    train("name=one", "trainer.precision=32-true")
+    arguments = [argument for argument in TINY if "devices" not in argument]
+    command = [sys.executable, ROOT / "train.py", *arguments, "data.path=book.txt", "trainer=ddp", "trainer.devices=2"]
+    ended = subprocess.run(
+        [*command, "name=two", "trainer.precision=32-true"], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["one", "two"]
+    assert len(list(Path("runs/two").glob("events*"))) == 1
+    losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    assert len([line for line in ended.stdout.splitlines() if line.startswith("step ")]) == 3
+
+
+@pytest.mark.slow
+def test_compiled_and_eager_steps_agree(train: Train) -> None:
+    try:
+        assert train("name=a", "compile=true", "trainer.precision=32-true").status == 0
+    except Exception as error:
+        if "compiler" in str(error):
+            pytest.skip("no C++ compiler")
+        raise
+    train("name=b", "compile=false", "trainer.precision=32-true")
+    losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in "ab"]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    files = [torch.load(f"runs/{name}/checkpoints/last.ckpt")["state_dict"] for name in "ab"]
+    assert list(files[0]) == list(files[1])
+
+
+def test_main_returns_the_validation_loss(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = []
+    original = train_script.main
+    monkeypatch.setattr(train_script, "main", lambda *given: returned.append(original(*given)))
+    train("name=a")
+    assert returned == [json.loads(Path("runs/a/summary.json").read_text())["val_loss"]]
+
+
+def test_evaluation_windows_cover_the_split_of_a_run(train: Train) -> None:
+    train("name=a", "trainer.max_steps=1")
+    text = open_text(DataConfig(path="book.txt"), 32)
+    counted = sum(int(windows[2].sum()) for windows in evaluation_windows(text.validation, 32, 8))
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    assert counted + 1 == summary["evaluation"]["characters"]
