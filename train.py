@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from data.arrays import Text
     from gpt.fit.report import Speaker
 
-SAMPLE_LENGTH = 600
+SAMPLE_LENGTH = 500
 
 
 def cli() -> int:
@@ -163,7 +163,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from data.datamodule import TextDataModule
-    from gpt.fit.automatic import choose_compile, choose_precision, device_kind
+    from gpt.fit.automatic import choose_compile, choose_precision, device_kind, keep_freed_memory
     from gpt.fit.callbacks import Samples, Watch
     from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
     from gpt.fit.module import LitGPT
@@ -234,6 +234,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
         say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
     summary: dict[str, Any] = {"status": "failed"}
+    keep_freed_memory()
     try:
         datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
         trainer.fit(module, datamodule, ckpt_path=runs.checkpoint_of(run) if resumed else None, weights_only=True)
@@ -318,11 +319,12 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
 
 
 def start_of(text: "Text") -> Any:
-    """A prompt for samples: the line break, or the first character of a text without one."""
+    """A prompt for samples: a paragraph break, a line break, or the first character of a text without either."""
     import torch
 
-    vocabulary = text.tokenizer.vocabulary.get("characters", "\n")
-    return torch.from_numpy(text.tokenizer.encode("\n" if "\n" in vocabulary else vocabulary[0]))
+    tokenizer = text.tokenizer
+    beginning = tokenizer.decode(text.train[:100_000])
+    return torch.from_numpy(tokenizer.encode(next((p for p in ("\n\n", "\n") if p in beginning), beginning[0])))
 
 
 def rows_per_device(config: Config, devices: int) -> int:
@@ -409,7 +411,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
     write_summary(run, summary | as_summary(best, scores[last_step][0], test, best_step, context))
-    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=0.8, seed=config.seed)
+    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=0.6, seed=config.seed)
     farewell(say, run, tokenizer.decode(sample[0].numpy()).strip("\n"))
     return best.loss
 

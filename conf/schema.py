@@ -40,13 +40,13 @@ REFUSED = {
 }
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 TRAINER_FIELDS: list[tuple[str, Any, Any]] = [
-    ("max_steps", int, option(1600, "optimizer steps", least=1)),
+    ("max_steps", int, option(1200, "optimizer steps", least=1)),
     ("accelerator", str, option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))),
     ("devices", Any, option("auto", "how many devices, or a list of their numbers")),
     ("strategy", str, option("auto", "how several devices work together, such as ddp")),
     ("num_nodes", int, option(1, "machines", least=1)),
     ("precision", str, option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)),
-    ("val_check_interval", int, option(200, "steps between validations, samples and checkpoints", least=1)),
+    ("val_check_interval", int, option(300, "steps between validations, samples and checkpoints", least=1)),
     ("log_every_n_steps", int, option(10, "steps between logged values", least=1)),
 ]
 

@@ -11,7 +11,7 @@ from data.batches import evaluation_windows, train_batch
 from data.config import DataConfig
 
 # While training, a larger validation split is represented by evenly spaced windows of this many characters.
-VALIDATION_CHARACTERS = 2**17
+VALIDATION_CHARACTERS = 2**16
 # Characters per batch of evaluation windows: enough to keep the cores busy, little memory for the logits.
 EVALUATION_BATCH = 2**13
 ENDLESS = 2**40

@@ -12,10 +12,10 @@ class ModelConfig:
     layers: int = option(4, "number of blocks", least=1)
     heads: int = option(4, "attention heads per block; must divide dim", least=1)
     dim: int = option(128, "model width", least=1)
-    context: int = option(128, "longest window in characters", least=1)
+    context: int = option(256, "longest window in characters", least=1)
     dropout: float = option(0.0, "dropout on embeddings, attention and residual branches", least=0, below=1)
     bias: bool = option(False, "biases in linear layers and layer norms")
-    norm: str = option("rmsnorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
+    norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
     positions: str = option("rotary", "how a character's place enters", choices=("learned", "rotary"))
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
@@ -47,15 +47,19 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
-    lr: float = option(3.0e-3, "highest learning rate", above=0)
-    min_lr: float = option(0.0, "learning rate at the last step", least=0)
+    name: str = option(
+        "muon", "muon for the matrices of the blocks, adamw for the rest or all", choices=("muon", "adamw")
+    )
+    lr: float = option(3.0e-3, "highest learning rate of adamw", above=0)
+    muon_lr: float = option(0.02, "highest learning rate of muon, which follows the same schedule", above=0)
+    min_lr: float = option(0.0, "learning rate of adamw at the last step", least=0)
     warmup: int = option(50, "steps of linear warm-up", least=0)
     schedule: str = option("trapezoid", "shape after the warm-up", choices=("cosine", "trapezoid"))
     cooldown: float = option(0.5, "share of all steps that a trapezoid falls over", least=0, most=1)
     weight_decay: float = option(0.1, "decoupled decay of matrices and embeddings", least=0)
-    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
+    betas: list[float] = option([0.9, 0.99], "decay rates of adamw's two moments", least=0, below=1)
     clip: float = option(1.0, "largest gradient norm; 0 clips nothing", least=0)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,15 @@
 """The optimizer, its parameter groups and its learning rate."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from gpt.config import OptimConfig
+from gpt.model import GPT
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -18,11 +21,119 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101) over the two groups of `parameter_groups`, in its fused form."""
+def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer that `config` describes, over all weights of the model."""
     first, second = config.betas
-    groups = parameter_groups(model, config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
+    if config.name == "adamw":
+        groups = parameter_groups(model, config.weight_decay)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    inside = {id(parameter) for parameter in matrices}
+    groups = [
+        group | {"params": [p for p in group["params"] if id(p) not in inside], "betas": (first, second)}
+        for group in parameter_groups(model, config.weight_decay)
+    ]
+    hidden = {"params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True}
+    return Muon([group for group in [hidden, *groups] if group["params"]], lr=config.lr)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Replace the singular values of each matrix by values near 1, by a quintic Newton-Schulz iteration.
+
+    Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
+
+    Args:
+        matrices: (N, R, C) with R <= C.
+        steps: iterations.
+
+    Returns:
+        (N, R, C) in the type of `matrices`.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, R, C)
+    for _ in range(steps):
+        gram = x @ x.mT  # (N, R, R)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # (N, R, C)
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon on the matrices of the blocks and AdamW on all else, as one optimizer.
+
+    The momentum of each matrix is orthogonalised before it is applied. Matrices of one shape, a packed
+    q|k|v counting as three, are stacked and go through the iteration together, in bf16.
+
+    Args:
+        groups: parameter groups; those with `muon=True` hold matrices only.
+        lr: learning rate of groups that give none.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        """Start without momentum."""
+        defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Apply the gradients of all parameters that have one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["muon"]:
+                self._muon(group, parameters)
+            elif parameters:
+                self._adamw(group, parameters)
+        return loss
+
+    def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, float]]] = {}
+        for parameter in parameters:
+            assert parameter.grad is not None
+            momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+            momentum.lerp_(parameter.grad, 1 - group["momentum"])
+            update = parameter.grad.lerp(momentum, group["momentum"])  # Nesterov
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            rows, columns = parameter.shape
+            parts = 3 if rows == 3 * columns else 1  # a packed q|k|v is three matrices
+            for part, target in zip(update.chunk(parts), parameter.chunk(parts), strict=True):
+                scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
+                if part.shape[0] > part.shape[1]:
+                    part, target = part.mT, target.mT
+                stacks.setdefault(tuple(part.shape), []).append((part, target, scale))
+        for stack in stacks.values():
+            updates = orthogonalise(torch.stack([part for part, _, _ in stack]).bfloat16())  # (N, R, C)
+            for update, (_, target, scale) in zip(updates, stack, strict=True):
+                target.add_(update, alpha=-group["lr"] * scale)
+
+    def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        states = [self.state[parameter] for parameter in parameters]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int) -> float:

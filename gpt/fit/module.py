@@ -86,8 +86,10 @@ class LitGPT(L.LightningModule):
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
+        lr = lr_at(step, self.optim_config, self.max_steps)
         for group in optimizer.param_groups:
-            group["lr"] = lr_at(step, self.optim_config, self.max_steps)
+            muon = group.get("muon", False)
+            group["lr"] = lr * self.optim_config.muon_lr / self.optim_config.lr if muon else lr
         micro_batches = batch.split(self.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
