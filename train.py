@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpt.fit.report import Speaker
 
 SAMPLE_LENGTH = 500
+SAMPLE_TEMPERATURE = 0.6
 
 
 def cli() -> int:
@@ -62,6 +63,8 @@ def cli() -> int:
             (apply_literals(OmegaConf.to_object(composed), literals), typed_keys(overrides, literals))  # type: ignore[arg-type]
             for composed, overrides in trials
         ]
+        if len(typed) > 1 and literals.get("name") is not None:
+            raise ConfigError(f"name={literals['name']}: several runs cannot share a name; leave it out with -m")
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return refuse(error)
     return max((run_trial(config, keys) for config, keys in typed), default=0)
@@ -81,6 +84,8 @@ def run_trial(typed: Config, keys: list[str]) -> int:
         if status is None:
             raise
         return status
+    finally:
+        runs.forget_name()
     return 0
 
 
@@ -411,7 +416,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
     write_summary(run, summary | as_summary(best, scores[last_step][0], test, best_step, context))
-    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=0.6, seed=config.seed)
+    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
     farewell(say, run, tokenizer.decode(sample[0].numpy()).strip("\n"))
     return best.loss
 

@@ -38,6 +38,11 @@ def new_name() -> str:
     return os.environ["CHARGPT_RUN"]
 
 
+def forget_name() -> None:
+    """Let the next run of this process make up a name of its own."""
+    os.environ.pop("CHARGPT_RUN", None)
+
+
 def checkpoint_of(run: Path, name: str = "last") -> Path:
     """Where a run keeps the checkpoint `best` or `last`."""
     return run / "checkpoints" / f"{name}.ckpt"

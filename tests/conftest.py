@@ -48,7 +48,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
     (tmp_path / "book.txt").write_text(prose, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CHARGPT_RUN", raising=False)
     return tmp_path
 
 
@@ -61,7 +60,6 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         keys = {argument.partition("=")[0] for argument in arguments}
         given = [argument for argument in given if argument.partition("=")[0] not in keys]
         monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *given, *arguments])
-        monkeypatch.delenv("CHARGPT_RUN", raising=False)
         capsys.readouterr()
         status = train_script.cli()
         return Ended(status, *capsys.readouterr())

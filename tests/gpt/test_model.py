@@ -327,7 +327,7 @@ def test_initialisation_follows_the_seed() -> None:
         ({"positions": "learned"}, 56 + 5 * 8 + 2 * 784 + 8 + 56),
         ({"norm": "layernorm"}, 56 + 2 * 784 + 8 + 56),
         # biases: qkv 24, proj 8, up 32, down 8, and the layer norms' 8 each; none in an RMS norm or the head
-        ({"bias": True}, 56 + 2 * (784 + 72) + 8 + 56),
+        ({"bias": True, "norm": "rmsnorm"}, 56 + 2 * (784 + 72) + 8 + 56),
         ({"bias": True, "norm": "layernorm"}, 56 + 2 * (784 + 72 + 16) + 8 + 8 + 56),
         ({"qk_norm": False}, 56 + 2 * 784 + 8 + 56),
         ({"heads": 4}, 56 + 2 * 784 + 8 + 56),

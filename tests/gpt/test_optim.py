@@ -1,15 +1,17 @@
-"""The schedule and AdamW against their formulas; which parameters decay."""
+"""The schedule, AdamW and Muon against their formulas and torch; which parameters decay."""
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import GPT
-from gpt.optim import lr_at, make_optimizer, parameter_groups
-from tests.reference.models import SOME, fill, name, tiny
+from gpt.optim import lr_at, make_optimizer, orthogonalise, parameter_groups
+from tests.reference.models import SOME, fill, tiny
+from tests.reference.models import name as option_name
 from tests.reference.optim import adamw, learning_rate
 
 SCHEDULES = [
@@ -81,7 +83,7 @@ def test_a_run_of_one_step_learns() -> None:
         assert lr_at(0, OptimConfig(lr=1.0, warmup=0, schedule=schedule), 1) == 1.0
 
 
-@pytest.mark.parametrize("config", SOME, ids=name)
+@pytest.mark.parametrize("config", SOME, ids=option_name)
 def test_matrices_decay_and_nothing_else(config: ModelConfig) -> None:
     model = GPT(config, 11)
     groups = parameter_groups(model, 0.25)
@@ -94,7 +96,9 @@ def test_matrices_decay_and_nothing_else(config: ModelConfig) -> None:
 
 
 def test_optimizer_is_configured() -> None:
-    optimizer = make_optimizer(GPT(tiny(tied=True), 11), OptimConfig(lr=0.01, betas=[0.8, 0.95], weight_decay=0.3))
+    optimizer = make_optimizer(
+        GPT(tiny(tied=True), 11), OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
+    )
     assert type(optimizer) is torch.optim.AdamW
     assert sorted(group["weight_decay"] for group in optimizer.param_groups) == [0.0, 0.3]
     for group in optimizer.param_groups:
@@ -104,7 +108,7 @@ def test_optimizer_is_configured() -> None:
 
 def test_optimizer_equals_adamw_number_by_number() -> None:
     """Three steps of known gradients, on matrices, which decay, and on scales and biases, which do not."""
-    config = OptimConfig(lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
+    config = OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
     model = fill(GPT(tiny(layers=1, dim=4, context=3, bias=True, norm="layernorm", tied=True), 5).double())
     start = {key: value.detach().clone() for key, value in model.named_parameters()}
     optimizer = make_optimizer(model, config)
@@ -125,3 +129,81 @@ def test_optimizer_equals_adamw_number_by_number() -> None:
             for number, each in zip(start[key].flatten().tolist(), steps, strict=True)
         ]  # fmt: skip
         assert value.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12), key
+
+
+def with_gradients(model: GPT, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for value in model.parameters():
+        value.grad = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+    """The quintic's coefficients trade exactness for speed: the values end between 0.68 and 1.14 (Jordan et al.)."""
+    matrices = torch.randn(5, 24, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, values, vh = torch.linalg.svd(matrices, full_matrices=False)
+    result = orthogonalise(matrices)
+    assert values.max() / values.min() > 3
+    got = torch.linalg.svdvals(result)
+    assert got.min() > 0.66 and got.max() < 1.16
+    # The singular vectors stay: u' result v is diagonal.
+    inside = u.mT @ result @ vh.mT
+    assert (inside - torch.diag_embed(inside.diagonal(dim1=1, dim2=2))).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(bias: bool) -> None:
+    """torch.optim.Muon treats a packed q|k|v as one matrix, so there it is given the three apart."""
+    config = OptimConfig(name="muon", lr=0.01, muon_lr=0.05, weight_decay=0.3)
+    model = fill(GPT(tiny(layers=2, heads=2, dim=8, context=6, bias=bias), 7))
+    ours = make_optimizer(model, config)
+    names = [name for name, value in model.blocks.named_parameters() if value.ndim == 2]
+    parts = {
+        (name, index): torch.nn.Parameter(part.detach().clone())
+        for name in names
+        for index, part in enumerate(model.blocks.get_parameter(name).chunk(3 if "qkv" in name else 1))
+    }
+    theirs = torch.optim.Muon(list(parts.values()), lr=0.05, weight_decay=0.3, momentum=0.95, nesterov=True)
+    for step in range(4):
+        with_gradients(model, step)
+        for (name, index), value in parts.items():
+            gradient = model.blocks.get_parameter(name).grad
+            assert gradient is not None
+            value.grad = gradient.chunk(3 if "qkv" in name else 1)[index].clone()
+        before = {key: value.detach().clone() for key, value in parts.items()}
+        ours.step()
+        theirs.step()
+        for (name, index), value in parts.items():
+            got = model.blocks.get_parameter(name).chunk(3 if "qkv" in name else 1)[index]
+            moved = (value - before[name, index]).norm()
+            # Both iterate in bf16; stacking changes the order of its roundings.
+            assert (got - value).norm() < 0.03 * moved * (step + 1), name
+            assert moved > 0.01
+
+
+def test_muon_leaves_all_else_to_adamw() -> None:
+    config = OptimConfig(name="muon", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
+    first, second = (fill(GPT(tiny(layers=1, dim=8, context=6, bias=True, norm="layernorm"), 7)) for _ in range(2))
+    ours, theirs = make_optimizer(first, config), make_optimizer(second, replace(config, name="adamw"))
+    for step in range(3):
+        for model, optimizer in ((first, ours), (second, theirs)):
+            with_gradients(model, step)
+            optimizer.step()
+    for (name, value), other in zip(first.named_parameters(), second.parameters(), strict=True):
+        matrix_of_a_block = name.startswith("blocks.") and value.ndim == 2
+        assert torch.allclose(value, other, atol=1e-6) != matrix_of_a_block, name
+
+
+def test_muon_goes_on_from_its_state() -> None:
+    """Three steps at once, or two, a save, a load into a fresh optimizer, and one."""
+    models = [fill(GPT(tiny(layers=1, dim=8, context=6), 7)) for _ in range(2)]
+    optimizers = [make_optimizer(model, OptimConfig(name="muon")) for model in models]
+    for step in range(3):
+        if step == 2:
+            state = optimizers[1].state_dict()
+            optimizers[1] = make_optimizer(models[1], OptimConfig(name="muon"))
+            optimizers[1].load_state_dict(state)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            with_gradients(model, step)
+            optimizer.step()
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)

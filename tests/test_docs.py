@@ -1,0 +1,90 @@
+"""The commands and the code in the docs run, long ones with their steps cut."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Ended
+
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+# Last on the command line, so these hold.
+CUT = "trainer.max_steps=2 trainer.accelerator=cpu data.batch=4 model.context=32 model.layers=1 model.dim=48".split()
+
+
+@pytest.fixture
+def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(COMMANDS) > 12
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and "resume" not in c])
+def test_training_commands_of_the_readme(command: str, train: Callable[..., Ended], quick_samples: None) -> None:
+    Path("letters/old").mkdir(parents=True)
+    for number in range(3):
+        Path(f"letters/old/{number}.txt").write_bytes(Path("book.txt").read_bytes())
+    if "trainer=ddp" in command:
+        pytest.skip("two processes have their own test, tests/test_train.py::test_two_processes_train_the_same_model")
+    arguments = [argument for argument in shlex.split(command)[2:] if not argument.startswith("trainer.max_steps")]
+    if any(argument.startswith("data=") for argument in arguments):
+        arguments.append("data.path=book.txt")  # what would be downloaded; the downloads have their own tests
+    ended = train(*arguments, *CUT, defaults=False)
+    assert ended.status == 0, ended.err
+    assert "validation loss" in ended.out and "bits per character" in ended.out
+
+
+def test_resuming_and_sampling_commands_of_the_readme(
+    train: Callable[..., Ended], sample: Callable[..., Ended], quick_samples: None
+) -> None:
+    assert train("name=first").status == 0
+    for command in [c for c in COMMANDS if "resume=runs" in c]:
+        _, _, *arguments = shlex.split(command)
+        arguments = [a if not a.startswith("trainer.max_steps") else "trainer.max_steps=32" for a in arguments]
+        assert train(*arguments, defaults=False).status == 0
+    samples = [c for c in COMMANDS if "sample.py" in c]
+    assert len(samples) == 2
+    for command in samples:
+        _, _, *arguments = shlex.split(command.replace("def ", "the ").replace("1000", "50"))
+        assert sample(*arguments).status == 0
+
+
+def test_the_example_of_the_api_page_runs(train: Callable[..., Ended], workplace: Path, quick_samples: None) -> None:
+    assert train("name=first").status == 0
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text("utf-8"), re.DOTALL)
+    assert code
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code[1]}"],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", ended.stdout)
+
+
+def test_pinned_versions_exist_on_a_public_index() -> None:
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert "torch==2.13.0" in pins
+    for pin in pins:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", pin), f"{pin}: a local version, or no exact pin"
+
+
+def test_every_dependency_is_pinned() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    pinned = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    for requirement in wanted:
+        assert re.split(r"[<>=]", requirement)[0].lower() in pinned
