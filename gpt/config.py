@@ -52,7 +52,7 @@ class OptimConfig:
     name: str = option(
         "muon", "muon for the matrices of the blocks, adamw for the rest or all", choices=("muon", "adamw")
     )
-    lr: float = option(3.0e-3, "highest learning rate of adamw", above=0)
+    lr: float = option(8.0e-3, "highest learning rate of adamw", above=0)
     muon_lr: float = option(0.02, "highest learning rate of muon, which follows the same schedule", above=0)
     min_lr: float = option(0.0, "learning rate of adamw at the last step", least=0)
     warmup: int = option(50, "steps of linear warm-up", least=0)
