@@ -1,6 +1,7 @@
 """What watches training: the progress display, the logged values and the text samples."""
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +68,7 @@ class Watch(L.Callback):
         self.started = self.marked = time.perf_counter()
         self.logged_at, self.logged_step = self.stepping, self.first
         self.last_line = self.started
+        self.first_steps: list[float] = []
         self.bits = "bpb" if int(pl_module.bytes.max()) == 1 and int(pl_module.characters.min()) == 0 else "bpc"
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
@@ -87,9 +89,9 @@ class Watch(L.Callback):
         self.loss_count += 1
         now = time.perf_counter()
         self.stepping += now - self.marked
+        if step - self.first <= 20:
+            self.first_steps.append(now - self.marked)
         self.marked = now
-        if step - self.first == 5:
-            self.warm = (step, self.stepping)
         if step - self.first == 20:
             self._warn_if_long(trainer, step)
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
@@ -149,7 +151,7 @@ class Watch(L.Callback):
             self.last_line = time.perf_counter()
 
     def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
-        per_step = (self.stepping - self.warm[1]) / (step - self.warm[0])
+        per_step = statistics.median(self.first_steps)
         left = (trainer.max_steps - step) * per_step
         if left > LONG and trainer.is_global_zero:
             fits = max(50, int((120 / per_step) // 50 * 50))
