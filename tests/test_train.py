@@ -91,8 +91,8 @@ def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(train: Train) -> 
 
 def test_training_is_what_a_plain_loop_does(train: Train) -> None:
     """The weights after 30 steps, against a loop that shares only the model, the batches and the schedule."""
-    train("name=first", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5")
-    config, optim = ModelConfig(layers=2, heads=2, dim=32, context=32), OptimConfig(clip=0.5)
+    train("name=first", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5", "optim=adamw")
+    config, optim = ModelConfig(layers=2, heads=2, dim=32, context=32), OptimConfig("adamw", lr=3e-3, clip=0.5)
     text = open_text(DataConfig(path="book.txt"), 32)
     torch.manual_seed(0)
     model = GPT(config, text.tokenizer.size)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
+from gpt.optim import lr_at
 
 LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
 SAMPLE_LENGTH = 200
@@ -95,6 +96,7 @@ class Watch(L.Callback):
         if step - self.first == 20:
             self._warn_if_long(trainer, step)
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
+            assert isinstance(pl_module, LitGPT)
             self._log(trainer, pl_module, outputs["grad_norm"], step)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
@@ -125,17 +127,16 @@ class Watch(L.Callback):
         """Training speed over all `steps` of the run."""
         return steps * self.characters_per_step / self.stepping if self.stepping else None
 
-    def _log(self, trainer: L.Trainer, module: L.LightningModule, grad_norm: Tensor, step: int) -> None:
+    def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: Tensor, step: int) -> None:
         mean = torch.as_tensor(self.loss_sum / self.loss_count, device=module.device)
         loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))
         since = max(self.stepping - self.logged_at, 1e-9)
         speed = (step - self.logged_step) * self.characters_per_step / since
         self.loss_sum, self.loss_count = 0.0, 0
         self.logged_at, self.logged_step = self.stepping, step
-        optimizer = trainer.optimizers[0]
         values = {
             "train/loss": loss,
-            "optim/lr": optimizer.param_groups[0]["lr"],
+            "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": float(grad_norm),
             "perf/chars_per_s": speed,
         }
