@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,32 +153,71 @@ def test_tensorboard_shows_the_run(train: Train) -> None:
     assert len(shown) > 200 and all(line.startswith("    ") for line in shown.split("\n"))
 
 
-def test_resumed_runs_go_on_as_if_nothing_had_happened(train: Train) -> None:
-    """The ground for exact resume: a run stopped by Ctrl-C ends with the weights of one that was left alone."""
-    train("name=whole", "model.dropout=0.1", "data.micro_batch=4")
-    command = [sys.executable, ROOT / "train.py", *TINY, "data.path=book.txt", "name=cut", "model.dropout=0.1"]
-    process = subprocess.Popen([*command, "data.micro_batch=4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not Path("runs/cut/checkpoints/step-00000010.ckpt").exists() and process.poll() is None:
+@pytest.mark.parametrize(
+    ("number", "status", "extra"),
+    [
+        (signal.SIGINT, 130, []),
+        (signal.SIGTERM, 143, ["optim=adamw", "callbacks=ema"]),
+        (signal.SIGKILL, -9, ["model.positions=learned"]),
+    ],
+)
+def test_resumed_runs_go_on_as_if_nothing_had_happened(
+    train: Train, number: signal.Signals, status: int, extra: list[str]
+) -> None:
+    """The ground for exact resume: a run that was stopped ends with the weights of one that was left alone."""
+    arguments = ["model.dropout=0.1", "data.micro_batch=4", *extra]
+    train("name=whole", *arguments)
+    command = [sys.executable, ROOT / "train.py", *TINY, "data.path=book.txt", "name=cut", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not Path("runs/cut/checkpoints/last.ckpt").exists() and process.poll() is None:
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = (text.decode() for text in process.communicate(timeout=60))
+    assert process.returncode == status, "the run ended before the signal came" if process.returncode == 0 else err
     assert err == ""
-    if process.returncode == 0:
-        pytest.fail("the run ended before the signal came")
-    assert process.returncode == 130
-    stopped = re.search(r"stopped by SIGINT after step (\d+)", out)
-    assert stopped and 10 <= int(stopped[1]) < 30
-    assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
+    if status > 0:
+        stopped = re.search(rf"stopped by {number.name} after step (\d+)", out)
+        assert stopped and 10 <= int(stopped[1]) < 30
+        assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
     ended = train("resume=auto", defaults=False)
     assert ended.status == 0 and "going on in runs/cut" in ended.out
-    whole, cut = (load_checkpoint(f"runs/{name}/checkpoints/last.ckpt")[0] for name in ("whole", "cut"))
-    for ours, theirs in zip(whole.parameters(), cut.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    whole, cut = (torch.load(f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "cut"))
+    for part in ("state_dict", "optimizer_states", "current_model_state", "global_step"):
+        assert_same(whole.get(part), cut.get(part), part)
     for tag in ("train/loss", "val/loss", "optim/lr"):
         points = [[(p.step, p.value) for p in events(name).Scalars(tag)] for name in ("whole", "cut")]
-        assert points[0] == points[1]
+        assert points[0] == (points[1] if status > 0 else list(dict(points[1]).items()))
     summaries = [json.loads(Path(f"runs/{name}/summary.json").read_text()) for name in ("whole", "cut")]
     assert summaries[0]["val_loss"] == summaries[1]["val_loss"]
+
+
+def assert_same(ours: Any, theirs: Any, where: str) -> None:
+    """Bit for bit, through nested dicts and lists."""
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            assert_same(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(ours, list):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(one, other, f"{where}[{index}]")
+    else:
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, where
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
+    """In a step of many seconds, which the first Ctrl-C waits for."""
+    large = ["model.dim=512", "model.context=512", "model.layers=12", "data.batch=64", "name=a", "data.path=book.txt"]
+    process = subprocess.Popen([sys.executable, ROOT / "train.py", *large], stdout=subprocess.DEVNULL)
+    while not Path("runs/a/train.log").exists():
+        time.sleep(0.01)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=2) == 130
 
 
 def test_resume_finds_refuses_and_extends(train: Train, prose: str) -> None:

@@ -1,0 +1,48 @@
+"""make says what is missing."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def script(path: Path, code: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("target", ["train", "test"])
+def test_without_a_suitable_python(checkout: Path, target: str) -> None:
+    old = script(checkout / "python3.8", "exit 1")
+    ended = subprocess.run(["make", target, f"PYTHON={old}"], cwd=checkout, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in ended.stderr and f"make {target} PYTHON=" in ended.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_without_venv(checkout: Path) -> None:
+    bare = script(checkout / "python", 'case "$2" in *ensurepip*) exit 1;; esac')
+    ended = subprocess.run(["make", "train", f"PYTHON={bare}"], cwd=checkout, capture_output=True, text=True)
+    assert ended.returncode != 0 and "apt install python3-venv" in ended.stderr
+
+
+def test_a_failed_installation_is_said_and_tried_again(checkout: Path) -> None:
+    """The environment is made, but pip cannot install: no stamp is left that would hide it."""
+    install = 'mkdir -p .venv/bin; printf "#!/bin/sh\\nexit 1\\n" > .venv/bin/python; chmod +x .venv/bin/python'
+    python = script(checkout / "python", f'case "$1" in -m) {install};; esac')
+    for _ in range(2):
+        ended = subprocess.run(["make", "train", f"PYTHON={python}"], cwd=checkout, capture_output=True, text=True)
+        assert ended.returncode != 0 and "installing failed" in ended.stderr
