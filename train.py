@@ -167,7 +167,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     import torch
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from data.datamodule import TextDataModule
+    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.fit.automatic import choose_compile, choose_precision, device_kind, keep_freed_memory
     from gpt.fit.callbacks import Samples, Watch
     from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
@@ -222,7 +222,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     rows = rows_per_device(config, trainer.world_size)
 
     if first_process:
-        make_directory(run, fresh=resumed is None)
+        make_directory(run, fresh=typed.resume is None)
         runs.write_text(run / "config.yaml", to_yaml(config))
         for logger in trainer.loggers:
             logger.log_hyperparams(dict(leaves(to_dict(config))))
@@ -236,6 +236,9 @@ def main(typed: Config, keys: list[str]) -> float | None:
             f"machine    {device}, {precision} ({why_precision}), "
             f"{'compiled' if compiled else 'not compiled'} ({why_compiled})"
         )
+        part = min(VALIDATION_CHARACTERS, len(text.validation))
+        which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
+        say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
         say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
     summary: dict[str, Any] = {"status": "failed"}

@@ -225,6 +225,8 @@ def test_resume_finds_refuses_and_extends(train: Train, prose: str) -> None:
     assert "no such run" in train("resume=runs/nothing").err
     assert "starting afresh" in train("name=a", "resume=auto").out
     assert "runs/a exists; resume=auto" in train("name=a").err
+    Path("runs/killed").mkdir()  # by a kill before the first checkpoint
+    assert train("name=killed", "resume=auto").status == 0
     assert "is finished: step 30 of 30" in train("name=a", "resume=auto").out
     assert "cannot change model.dim=64 (the run has 32)" in train("name=a", "resume=auto", "model.dim=64").err
     assert train("resume=runs/a", "trainer.max_steps=40").status == 0

@@ -78,7 +78,7 @@ class Watch(L.Callback):
                 initial=self.first,
                 file=sys.stdout,
                 dynamic_ncols=True,
-                bar_format="step {n_fmt}/{total_fmt} {bar} {postfix}{remaining} left",
+                bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
 
     def on_train_batch_end(
@@ -144,7 +144,7 @@ class Watch(L.Callback):
             logger.log_metrics(values, step=step)
         shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}  {speed:,.0f} characters/s"
         if self.bar is not None:
-            self.bar.set_postfix_str(shown + "  ", refresh=False)
+            self.bar.set_description_str(shown + "  ", refresh=False)
             self.bar.update(step - self.bar.n)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
             left = (trainer.max_steps - step) * self.characters_per_step / speed
