@@ -152,6 +152,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
         The validation loss of the best checkpoint in nats per token, over the whole split; None on
         processes other than the first.
     """
+    fresh, allow = typed.resume is None, typed.allow
     config, resumed = resolve(typed, keys)
     first_process = runs.rank() == 0
     name = resumed.name if resumed else config.name or runs.new_name()
@@ -183,7 +184,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
         raise ConfigError(error) from None
     config.trainer.precision, config.compile = precision, str(compiled).lower()
     config.name, config.resume, config.allow = name, None, []
-    if resumed and not can_go_on(run, text, config, typed.allow):
+    if resumed and not can_go_on(run, text, config, allow):
         return runs.summary_of(run).get("val_loss")
 
     tokenizer = text.tokenizer
@@ -222,7 +223,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     rows = rows_per_device(config, trainer.world_size)
 
     if first_process:
-        make_directory(run, fresh=typed.resume is None)
+        make_directory(run, fresh)
         runs.write_text(run / "config.yaml", to_yaml(config))
         for logger in trainer.loggers:
             logger.log_hyperparams(dict(leaves(to_dict(config))))
