@@ -44,8 +44,8 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        # torch reports a failed write, such as a full disk, as a RuntimeError of its zip writer.
-        if isinstance(error, RuntimeError):
+        # torch reports a failed write, such as a full disk, as a RuntimeError of its zip writer, too.
+        if isinstance(error, OSError | RuntimeError):
             raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
         raise
     sync_directory(path.parent)
