@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  then found="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-	  echo "make: needs Python 3.11, 3.12 or 3.13, found $$(python3 --version 2>&1 || echo none);" \
+	  echo "make: needs Python 3.11, 3.12 or 3.13, found $$("$${python:-python3}" --version 2>/dev/null || echo none);" \
 	    "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
 	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; \

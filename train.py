@@ -4,6 +4,7 @@
 `python train.py --help` lists what can be changed.
 """
 
+import io
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ SAMPLE_TEMPERATURE = 0.6
 
 def cli() -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(usage())
@@ -67,7 +70,12 @@ def cli() -> int:
             raise ConfigError(f"name={literals['name']}: several runs cannot share a name; leave it out with -m")
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return refuse(error)
-    return max((run_trial(config, keys) for config, keys in typed), default=0)
+    status = 0
+    for config, keys in typed:
+        status = max(status, run_trial(config, keys))
+        if status >= 128:  # stopped by a signal, which means all of them
+            break
+    return status
 
 
 def run_trial(typed: Config, keys: list[str]) -> int:
@@ -112,9 +120,13 @@ def explain(error: Exception) -> int | None:
         return None
     from gpt.checkpoint import CheckpointError
     from gpt.fit.durability import Stopped
+    from gpt.fit.module import Diverged
 
     if isinstance(error, CheckpointError):
         return refuse(error)
+    if isinstance(error, Diverged):
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1
     return 128 + error.number if isinstance(error, Stopped) else None
 
 
@@ -155,7 +167,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     fresh, allow = typed.resume is None, typed.allow
     config, resumed = resolve(typed, keys)
     first_process = runs.rank() == 0
-    name = resumed.name if resumed else config.name or runs.new_name()
+    name = resumed.resolve().name if resumed else config.name or runs.new_name()
     run = resumed or runs.RUNS / name
     if config.resume == "auto" and first_process:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
@@ -185,7 +197,10 @@ def main(typed: Config, keys: list[str]) -> float | None:
     config.trainer.precision, config.compile = precision, str(compiled).lower()
     config.name, config.resume, config.allow = name, None, []
     if resumed and not can_go_on(run, text, config, allow):
-        return runs.summary_of(run).get("val_loss")
+        done = runs.summary_of(run)
+        if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
+            return finish(run, config, text, Speaker(run / "train.log"), done)
+        return done.get("val_loss")
 
     tokenizer = text.tokenizer
     module = LitGPT(
@@ -247,7 +262,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     try:
         datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
         trainer.fit(module, datamodule, ckpt_path=runs.checkpoint_of(run) if resumed else None, weights_only=True)
-        summary["status"] = "finished"
+        summary["status"] = "interrupted"  # until it has been evaluated, too
     except Stopped as stop:
         summary["status"] = "interrupted"
         say(f"{stop}; nothing is lost: {python()} train.py resume={run}")
@@ -321,7 +336,7 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
 
     try:
         return [instantiate(entry, **arguments) for entry in entries.values()]
-    except (InstantiationException, ModuleNotFoundError) as error:
+    except (InstantiationException, ModuleNotFoundError, TypeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         extra = "; pip install -e .[wandb]" if "wandb" in reason else ""
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
@@ -419,7 +434,9 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
-    write_summary(run, summary | as_summary(best, scores[last_step][0], test, best_step, context))
+    write_summary(
+        run, summary | {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
+    )
     sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
     farewell(say, run, tokenizer.decode(sample[0].numpy()).strip("\n"))
     return best.loss

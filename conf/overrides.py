@@ -18,13 +18,13 @@ from conf.schema import REFUSED, Config, from_dict, to_dict
 CONF = Path(__file__).parent
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume", "compile")
-# What may change when a run is resumed without being named in `allow`: it leaves the training as it is.
+# What may change when a run is resumed without being named in `allow`: how long it goes on, and what is watched.
 FREE = (
     "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
     "data.cache_dir", "data.path", "resume", "allow", "logger",
 )  # fmt: skip
 # What no `allow` can change: the weights would not fit, or mean something else.
-FIXED = ("model.", "data.tokenizer")
+FIXED = ("model.", "data.tokenizer", "optim.name")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -36,6 +36,13 @@ REFUSED = {
     "enable_progress_bar": "progress is a bar in a terminal and plain lines elsewhere",
     "enable_model_summary": "train.py prints its own",
     "num_sanity_val_steps": "validation needs no rehearsal",
+    "min_steps": "use trainer.max_steps",
+    "barebones": "use logger=none",
+    "limit_test_batches": "the test split is evaluated whole",
+    "limit_predict_batches": "use sample.py --num-chars",
+    "sync_batchnorm": "the model has no batch norm",
+    "inference_mode": "evaluation needs no gradients",
+    "model_registry": "checkpoints are kept in runs/<name>",
     "default_root_dir": "use name; runs are kept in runs/<name>",
 }
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
@@ -145,5 +152,15 @@ def to_yaml(config: Config) -> str:
 
 
 def from_yaml(text: str) -> Config:
-    """Read what `to_yaml` wrote."""
-    return from_dict(yaml.safe_load(text))
+    """Read what `to_yaml` wrote.
+
+    Raises:
+        ValueError: the text is no YAML, or not that of a configuration.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"config.yaml: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError("config.yaml: holds no configuration")
+    return from_dict(values)

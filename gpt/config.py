@@ -9,10 +9,10 @@ from conf.fields import check, option
 class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
-    layers: int = option(4, "number of blocks", least=1)
-    heads: int = option(4, "attention heads per block; must divide dim", least=1)
-    dim: int = option(128, "model width", least=1)
-    context: int = option(256, "longest window in characters", least=1)
+    layers: int = option(4, "number of blocks", least=1, most=4096)
+    heads: int = option(4, "attention heads per block; must divide dim", least=1, most=4096)
+    dim: int = option(128, "model width", least=1, most=2**17)
+    context: int = option(256, "longest window in characters", least=1, most=2**20)
     dropout: float = option(0.0, "dropout on embeddings, attention and residual branches", least=0, below=1)
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))

@@ -92,12 +92,15 @@ def to_resume(resume: str, name: str | None) -> Path | None:
             raise RunError(f"resume=auto: no unfinished run in {RUNS}/")
         return unfinished[0]
     path = Path(resume)
-    run = path.parent.parent if path.suffix == ".ckpt" else path
+    whole = path if path.name and path.parent.name else path.resolve()
+    run = whole.parent.parent if path.suffix == ".ckpt" else whole
     if not path.exists():
         raise RunError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
     for needed in (run / "config.yaml", checkpoint_of(run)):
         if not needed.exists():
             raise RunError(f"resume={resume}: is no run that can go on (without {needed})")
+    if path.suffix == ".ckpt" and not path.samefile(checkpoint_of(run)):
+        raise RunError(f"resume={resume}: a run goes on from its last checkpoint, resume={checkpoint_of(run)}")
     return run
 
 

@@ -432,3 +432,33 @@ def test_evaluation_windows_cover_the_split_of_a_run(train: Train) -> None:
     counted = sum(int(windows[2].sum()) for windows in evaluation_windows(text.validation, 32, 8))
     summary = json.loads(Path("runs/a/summary.json").read_text())
     assert counted + 1 == summary["evaluation"]["characters"]
+
+
+def test_a_run_stopped_while_it_was_evaluated_gets_its_result(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_script, "finish", stopped)
+        assert train("name=a").status == 130
+    assert json.loads(Path("runs/a/summary.json").read_text())["status"] == "interrupted"
+    assert train("resume=auto", defaults=False).status == 0
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    assert summary["status"] == "finished" and summary["val_loss"] > 0 and summary["steps"] == 30
+
+
+def test_divergence_is_one_line_and_saves_nothing(train: Train) -> None:
+    ended = train("name=a", "optim.lr=1e30", "optim.muon_lr=1e30", "logger=none")
+    assert ended.status == 1 and ended.err.count("\n") == 1 and "diverged; lower optim.lr=1e+30" in ended.err
+    assert not list(Path("runs/a/checkpoints").iterdir())
+
+
+def test_a_stop_ends_a_sweep(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def stopped(*given: Any) -> float:
+        ran.append(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_script, "main", stopped)
+    assert train("-m", "seed=0,1,2").status == 130 and len(ran) == 1

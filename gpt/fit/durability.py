@@ -61,6 +61,8 @@ class Checkpoints(L.Callback):
 
     def save(self, trainer: L.Trainer, best: bool = False) -> None:
         """Save the state after the step just taken; every process must call this."""
+        for logger in trainer.loggers:
+            logger.save()  # what was logged up to here is on disk before the step counts as done
         path = self.directory / f"step-{trainer.global_step:08d}.ckpt"
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:

@@ -1,6 +1,7 @@
 """The model as Lightning fits it."""
 
 import hashlib
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +22,10 @@ def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
     """Seed of the dropout masks of one forward pass: where a run was interrupted does not show."""
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class Diverged(Exception):
+    """The loss is no longer a number, in one line."""
 
 
 class LitGPT(L.LightningModule):
@@ -67,7 +72,7 @@ class LitGPT(L.LightningModule):
         self.score: Score | None = None  # of the last validation
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over all weights."""
+        """The optimizer that the configuration names, over all weights."""
         return make_optimizer(self.net, self.optim_config)
 
     def on_train_start(self) -> None:
@@ -127,6 +132,11 @@ class LitGPT(L.LightningModule):
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
         self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
+        if not math.isfinite(self.score.loss):
+            raise Diverged(
+                f"the validation loss is {self.score.loss} after step {self.global_step}: training has diverged; "
+                f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
+            )
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # For callbacks that watch a value, such as early stopping, and for the loggers at the right step.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)

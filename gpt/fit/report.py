@@ -1,5 +1,6 @@
 """What a run says: while it goes on, when it ends, and when memory runs out."""
 
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -28,8 +29,11 @@ class Speaker:
         """Say one line."""
         if self.log is None:
             return
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # a reader such as `head` has seen enough; training goes on, and so does the log
+            sys.stdout = open(os.devnull, "w")
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
