@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep the blocks that a training step frees, for the next step to take.
 
     By default it gives large ones back to the system, which fills every page with zeros when they are
-    asked for again: a third of the time of a step on a CPU. Other systems are left as they are.
+    asked for again (docs/results.md has what that costs). Other systems are left as they are.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
