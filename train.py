@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,7 +197,8 @@ def main(typed: Config, keys: list[str]) -> float | None:
         raise ConfigError(error) from None
     config.trainer.precision, config.compile = precision, str(compiled).lower()
     config.name, config.resume, config.allow = name, None, []
-    if resumed and not can_go_on(run, text, config, allow):
+    step = step_to_go_on_from(run, text, config, allow) if resumed else 0
+    if step is None:
         done = runs.summary_of(run)
         if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
             return finish(run, config, text, Speaker(run / "train.log"), done)
@@ -223,7 +225,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
         trainer = L.Trainer(
             **{key: value for key, value in vars(config.trainer).items() if value is not None},
             callbacks=[*callbacks, watch, StopSignals(checkpoints)],
-            logger=make(config.logger, save_dir=str(run)),
+            logger=make(after(step, run, config.logger) if resumed else config.logger, save_dir=str(run)),
             plugins=[AtomicCheckpointIO()],
             max_epochs=-1,
             check_val_every_n_epoch=None,
@@ -303,8 +305,8 @@ def quieten_lightning() -> None:
     )
 
 
-def can_go_on(run: Path, text: "Text", config: Config, allow: list[str]) -> bool:
-    """Whether a run has steps left; refuses a text that is not the one it was trained on.
+def step_to_go_on_from(run: Path, text: "Text", config: Config, allow: list[str]) -> int | None:
+    """The step of a run's checkpoint, None when it has none left; refuses a text that is not the one it was trained on.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the text has changed.
@@ -320,9 +322,19 @@ def can_go_on(run: Path, text: "Text", config: Config, allow: list[str]) -> bool
             "allow=[data.path] goes on all the same"
         )
     if saved["global_step"] < config.trainer.max_steps:
-        return True
+        return saved["global_step"]
     print(f"{run} is finished: step {saved['global_step']} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
-    return False
+    return None
+
+
+def after(step: int, run: Path, loggers: dict[str, Any]) -> dict[str, Any]:
+    """Have TensorBoard's files go on after `step`: what a killed process logged beyond it does not count."""
+    newest = max((int(path.name.split(".")[3]) for path in run.glob("events.out.tfevents.*")), default=0)
+    time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
+    return {
+        name: entry | ({"purge_step": step + 1} if entry["_target_"].endswith(".TensorBoardLogger") else {})
+        for name, entry in loggers.items()
+    }
 
 
 def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
