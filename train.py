@@ -14,14 +14,28 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.overrides import apply_literals, check_overrides, leaves, merge_resumed, split_literals, typed_keys, usage
+from conf.overrides import (
+    apply_literals,
+    check_overrides,
+    leaves,
+    merge_resumed,
+    presets,
+    split_literals,
+    typed_keys,
+    usage,
+)
 from conf.schema import Config, from_yaml, to_dict, to_yaml
 from gpt import runs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from data.arrays import Text
+    from gpt.config import ModelConfig
+    from gpt.fit.module import LitGPT
     from gpt.fit.report import Speaker
 
+STARTED = time.perf_counter() - time.process_time()  # of this process, which is where `minutes` counts from
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 
@@ -72,17 +86,19 @@ def cli() -> int:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return refuse(error)
     status = 0
+    started = STARTED
     for config, keys in typed:
-        status = max(status, run_trial(config, keys))
+        status = max(status, run_trial(config, keys, started))
+        started = time.perf_counter()
         if status >= 128:  # stopped by a signal, which means all of them
             break
     return status
 
 
-def run_trial(typed: Config, keys: list[str]) -> int:
+def run_trial(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and turn how it ended into an exit status."""
     try:
-        main(typed, keys)
+        main(typed, keys, started)
     except (ConfigError, runs.RunError) as error:
         return refuse(error)
     except KeyboardInterrupt:
@@ -154,12 +170,13 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         raise ConfigError(str(error)) from None
 
 
-def main(typed: Config, keys: list[str]) -> float | None:
+def main(typed: Config, keys: list[str], started: float) -> float | None:
     """Train, evaluate and report one run.
 
     Args:
         typed: the configuration as typed.
         keys: the keys that were typed, which matter when a run is resumed.
+        started: when this run began, on the clock of `time.perf_counter`.
 
     Returns:
         The validation loss of the best checkpoint in nats per token, over the whole split; None on
@@ -174,7 +191,10 @@ def main(typed: Config, keys: list[str]) -> float | None:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
 
     from data.arrays import open_text
+    from data.corpus import cache_dir
 
+    # What is compiled once serves later runs, whatever becomes of the temporary directory; torch reads this later.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
     text = open_text(config.data, config.model.context)
 
     import lightning as L
@@ -182,7 +202,7 @@ def main(typed: Config, keys: list[str]) -> float | None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
-    from gpt.fit.automatic import choose_compile, choose_precision, device_kind, keep_freed_memory
+    from gpt.fit.automatic import choose_compile, choose_precision, device_kind, expected_seconds, keep_freed_memory
     from gpt.fit.callbacks import Samples, Watch
     from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
     from gpt.fit.module import LitGPT
@@ -192,7 +212,8 @@ def main(typed: Config, keys: list[str]) -> float | None:
     try:
         device = device_kind(config.trainer.accelerator)
         precision, why_precision = choose_precision(config.trainer.precision, device)
-        compiled, why_compiled = choose_compile(config.compile, device)
+        seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
+        compiled, why_compiled = choose_compile(config.compile, device, seconds)
     except ValueError as error:
         raise ConfigError(error) from None
     config.trainer.precision, config.compile = precision, str(compiled).lower()
@@ -205,18 +226,25 @@ def main(typed: Config, keys: list[str]) -> float | None:
         return done.get("val_loss")
 
     tokenizer = text.tokenizer
-    module = LitGPT(
-        config.model,
-        config.optim,
-        vocabulary=tokenizer.vocabulary,
-        characters=torch.from_numpy(tokenizer.characters_per_token),
-        bytes=torch.from_numpy(tokenizer.bytes_per_token),
-        data={"name": text.name, "fingerprint": text.fingerprint} | to_dict(config)["data"],
-        max_steps=config.trainer.max_steps,
-        micro_batch=config.data.micro_batch,
-        seed=config.seed,
-        compile=compiled,
-    )
+
+    def make_module() -> LitGPT:
+        return LitGPT(
+            config.model,
+            config.optim,
+            vocabulary=tokenizer.vocabulary,
+            characters=torch.from_numpy(tokenizer.characters_per_token),
+            bytes=torch.from_numpy(tokenizer.bytes_per_token),
+            data={"name": text.name, "fingerprint": text.fingerprint} | to_dict(config)["data"],
+            max_steps=config.trainer.max_steps,
+            micro_batch=config.data.micro_batch,
+            seed=config.seed,
+            compile=compiled,
+        )
+
+    keep_freed_memory()
+    if config.minutes is not None and not resumed:
+        turn_dial(config, keys, text, device, make_module, started)
+    module = make_module()
     say = Speaker(run / "train.log" if first_process else None)
     checkpoints = Checkpoints(run / "checkpoints")
     watch = Watch(say, config.data.batch * config.model.context)
@@ -260,7 +288,6 @@ def main(typed: Config, keys: list[str]) -> float | None:
         say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
     summary: dict[str, Any] = {"status": "failed"}
-    keep_freed_memory()
     try:
         datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
         trainer.fit(module, datamodule, ckpt_path=runs.checkpoint_of(run) if resumed else None, weights_only=True)
@@ -288,6 +315,75 @@ def main(typed: Config, keys: list[str]) -> float | None:
         if first_process:
             write_summary(run, summary)
     return finish(run, config, text, say, summary) if first_process else None
+
+
+def flops(config: Config, text: "Text") -> float:
+    """Floating-point operations of all steps of a run."""
+    import torch
+
+    from gpt.model import GPT
+
+    with torch.device("meta"):
+        per_token = GPT(config.model, text.tokenizer.size).flops_per_token()
+    return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context
+
+
+def turn_dial(
+    config: Config, keys: list[str], text: "Text", device: str, make_module: "Callable[[], LitGPT]", started: float
+) -> None:
+    """Settle what `minutes` leaves open, in `config`: the preset, the number of steps, how often to validate.
+
+    Args:
+        config: the configuration; what was typed stays.
+        keys: the keys that were typed.
+        text: the encoded text.
+        device: the kind of device.
+        make_module: makes a model as `config` has it.
+        started: when the time began, on the clock of `time.perf_counter`.
+
+    Raises:
+        ConfigError: there is more than one device, or no time for a step.
+    """
+    import torch
+
+    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
+    from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
+    from gpt.fit.dial import VALIDATIONS, Cost, Work, measure, plan
+
+    minutes, devices = config.minutes, config.trainer.devices
+    assert minutes is not None
+    if devices == "auto":
+        devices = torch.cuda.device_count() if device == "cuda" else 1
+    count = len(devices) if isinstance(devices, list) else devices
+    if count * config.trainer.num_nodes * int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"minutes={minutes:g}: is for one device; trainer.devices=1, or trainer.max_steps=N")
+
+    def measured(model: "ModelConfig") -> Cost:
+        config.model = model
+        data = TextDataModule(text, config.data, model.context, config.seed)
+        where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision")}
+        return measure(make_module(), data, torch.from_numpy(text.train[:10_000].astype("int64")), **where)
+
+    def left() -> float:
+        return started + 60 * minutes - time.perf_counter()
+
+    work = Work(
+        validated=min(VALIDATION_CHARACTERS, len(text.validation)),
+        finally_evaluated=len(text.validation) + len(text.test),
+        sampled_per_validation=SAMPLED_PER_VALIDATION if config.logger else 0,
+        finally_sampled=SAMPLE_LENGTH,
+    )
+    print(f"minutes={minutes:g}: timing a few steps on this machine", flush=True)
+    choices = [config.model] if any(key.startswith("model.") for key in keys) else presets()
+    config.model, steps, cost = plan(
+        left, choices, measured, work, lambda model: config.data.batch * model.context, text.tokenizer.size
+    )
+    if steps < 1:
+        needed = (60 * minutes - left() + work.seconds(cost, VALIDATIONS)) / 60
+        raise ConfigError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:.2g}")
+    config.trainer.max_steps = steps
+    if "trainer.val_check_interval" not in keys:
+        config.trainer.val_check_interval = -(-steps // VALIDATIONS)
 
 
 def quieten_lightning() -> None:

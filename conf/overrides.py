@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 
 from conf.fields import allowed, check_value, nearest, shown
 from conf.schema import REFUSED, Config, from_dict, to_dict
+from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
@@ -24,7 +25,7 @@ FREE = (
     "data.cache_dir", "data.path", "resume", "allow", "logger",
 )  # fmt: skip
 # What no `allow` can change: the weights would not fit, or mean something else.
-FIXED = ("model.", "data.tokenizer", "optim.name")
+FIXED = ("model.", "data.tokenizer", "optim.name", "minutes")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -59,6 +60,12 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(CONF.iterdir())
         if any(folder.glob("*.yaml"))
     }
+
+
+def presets() -> list[ModelConfig]:
+    """The presets of `model=`, from small to large."""
+    found = [ModelConfig(**yaml.safe_load(file.read_text("utf-8"))) for file in (CONF / "model").glob("*.yaml")]
+    return sorted(found, key=lambda preset: preset.layers * preset.dim**2)
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -97,6 +104,9 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
         if argument.partition("=")[0] in ("callbacks", "logger")
         for name in argument.partition("=")[2].strip("[]").split(",")
     }
+    typed = [argument.partition("=")[0] for argument in arguments]
+    if "minutes" in typed and "trainer.max_steps" in typed:
+        raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
         if group in ("callbacks", "logger") and name and name.partition(".")[0] not in chosen:

@@ -21,7 +21,7 @@ REFUSED = {
     "gradient_clip_algorithm": "use optim.clip, which clips by norm",
     "max_epochs": "use trainer.max_steps",
     "min_epochs": "use trainer.max_steps",
-    "max_time": "use trainer.max_steps",
+    "max_time": "use minutes=N",
     "fast_dev_run": "use trainer.max_steps=5",
     "limit_train_batches": "use trainer.max_steps",
     "limit_val_batches": "validation always covers its split; make the split smaller with data.split",
@@ -105,6 +105,9 @@ class Config:
     name: str | None = option(None, "directory of the run below runs/; null makes one up")
     seed: int = option(0, "seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(None, "go on with a run: a run directory, a checkpoint, or auto")
+    minutes: float | None = option(
+        None, "instead of trainer.max_steps: the best training that fits into so many minutes, start to end", above=0
+    )
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
     compile: str = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -10,7 +10,7 @@ class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
     layers: int = option(4, "number of blocks", least=1, most=4096)
-    heads: int = option(4, "attention heads per block; must divide dim", least=1, most=4096)
+    heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
     context: int = option(256, "longest window in characters", least=1, most=2**20)
     dropout: float = option(0.0, "dropout on embeddings, attention and residual branches", least=0, below=1)
@@ -19,6 +19,7 @@ class ModelConfig:
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
     positions: str = option("rotary", "how a character's place enters", choices=("learned", "rotary"))
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
+    key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
     tied: bool = option(False, "use the token embedding as the output head, too")
     attention: str = option(
         "auto", "attention kernel; auto is explicit on a CPU, sdpa elsewhere", choices=("auto", "explicit", "sdpa")
@@ -27,15 +28,20 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self, "model")
+        # What a head's size must be a multiple of: rotary turns pairs, with key_offset in half of the head.
+        parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
+        sizes = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n % parts == 0]
         if self.dim % self.heads:
-            divisors = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n >= 8] or [1]
+            heads = [n for n in sizes if self.dim // n >= 8] or sizes or [1]
+            unit = parts * self.heads
             raise ValueError(
                 f"model.heads={self.heads}: must divide model.dim={self.dim}: "
-                f"{', '.join(map(str, divisors))}; or model.dim={-(-self.dim // (2 * self.heads)) * 2 * self.heads}"
+                f"{', '.join(map(str, heads))}; or model.dim={-(-self.dim // unit) * unit}"
             )
-        if self.positions == "rotary" and self.head_dim % 2:
+        if self.head_dim % parts:
             raise ValueError(
-                f"model.positions=rotary: needs an even head size, but model.dim={self.dim} / "
+                f"model.positions=rotary: needs a head size that is a multiple of {parts}"
+                f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={self.dim} / "
                 f"model.heads={self.heads} = {self.head_dim}; model.positions=learned takes any"
             )
 
@@ -52,8 +58,8 @@ class OptimConfig:
     name: str = option(
         "muon", "muon for the matrices of the blocks, adamw for the rest or all", choices=("muon", "adamw")
     )
-    lr: float = option(8.0e-3, "highest learning rate of adamw", above=0)
-    muon_lr: float = option(0.02, "highest learning rate of muon, which follows the same schedule", above=0)
+    lr: float = option(6.0e-3, "highest learning rate of adamw", above=0)
+    muon_lr: float = option(0.01, "highest learning rate of muon, which follows the same schedule", above=0)
     min_lr: float = option(0.0, "learning rate of adamw at the last step", least=0)
     warmup: int = option(50, "steps of linear warm-up", least=0)
     schedule: str = option("trapezoid", "shape after the warm-up", choices=("cosine", "trapezoid"))

@@ -103,6 +103,16 @@ class GPT(nn.Module):
         """Number of weights; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def flops_per_token(self) -> int:
+        """Floating-point operations of forward and backward for one character of a full window.
+
+        Six for each weight of a matrix (the embeddings are only looked up), and 12 * T * C for each block's
+        T x T attention, of which the masked half counts, too.
+        Source: PaLM, arXiv:2204.02311, appendix B.
+        """
+        weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
+        return 6 * weights + 12 * self.config.layers * self.config.context * self.config.dim
+
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.dtype != torch.int64:
             raise ValueError(f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}")

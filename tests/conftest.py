@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -58,8 +59,10 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     def call(*arguments: str, defaults: bool = True) -> Ended:
         given = [*TINY, "data.path=book.txt"] if defaults else []
         keys = {argument.partition("=")[0] for argument in arguments}
+        keys |= {"trainer.max_steps"} if "minutes" in keys else set()
         given = [argument for argument in given if argument.partition("=")[0] not in keys]
         monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *given, *arguments])
+        monkeypatch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
         capsys.readouterr()
         status = train_script.cli()
         return Ended(status, *capsys.readouterr())

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
 # Last on the command line, so these hold.
-CUT = "trainer.max_steps=2 trainer.accelerator=cpu data.batch=4 model.context=32 model.layers=1 model.dim=48".split()
+CUT = "trainer.max_steps=2 trainer.accelerator=cpu data.batch=4 model.context=32 model.layers=1 model.dim=96".split()
 
 
 @pytest.fixture

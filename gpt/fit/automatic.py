@@ -3,8 +3,13 @@
 import ctypes
 import platform
 import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import torch
+
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
 
 
 def device_kind(accelerator: str) -> str:
@@ -41,8 +46,13 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
     return "32-true", "bf16 was not tried on this device"
 
 
-def choose_compile(compile: str, device: str) -> tuple[bool, str]:
+def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str]:
     """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU only after several.
+
+    Args:
+        compile: `auto`, `true` or `false`.
+        device: the kind of device.
+        seconds: how long the run is expected to be, see `expected_seconds`.
 
     Returns:
         Whether to compile and the reason.
@@ -50,11 +60,34 @@ def choose_compile(compile: str, device: str) -> tuple[bool, str]:
     Raises:
         ValueError: `compile=true` on a machine without a C++ compiler.
     """
+    missing = "" if device != "cpu" else missing_to_compile()
     if compile == "auto":
-        return device == "cuda", "pays on a GPU" if device == "cuda" else "15 s of compiling pay only in long CPU runs"
-    if compile == "true" and device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise ValueError("compile=true: needs a C++ compiler, such as g++; compile=false goes without")
+        if device == "cuda":
+            return True, "pays on a GPU"
+        if sys.platform != "linux":
+            return False, "compiling was not tried on this system"
+        if missing:
+            return False, f"there is no {missing}"
+        if seconds < COMPILE_FROM:
+            return False, f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
+        return True, "pays in a run this long"
+    if compile == "true" and missing:
+        raise ValueError(f"compile=true: needs a {missing}; compile=false goes without")
     return compile == "true", "as asked"
+
+
+def missing_to_compile() -> str:
+    """What compiling for a CPU lacks on this machine; empty when nothing is missing."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "C++ compiler, such as g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h, which packages such as python3-dev bring"
+    return ""
+
+
+def expected_seconds(flops: float) -> float:
+    """How long so many operations take on two cores of a laptop; a constant rate, so that what follows repeats."""
+    return flops / 1.5e11
 
 
 def keep_freed_memory() -> None:

@@ -44,7 +44,7 @@ class LitGPT(L.LightningModule):
         max_steps: optimizer steps of the whole run, which the learning rate follows.
         micro_batch: windows per forward and backward on this device; None is all at once.
         seed: seed of the weights and of dropout.
-        compile: whether to `torch.compile` the forward pass of the training step.
+        compile: whether to `torch.compile` the blocks for the training step.
     """
 
     def __init__(
@@ -76,8 +76,12 @@ class LitGPT(L.LightningModule):
         return make_optimizer(self.net, self.optim_config)
 
     def on_train_start(self) -> None:
-        """Compile a second way into the same weights, so that the names in checkpoints stay as they are."""
-        self.logits = torch.compile(self.net.forward) if self.compile_step else self.net.forward
+        """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
+        if self.compile_step:
+            for block in self.net.blocks:
+                block.compile(dynamic=False)
+            # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
+            torch.compiler.set_stance("force_eager")
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
         """One optimizer step on this device's rows of the batch.
@@ -101,7 +105,8 @@ class LitGPT(L.LightningModule):
             if self.model_config.dropout > 0:
                 torch.manual_seed(dropout_seed(self.seed, step, index, self.global_rank))
             with self._gradients_stay_here() if index < len(micro_batches) - 1 else nullcontext():
-                logits = self.logits(rows[:, :-1]).float()  # (rows, context, V)
+                with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
+                    logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
                 part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()

@@ -10,18 +10,23 @@ from torch import nn
 from gpt.attention import Attention
 from gpt.config import ModelConfig
 from tests.reference.attention import attention
-from tests.reference.models import fill, tiny, tolerance
+from tests.reference.models import OFFSET, fill, tiny, tolerance
 
 CASES = [
     tiny(heads=heads, positions=positions, qk_norm=qk_norm, bias=bias, attention=kernel)
     for heads, positions, qk_norm, bias, kernel in itertools.product(
         (1, 2, 3, 6), ("learned", "rotary"), (False, True), (False, True), ("explicit", "sdpa")
     )
-] + [tiny(dim=9, heads=heads, positions="learned", attention="explicit") for heads in (3, 9)]
+] + [
+    *(tiny(dim=9, heads=heads, positions="learned", attention="explicit") for heads in (3, 9)),
+    # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel none.
+    *(tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)),
+    *OFFSET,
+]
 
 
 def name(config: ModelConfig) -> str:
-    flags = [flag for flag in ("qk_norm", "bias") if getattr(config, flag)]
+    flags = [flag for flag in ("qk_norm", "key_offset", "bias") if getattr(config, flag)]
     return "-".join([f"{config.heads}of{config.dim}", config.positions, *flags, config.attention])
 
 
@@ -44,7 +49,15 @@ def test_equals_loops(config: ModelConfig, time: int) -> None:
         for layer in (module.qkv, module.proj)
     )
     expected = [
-        attention(row, qkv, proj, config.heads, qk_norm=config.qk_norm, rotate=config.positions == "rotary")
+        attention(
+            row,
+            qkv,
+            proj,
+            config.heads,
+            qk_norm=config.qk_norm,
+            rotate=config.positions == "rotary",
+            key_offset=config.key_offset,
+        )
         for row in x.numpy()
     ]
     np.testing.assert_allclose(module(x).detach().numpy(), expected, rtol=0, atol=tolerance(config))

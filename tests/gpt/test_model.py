@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
 from gpt.model import GPT, MLP, Block
@@ -140,7 +141,7 @@ def test_auto_is_explicit_on_a_cpu() -> None:
 @pytest.mark.parametrize("config", ALL[::11], ids=name)
 def test_derivatives(config: ModelConfig) -> None:
     """With respect to every parameter, the embedding among them, of the logits of a whole tiny model."""
-    config = replace(config, layers=1, heads=2, dim=4, context=3)
+    config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
     model, tokens = build(config, vocabulary=3), draw(1, 3, vocabulary=3)
     names = [key for key, _ in model.named_parameters()]
     values = [value.detach().clone().requires_grad_() for value in model.parameters()]
@@ -334,7 +335,7 @@ def test_initialisation_follows_the_seed() -> None:
     ],
 )
 def test_number_of_parameters(changes: dict, count: int) -> None:
-    model = GPT(ModelConfig(**{"layers": 2, "heads": 2, "dim": 8, "context": 5, **changes}), 7)
+    model = GPT(ModelConfig(**{"layers": 2, "heads": 2, "dim": 8, "context": 5, "key_offset": False, **changes}), 7)
     assert model.num_parameters() == count
 
 
@@ -346,6 +347,20 @@ def test_gpt2_small_has_124_million_parameters() -> None:
     )  # fmt: skip
     with torch.device("meta"):
         assert GPT(config, 50257).num_parameters() == 124_439_808
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied": True}, {"positions": "learned", "bias": True}, {"heads": 4, "dim": 32}]
+)
+def test_flops_are_those_that_torch_counts(changes: dict) -> None:
+    """Every product of forward and backward, counted by torch as they run."""
+    model = build(
+        ModelConfig(**{"layers": 3, "heads": 2, "dim": 16, "context": 12, "attention": "explicit", **changes})
+    )
+    tokens = draw(5, 12)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    assert counter.get_total_flops() == model.flops_per_token() * tokens.numel()
 
 
 def test_tied_weights_are_one() -> None:
@@ -423,6 +438,11 @@ def test_wrong_tokens_are_named(tokens: torch.Tensor, named: list[str], position
         ({"heads": 24}, ["model.heads=24", "model.dim=12"]),
         ({"heads": 4, "positions": "rotary"}, ["rotary", "model.heads=4", "model.dim=12", "3"]),
         ({"heads": 12, "positions": "rotary"}, ["rotary", "1"]),
+        (
+            {"heads": 2, "positions": "rotary", "key_offset": True},
+            ["multiple of 4", "key_offset", "model.heads=2", "6"],
+        ),
+        ({"heads": 5, "positions": "rotary", "key_offset": True}, ["must divide model.dim=12: 1;"]),
         ({"layers": 0}, ["model.layers=0"]),
         ({"dropout": 1.0}, ["model.dropout=1"]),
         ({"norm": "layer_norm"}, ["model.norm=layer_norm", "layernorm", "rmsnorm"]),

@@ -45,6 +45,7 @@ def attention(
     *,
     qk_norm: bool = False,
     rotate: bool = False,
+    key_offset: bool = False,
     eps: float = float(np.finfo(np.float64).eps),
 ) -> np.ndarray:
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
@@ -55,7 +56,8 @@ def attention(
         proj: weight (dim, dim) of W^O and its bias.
         heads: head h has columns h D to (h + 1) D of each.
         qk_norm: divide each head's queries and keys by their root mean square, before any rotation.
-        rotate: rotary positions.
+        rotate: rotary positions; with key_offset on the first half of each head only.
+        key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
         eps: what qk_norm adds below the root.
     """
     time, dim = x.shape
@@ -67,6 +69,13 @@ def attention(
         if qk_norm:
             q, k = (np.array([unit_rms(row, eps) for row in each]) for each in (q, k))
         if rotate:
-            q, k = rotary(q), rotary(k)
+            q, k = (rotary(each, channels=size // 2 if key_offset else size) for each in (q, k))
+        if key_offset:
+            k = np.array(
+                [
+                    [k[t, c] if c < size - size // 2 else (k[t - 1, c] if t > 0 else 0.0) for c in range(size)]
+                    for t in range(time)
+                ]
+            )
         joined[:, h * size : (h + 1) * size] = head(q, k, v)
     return linear(joined, *proj)

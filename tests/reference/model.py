@@ -67,6 +67,7 @@ def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray) -> np.ndarray
                 config.heads,
                 qk_norm=config.qk_norm,
                 rotate=config.positions == "rotary",
+                key_offset=config.key_offset,
             )
             x = x + mlp(
                 norm(f"{block}.norm2", x), both(f"{block}.mlp.up"), both(f"{block}.mlp.down"), config.activation

@@ -19,7 +19,7 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
 
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
-    return ModelConfig(**{"layers": 2, "heads": 2, "dim": 12, "context": 7, **changes})
+    return ModelConfig(**{"layers": 2, "heads": 2, "dim": 12, "context": 7, "key_offset": False, **changes})
 
 
 def tolerance(config: ModelConfig) -> float:
@@ -29,13 +29,21 @@ def tolerance(config: ModelConfig) -> float:
 
 def name(config: ModelConfig) -> str:
     """A test id: what was chosen."""
-    flags = [flag for flag in ("qk_norm", "tied", "bias") if getattr(config, flag)]
+    flags = [flag for flag in ("qk_norm", "key_offset", "tied", "bias") if getattr(config, flag)]
     parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
     return "-".join(parts)
 
 
-# Every combination of the options; the number of heads goes round with them.
-ALL = [
+# Key offsets with all that they meet in attention; head sizes 12 and 4.
+OFFSET = [
+    tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=heads, key_offset=True)
+    for positions, qk_norm, kernel, heads in itertools.product(
+        ("learned", "rotary"), (False, True), ("explicit", "sdpa"), (1, 3)
+    )
+]
+
+# Every combination of the other options; the number of heads goes round with them.
+ALL = OFFSET + [
     tiny(
         norm=norm, activation=activation, positions=positions, qk_norm=qk_norm, tied=tied, bias=bias,
         attention=kernel, heads=(1, 2, 3, 6)[(i + i // 4) % 4],
@@ -49,7 +57,7 @@ ALL = [
 ]  # fmt: skip
 
 # Each value of each option at least once, and those that meet in attention in every combination.
-SOME = [config for i, config in enumerate(ALL) if i % 5 == 0] + [
+SOME = [config for i, config in enumerate(ALL) if i % 5 == 0 or i < len(OFFSET) // 2] + [
     tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=3)
     for positions, qk_norm, kernel in itertools.product(("learned", "rotary"), (False, True), ("explicit", "sdpa"))
 ]

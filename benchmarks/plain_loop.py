@@ -1,0 +1,146 @@
+"""The baseline of the other benchmarks: a GPT and its training loop as most people write them in PyTorch.
+
+The shape and the settings are those that nanoGPT gives for a CPU: 4 layers, 4 heads, 128 wide, context 64,
+batch 12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an
+estimate of both losses over 20 random batches. `benchmarks/train_speed.py --nanogpt DIR` runs nanoGPT itself beside it.
+
+    python benchmarks/plain_loop.py tinyshakespeare.txt
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LAYERS, HEADS, DIM, CONTEXT, BATCH, STEPS = 4, 4, 128, 64, 12, 2000
+LR, MIN_LR, WARMUP = 1e-3, 1e-4, 100
+
+
+class Block(nn.Module):
+    """Attention and MLP, pre-norm: (B, T, DIM) -> (B, T, DIM)."""
+
+    def __init__(self) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM, bias=False), nn.LayerNorm(DIM, bias=False)
+        self.qkv = nn.Linear(DIM, 3 * DIM, bias=False)
+        self.proj = nn.Linear(DIM, DIM, bias=False)
+        self.up = nn.Linear(DIM, 4 * DIM, bias=False)
+        self.down = nn.Linear(4 * DIM, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One block."""
+        B, T, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split(DIM, dim=2)  # 3 x (B, T, DIM)
+        q, k, v = (z.view(B, T, HEADS, DIM // HEADS).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D)
+        x = x + self.proj(y.transpose(1, 2).reshape(B, T, DIM))  # (B, T, DIM)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    """Tokens (B, T) -> logits (B, T, V)."""
+
+    def __init__(self, vocabulary: int) -> None:
+        """Make the layers, with the head tied to the embedding."""
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, DIM)
+        self.places = nn.Embedding(CONTEXT, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(DIM, bias=False)
+        self.head = nn.Linear(DIM, vocabulary, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                residual = name.endswith(("proj.weight", "down.weight"))
+                nn.init.normal_(weight, 0, 0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next character."""
+        x = self.embedding(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def random_batch(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows from random places, stacked one by one."""
+    starts = torch.randint(len(tokens) - CONTEXT, (BATCH,))
+    x = torch.stack([tokens[i : i + CONTEXT] for i in starts])
+    return x, torch.stack([tokens[i + 1 : i + 1 + CONTEXT] for i in starts])
+
+
+def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
+    """Mean loss in nats."""
+    return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
+
+
+@torch.no_grad()
+def estimate(model: Model, splits: list[Tensor]) -> list[float]:
+    """The mean loss over 20 random batches of each split."""
+    return [statistics.mean(loss_of(model, *random_batch(split)).item() for _ in range(20)) for split in splits]
+
+
+@torch.no_grad()
+def exact(model: Model, tokens: Tensor) -> float:
+    """Nats per character over a whole split in disjoint windows, its first character at ln V."""
+    total = math.log(model.head.out_features)
+    for start in range(0, len(tokens) - 1, CONTEXT):
+        window = tokens[start : start + CONTEXT + 1]
+        total += loss_of(model, window[None, :-1], window[None, 1:]).item() * (len(window) - 1)
+    return total / len(tokens)
+
+
+def rate(step: int, steps: int) -> float:
+    """Linear warm-up, then half a cosine."""
+    if step < WARMUP:
+        return LR * (step + 1) / (WARMUP + 1)
+    return MIN_LR + 0.5 * (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
+
+
+def train(path: str, steps: int, seed: int, evaluate: bool) -> dict[str, float | None]:
+    """Train and say how fast it was and, if asked, how good the model is."""
+    torch.manual_seed(seed)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    index = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([index[character] for character in text])
+    training, validation = tokens[: int(0.9 * len(tokens))], tokens[int(0.9 * len(tokens)) :]
+    model = Model(len(index))
+    decaying = [weight for weight in model.parameters() if weight.ndim == 2]
+    others = [weight for weight in model.parameters() if weight.ndim != 2]
+    groups = [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    times = []
+    for step in range(steps):
+        if evaluate and step % 250 == 0:
+            print("step", step, *estimate(model, [training, validation]), flush=True)
+        started = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps)
+        x, y = random_batch(training)
+        loss = loss_of(model, x, y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - started)
+    return {
+        "characters_per_second": BATCH * CONTEXT / statistics.median(times),
+        "loss": exact(model, validation) if evaluate else None,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", help="a text file, such as tiny Shakespeare")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
+    parser.add_argument("--speed", action="store_true", help="only measure speed: no losses")
+    arguments = parser.parse_args()
+    print(json.dumps(train(arguments.text, arguments.steps, arguments.seed, not arguments.speed)))

@@ -1,0 +1,78 @@
+"""How long it takes to a good model of tiny Shakespeare, whole processes, against a plain PyTorch loop.
+
+    python benchmarks/time_to_loss.py tinyshakespeare.txt
+    python benchmarks/time_to_loss.py tinyshakespeare.txt --only 1.4697 --seeds 1,2,3
+
+A time is that of the whole process: start of Python, imports, compilation, evaluations, the printed sample.
+A loss is over the whole validation split in disjoint windows of the training context, by the weights the run ends
+with. A run counts as having reached a loss only if its final loss is below it, so the time is that of a run
+which was made to end there. Nothing else should run meanwhile.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# How long a run must be for each question, found with seeds 100 to 109.
+RUNS = {
+    "plain loop's final loss": [],
+    "plain loop's wall clock": [],
+    "1.4697": [],
+    "10 minutes": ["minutes=10"],
+}
+
+
+def plain(text: str) -> tuple[float, float]:
+    """Seconds and loss of the plain loop."""
+    started = time.perf_counter()
+    command = [sys.executable, str(ROOT / "benchmarks" / "plain_loop.py"), text]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return time.perf_counter() - started, json.loads(ended.stdout.splitlines()[-1])["loss"]
+
+
+def ours(text: str, seed: str, arguments: list[str]) -> tuple[float, float]:
+    """Seconds and loss of one run of train.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, str(ROOT / "train.py"), "name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]",
+            f"seed={seed}", *arguments,
+        ]  # fmt: skip
+        started = time.perf_counter()
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        seconds = time.perf_counter() - started
+        if ended.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{ended.stderr}")
+        return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())["last_val_loss"]
+
+
+def main() -> None:
+    """Run everything in turn and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", help="tiny Shakespeare")
+    parser.add_argument("--seeds", default="1,2,3", help="one run each")
+    parser.add_argument("--only", choices=RUNS, help="answer this one question")
+    given = parser.parse_args()
+    text, seeds = str(Path(given.text).absolute()), given.seeds.split(",")
+    print("| run | whole process, seconds | loss |")
+    print("|---|---|---|")
+    if not given.only:
+        for _ in range(2):
+            seconds, loss = plain(text)
+            print(f"| plain loop | {seconds:.1f} | {loss:.4f} |", flush=True)
+    for name in [given.only] if given.only else RUNS:
+        seen = []
+        for seed in seeds:
+            seen.append(ours(text, seed, RUNS[name]))
+            print(f"| {name}, seed {seed} | {seen[-1][0]:.1f} | {seen[-1][1]:.4f} |", flush=True)
+        middle = [statistics.median(values) for values in zip(*seen, strict=True)]
+        print(f"| {name}, median | {middle[0]:.1f} | {middle[1]:.4f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

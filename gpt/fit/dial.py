@@ -1,0 +1,142 @@
+"""`minutes=N`: the best training that fits into a time, settled once before step 0.
+
+What comes out is an ordinary configuration (a model preset, a number of steps), which goes into config.yaml;
+nothing is measured again when the run is resumed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+
+from gpt.config import ModelConfig
+from gpt.fit.module import LitGPT
+from gpt.generate import generate
+from gpt.model import GPT
+
+MEASURED = 2.0  # seconds of steps that are timed
+SKIPPED = 3  # steps before that, which are slower
+SAMPLED = 10  # characters of text that are timed
+EVALUATED = 2**13  # characters whose evaluation is timed
+# A larger preset is worth its time when the run shows it so many characters for each of its weights (docs/results.md).
+CHARACTERS_PER_WEIGHT = 4.0
+VALIDATIONS = 6  # in the whole run
+AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs on this machine, in seconds."""
+
+    step: float
+    evaluated: float  # a character of a split
+    sampled: float  # a character of generated text
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does besides its steps, in characters."""
+
+    validated: int  # at each validation
+    finally_evaluated: int
+    sampled_per_validation: int
+    finally_sampled: int
+
+    def seconds(self, cost: Cost, validations: int) -> float:
+        """How long all of it takes."""
+        evaluated = validations * self.validated + self.finally_evaluated
+        sampled = validations * self.sampled_per_validation + self.finally_sampled
+        return AROUND + evaluated * cost.evaluated + sampled * cost.sampled
+
+
+def plan(
+    left: Callable[[], float],
+    presets: list[ModelConfig],
+    measure: Callable[[ModelConfig], Cost],
+    work: Work,
+    characters_per_step: Callable[[ModelConfig], int],
+    vocabulary: int,
+) -> tuple[ModelConfig, int, Cost]:
+    """Choose a preset and a number of steps.
+
+    Args:
+        left: seconds until the run should be over, as of now.
+        presets: from small to large; the first is always good enough.
+        measure: times one of them on this machine.
+        work: what the run does besides.
+        characters_per_step: how many characters a step trains on.
+        vocabulary: number of tokens.
+
+    Returns:
+        The preset, the steps (0 when there is no time for any), and what was measured.
+    """
+
+    def shape(config: ModelConfig) -> tuple[int, int]:
+        with torch.device("meta"):
+            model = GPT(config, vocabulary)
+        return model.flops_per_token(), model.num_parameters()
+
+    chosen = presets[0]
+    cost = measure(chosen)
+    flops_per_second = shape(chosen)[0] * characters_per_step(chosen) / cost.step
+    for larger in presets[1:]:
+        flops, parameters = shape(larger)
+        if left() * flops_per_second / flops >= CHARACTERS_PER_WEIGHT * parameters:
+            chosen = larger
+    if chosen is not presets[0]:
+        cost = measure(chosen)
+    return chosen, max(0, int((left() - work.seconds(cost, VALIDATIONS)) / cost.step)), cost
+
+
+class _Clock(L.Callback):
+    """Times steps and stops when enough have been timed."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        float(outputs["loss"])  # waits for a GPU to be done
+        self.steps.append(time.perf_counter() - self.started)
+        trainer.should_stop = len(self.steps) > SKIPPED and sum(self.steps[SKIPPED:]) > MEASURED
+
+
+def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, **trainer: Any) -> Cost:
+    """Time a model that nobody needs afterwards, its steps through the trainer that a run uses.
+
+    torch's global generator is as it was afterwards.
+
+    Args:
+        module: the model; it is trained.
+        data: the run's batches.
+        tokens: some text, (N,) int64, of one window at least.
+        trainer: arguments of `L.Trainer` that decide where and how a step is computed.
+    """
+    clock, net = _Clock(), module.net
+    context = net.config.context
+    count = max(1, min(len(tokens), EVALUATED) // context)
+    windows = tokens[: count * context].view(count, context)  # (count, T)
+    with torch.random.fork_rng():
+        L.Trainer(
+            **trainer, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
+            use_distributed_sampler=False,
+        ).fit(module, data)  # fmt: skip
+        windows = windows.to(net.embedding.weight.device)
+        net.eval()
+        with torch.inference_mode():
+            float(net(windows).sum())
+            started = time.perf_counter()
+            float(net(windows).sum())
+            evaluated = time.perf_counter()
+            generate(net, windows[0], SAMPLED, seed=0)
+    return Cost(
+        step=statistics.median(clock.steps[SKIPPED:]),
+        evaluated=(evaluated - started) / windows.numel(),
+        sampled=(time.perf_counter() - evaluated) / SAMPLED,
+    )

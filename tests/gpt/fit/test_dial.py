@@ -1,0 +1,62 @@
+"""What `minutes` chooses, from made-up costs and a clock that stands still."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gpt.config import ModelConfig
+from gpt.fit.dial import AROUND, CHARACTERS_PER_WEIGHT, VALIDATIONS, Cost, Work, plan
+from gpt.model import GPT
+
+SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
+LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
+NOTHING = Work(0, 0, 0, 0)
+
+
+def made_up(step: float) -> Callable[[ModelConfig], Cost]:
+    """The cost of a step grows with the square of the width; a character costs 1 ms to score and 3 ms to write."""
+    return lambda config: Cost(step * (config.dim / 32) ** 2, 0.001, 0.003)
+
+
+def test_steps_fill_the_time_that_is_left() -> None:
+    model, steps, cost = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50)
+    assert (model, steps, cost.step) == (SMALL, 100, 0.1)
+
+
+def test_evaluations_and_samples_take_their_time() -> None:
+    work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
+    besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
+    assert work.seconds(Cost(0.1, 0.001, 0.003), VALIDATIONS) == pytest.approx(besides)
+    _, steps, _ = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50)
+    assert steps == 50
+
+
+def test_no_time_is_no_step() -> None:
+    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50)[1] == 0
+    assert plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50)[:2] == (SMALL, 0)
+
+
+def test_a_larger_model_when_it_would_see_enough() -> None:
+    """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
+    sizes = [GPT(config, 50) for config in (SMALL, LARGE)]
+    speed = 256 * sizes[0].flops_per_token() / 0.1
+    border = CHARACTERS_PER_WEIGHT * sizes[1].num_parameters() * sizes[1].flops_per_token() / speed
+    for share, expected in ((0.99, SMALL), (1.01, LARGE)):
+        measured: list[ModelConfig] = []
+
+        def measure(config: ModelConfig, measured: list[ModelConfig] = measured) -> Cost:
+            measured.append(config)
+            return made_up(0.1)(config)
+
+        left = border * share
+        model, steps, _ = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50)  # type: ignore[misc]
+        assert model == expected
+        assert measured == [SMALL] if expected is SMALL else measured == [SMALL, LARGE]
+        assert steps == int((left - AROUND) / made_up(0.1)(expected).step)
+
+
+def test_choosing_draws_nothing() -> None:
+    state = torch.random.get_rng_state()
+    plan(lambda: 100.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50)
+    assert torch.equal(state, torch.random.get_rng_state())
