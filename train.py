@@ -305,7 +305,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             "steps": trainer.global_step,
             "characters": trainer.global_step * watch.characters_per_step,
             "seconds": watch.seconds,
-            "characters_per_second": watch.characters_per_second(trainer.global_step),
+            "characters_per_second": watch.characters_per_second(),
             "parameters": module.net.num_parameters(),
             "precision": precision,
             "device": device,

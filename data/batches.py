@@ -115,13 +115,6 @@ def _evaluated(length: int, context: int, stride: int | None, most: int | None) 
     return np.arange(wanted) * windows // max(wanted, 1)
 
 
-def evaluation_batches(
-    length: int, context: int, batch: int, *, stride: int | None = None, ranks: int = 1, most: int | None = None
-) -> int:
-    """How many batches `evaluation_windows` yields, the same for every rank."""
-    return -(-len(_evaluated(length, context, stride, most)) // (batch * ranks))
-
-
 def evaluation_windows(
     tokens: np.ndarray,
     context: int,

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.config import ModelConfig
+from gpt.dropout import dropout as drop
 from gpt.positions import rotary_tables, rotate
 
 
@@ -29,7 +30,7 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) ->
     # Autocast would widen the scores to fp32 and narrow them again: twice the memory traffic. The kernel
     # accumulates in fp32 whatever its input.
     with torch.autocast(q.device.type, enabled=False):
-        weights = F.dropout(scores.softmax(dim=-1), dropout)
+        weights = drop(scores.softmax(dim=-1), dropout)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gpt.attention import Attention
 from gpt.config import ModelConfig
+from gpt.dropout import Dropout
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -46,7 +47,7 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what the two branches make of `x` to it."""
@@ -70,7 +71,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(vocabulary, config.dim)
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.dim, vocabulary, bias=False)

@@ -89,13 +89,13 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, float]]] = {}
-        for parameter in parameters:
-            assert parameter.grad is not None
-            momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-            momentum.lerp_(parameter.grad, 1 - group["momentum"])
-            update = parameter.grad.lerp(momentum, group["momentum"])  # Nesterov
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        for parameter, update in zip(parameters, updates, strict=True):
             rows, columns = parameter.shape
             parts = 3 if rows == 3 * columns else 1  # a packed q|k|v is three matrices
             for part, target in zip(update.chunk(parts), parameter.chunk(parts), strict=True):
@@ -103,9 +103,10 @@ class Muon(torch.optim.Optimizer):
                 if part.shape[0] > part.shape[1]:
                     part, target = part.mT, target.mT
                 stacks.setdefault(tuple(part.shape), []).append((part, target, scale))
-        for stack in stacks.values():
-            updates = orthogonalise(torch.stack([part for part, _, _ in stack]).bfloat16())  # (N, R, C)
-            for update, (_, target, scale) in zip(updates, stack, strict=True):
+        for shape, stack in stacks.items():
+            stacked = torch.empty(len(stack), *shape, dtype=torch.bfloat16, device=stack[0][0].device)  # (N, R, C)
+            torch._foreach_copy_(list(stacked), [part for part, _, _ in stack])
+            for update, (_, target, scale) in zip(orthogonalise(stacked), stack, strict=True):
                 target.add_(update, alpha=-group["lr"] * scale)
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:

@@ -46,7 +46,8 @@ class Watch(L.Callback):
         self.say, self.characters_per_step = say, characters_per_step
         self.loss_sum, self.loss_count = 0.0, 0
         self.seconds = 0.0  # of fitting, validations and checkpoints included
-        self.stepping = 0.0  # of steps alone
+        # Of steps alone, and how many they were; not the first of a process, which is slower and may compile.
+        self.stepping, self.stepped = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """What has been counted so far."""
@@ -55,6 +56,7 @@ class Watch(L.Callback):
             "loss_count": self.loss_count,
             "seconds": self.seconds + time.perf_counter() - self.started,
             "stepping": self.stepping,
+            "stepped": self.stepped,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ class Watch(L.Callback):
         assert isinstance(pl_module, LitGPT)
         self.first = trainer.global_step
         self.started = self.marked = time.perf_counter()
-        self.logged_at, self.logged_step = self.stepping, self.first
+        self.logged = self.stepping, self.stepped
         self.last_line = self.started
         self.first_steps: list[float] = []
         self.bits = "bpb" if int(pl_module.bytes.max()) == 1 and int(pl_module.characters.min()) == 0 else "bpc"
@@ -80,6 +82,8 @@ class Watch(L.Callback):
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
+        if trainer.is_global_zero and pl_module.compile_step:
+            self.say("compiling  about 20 seconds the first time, a few after that")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
@@ -89,7 +93,9 @@ class Watch(L.Callback):
         self.loss_sum = self.loss_sum + outputs["loss"]
         self.loss_count += 1
         now = time.perf_counter()
-        self.stepping += now - self.marked
+        if step - self.first > 1:
+            self.stepping += now - self.marked
+            self.stepped += 1
         if step - self.first <= 20:
             self.first_steps.append(now - self.marked)
         self.marked = now
@@ -123,32 +129,34 @@ class Watch(L.Callback):
         if hasattr(self, "started"):
             self.on_train_end(trainer, pl_module)
 
-    def characters_per_second(self, steps: int) -> float | None:
-        """Training speed over all `steps` of the run."""
-        return steps * self.characters_per_step / self.stepping if self.stepping else None
+    def characters_per_second(self) -> float | None:
+        """Training speed over the whole run."""
+        return self.stepped * self.characters_per_step / self.stepping if self.stepped else None
 
     def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: Tensor, step: int) -> None:
         mean = torch.as_tensor(self.loss_sum / self.loss_count, device=module.device)
         loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))
-        since = max(self.stepping - self.logged_at, 1e-9)
-        speed = (step - self.logged_step) * self.characters_per_step / since
+        seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
+        speed = steps * self.characters_per_step / seconds if steps else None
         self.loss_sum, self.loss_count = 0.0, 0
-        self.logged_at, self.logged_step = self.stepping, step
+        self.logged = self.stepping, self.stepped
         values = {
             "train/loss": loss,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": float(grad_norm),
-            "perf/chars_per_s": speed,
         }
+        shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}"
+        if speed:
+            values["perf/chars_per_s"] = speed
+            shown += f"  {speed:,.0f} characters/s"
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
-        shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}  {speed:,.0f} characters/s"
         if self.bar is not None:
             self.bar.set_description_str(shown + "  ", refresh=False)
             self.bar.update(step - self.bar.n)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
-            left = (trainer.max_steps - step) * self.characters_per_step / speed
-            self.say(f"step {step}/{trainer.max_steps}  {shown}  {clock(left)} left")
+            left = f"  {clock((trainer.max_steps - step) * self.characters_per_step / speed)} left" if speed else ""
+            self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
 
     def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
