@@ -376,7 +376,13 @@ def turn_dial(
     print(f"minutes={minutes:g}: timing a few steps on this machine", flush=True)
     choices = [config.model] if any(key.startswith("model.") for key in keys) else presets()
     config.model, steps, cost = plan(
-        left, choices, measured, work, lambda model: config.data.batch * model.context, text.tokenizer.size
+        left,
+        choices,
+        measured,
+        work,
+        lambda model: config.data.batch * model.context,
+        text.tokenizer.size,
+        len(text.train),
     )
     if steps < 1:
         needed = (60 * minutes - left() + work.seconds(cost, VALIDATIONS)) / 60

@@ -7,7 +7,7 @@ nothing is measured again when the run is resumed.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -22,8 +22,11 @@ MEASURED = 2.0  # seconds of steps that are timed
 SKIPPED = 3  # steps before that, which are slower
 SAMPLED = 10  # characters of text that are timed
 EVALUATED = 2**13  # characters whose evaluation is timed
-# A larger preset is worth its time when the run shows it so many characters for each of its weights (docs/results.md).
+# A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
+# that has as many characters as it has weights (docs/results.md).
 CHARACTERS_PER_WEIGHT = 4.0
+# A text that is this much shorter than the model and read this often is learned by heart, unless dropout prevents it.
+WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
 VALIDATIONS = 6  # in the whole run
 AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
 
@@ -60,19 +63,21 @@ def plan(
     work: Work,
     characters_per_step: Callable[[ModelConfig], int],
     vocabulary: int,
+    text: int,
 ) -> tuple[ModelConfig, int, Cost]:
-    """Choose a preset and a number of steps.
+    """Choose a preset, its dropout and a number of steps.
 
     Args:
         left: seconds until the run should be over, as of now.
-        presets: from small to large; the first is always good enough.
+        presets: from small to large; a single one is taken as it is.
         measure: times one of them on this machine.
         work: what the run does besides.
         characters_per_step: how many characters a step trains on.
         vocabulary: number of tokens.
+        text: characters to train on.
 
     Returns:
-        The preset, the steps (0 when there is no time for any), and what was measured.
+        The preset with its dropout, the steps (0 when there is no time for any), and what was measured.
     """
 
     def shape(config: ModelConfig) -> tuple[int, int]:
@@ -85,8 +90,13 @@ def plan(
     flops_per_second = shape(chosen)[0] * characters_per_step(chosen) / cost.step
     for larger in presets[1:]:
         flops, parameters = shape(larger)
-        if left() * flops_per_second / flops >= CHARACTERS_PER_WEIGHT * parameters:
+        seen = left() * flops_per_second / flops
+        if min(seen / CHARACTERS_PER_WEIGHT, text) >= parameters:
             chosen = larger
+    flops, parameters = shape(chosen)
+    seen = left() * flops_per_second / flops
+    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text and seen > READINGS * text:
+        chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
         cost = measure(chosen)
     return chosen, max(0, int((left() - work.seconds(cost, VALIDATIONS)) / cost.step)), cost

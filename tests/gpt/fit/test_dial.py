@@ -6,12 +6,23 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.fit.dial import AROUND, CHARACTERS_PER_WEIGHT, VALIDATIONS, Cost, Work, plan
+from gpt.fit.dial import (
+    AROUND,
+    CHARACTERS_PER_WEIGHT,
+    DROPOUT,
+    READINGS,
+    VALIDATIONS,
+    WEIGHTS_PER_CHARACTER,
+    Cost,
+    Work,
+    plan,
+)
 from gpt.model import GPT
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
 NOTHING = Work(0, 0, 0, 0)
+LONG = 10**9  # characters of text
 
 
 def made_up(step: float) -> Callable[[ModelConfig], Cost]:
@@ -20,7 +31,7 @@ def made_up(step: float) -> Callable[[ModelConfig], Cost]:
 
 
 def test_steps_fill_the_time_that_is_left() -> None:
-    model, steps, cost = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50)
+    model, steps, cost = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
     assert (model, steps, cost.step) == (SMALL, 100, 0.1)
 
 
@@ -28,13 +39,13 @@ def test_evaluations_and_samples_take_their_time() -> None:
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(Cost(0.1, 0.001, 0.003), VALIDATIONS) == pytest.approx(besides)
-    _, steps, _ = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50)
+    _, steps, _ = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)
     assert steps == 50
 
 
 def test_no_time_is_no_step() -> None:
-    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50)[1] == 0
-    assert plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50)[:2] == (SMALL, 0)
+    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[1] == 0
+    assert plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[:2] == (SMALL, 0)
 
 
 def test_a_larger_model_when_it_would_see_enough() -> None:
@@ -50,13 +61,45 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
             return made_up(0.1)(config)
 
         left = border * share
-        model, steps, _ = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50)  # type: ignore[misc]
+        model, steps, _ = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50, LONG)  # type: ignore[misc]
         assert model == expected
         assert measured == [SMALL] if expected is SMALL else measured == [SMALL, LARGE]
         assert steps == int((left - AROUND) / made_up(0.1)(expected).step)
 
 
+def parameters(config: ModelConfig) -> int:
+    return GPT(config, 50).num_parameters()
+
+
+def test_a_larger_model_only_for_a_text_as_long_as_it_has_weights() -> None:
+    for text, expected in ((parameters(LARGE) - 1, SMALL), (parameters(LARGE), LARGE)):
+        model, _, _ = plan(lambda: 1e6, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, text)
+        assert model.dim == expected.dim and model.dropout == 0
+
+
+def test_dropout_for_a_short_text_that_is_read_often() -> None:
+    weights = parameters(SMALL)
+    short = int(weights / WEIGHTS_PER_CHARACTER) - 1
+    often = READINGS * short * 0.1 / 256  # seconds
+
+    def chosen(seconds: float, text: int, presets: list[ModelConfig]) -> tuple[float, list[float]]:
+        measured: list[float] = []
+
+        def measure(config: ModelConfig) -> Cost:
+            measured.append(config.dropout)
+            return made_up(0.2 if config.dropout else 0.1)(config)
+
+        model, steps, cost = plan(lambda: seconds, presets, measure, NOTHING, lambda _: 256, 50, text)
+        assert steps == int((seconds - AROUND) / cost.step)
+        return model.dropout, measured
+
+    assert chosen(often * 1.01, short, [SMALL, LARGE]) == (DROPOUT, [0, DROPOUT])
+    assert chosen(often * 0.99, short, [SMALL, LARGE]) == (0, [0])
+    assert chosen(often * 3, short + 2, [SMALL, LARGE]) == (0, [0])
+    assert chosen(often * 3, short, [SMALL]) == (0, [0]), "what was typed stays"
+
+
 def test_choosing_draws_nothing() -> None:
     state = torch.random.get_rng_state()
-    plan(lambda: 100.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50)
+    plan(lambda: 100.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
     assert torch.equal(state, torch.random.get_rng_state())
