@@ -129,6 +129,7 @@ def train(path: str, steps: int, seed: int, evaluate: bool) -> dict[str, float |
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        loss.item()  # to be shown, as most loops do at every step
         times.append(time.perf_counter() - started)
     return {
         "characters_per_second": BATCH * CONTEXT / statistics.median(times),
