@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 STARTED = time.perf_counter() - time.process_time()  # of this process, which is where `minutes` counts from
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
+PROMPT_LENGTH = 200  # tokens at most
 
 
 def cli() -> int:
@@ -457,12 +458,12 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
 
 
 def start_of(text: "Text") -> Any:
-    """A prompt for samples: a paragraph break, a line break, or the first character of a text without either."""
+    """A prompt for samples, which continue it: the first whole lines of the validation text, (T0,) int64."""
     import torch
 
-    tokenizer = text.tokenizer
-    beginning = tokenizer.decode(text.train[:100_000])
-    return torch.from_numpy(tokenizer.encode(next((p for p in ("\n\n", "\n") if p in beginning), beginning[0])))
+    start = text.validation[:PROMPT_LENGTH]
+    breaks = [place for place in range(len(start)) if text.tokenizer.decode(start[place : place + 1]) == "\n"]
+    return torch.from_numpy(start[: breaks[-1] + 1 if breaks else None].astype("int64"))
 
 
 def rows_per_device(config: Config, devices: int) -> int:
@@ -551,8 +552,9 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     write_summary(
         run, summary | {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     )
-    sample = generate(model, start_of(text), SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
-    farewell(say, run, tokenizer.decode(sample[0].numpy()).strip("\n"))
+    prompt = start_of(text)
+    sample = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
+    farewell(say, run, tokenizer.decode(sample[0, len(prompt) :].numpy()).strip("\n"))
     return best.loss
 
 

@@ -1,6 +1,7 @@
 """train.py end to end, in this process, on a small text."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -221,6 +222,21 @@ def test_minutes_that_cannot_be(train: Train) -> None:
         ended = train(*arguments)
         assert ended.status == 2 and line in ended.err and ended.err.count("\n") == 1, ended.err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize(
+    "validation, prompt",
+    [("one\ntwo three\nfour", "one\ntwo three\n"), ("no break é", "no break é"), ("\n" + "ü" * 300, "\n")],
+)
+def test_samples_go_on_from_the_lines_of_the_validation_text(
+    workplace: Path, tokenizer: str, validation: str, prompt: str
+) -> None:
+    Path("text.txt").write_text("the one two three four\nno break é ü\n" * 100, encoding="utf-8")
+    text = open_text(DataConfig(path="text.txt", tokenizer=tokenizer), 8)
+    held_out = text.tokenizer.encode(validation).astype(text.validation.dtype)
+    start = train_script.start_of(dataclasses.replace(text, validation=held_out))
+    assert start.dtype == torch.int64 and text.tokenizer.decode(start.numpy()) == prompt
 
 
 def assert_same(ours: Any, theirs: Any, where: str) -> None:

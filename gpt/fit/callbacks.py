@@ -174,7 +174,7 @@ class Samples(L.Callback):
     """Writes a text by the model into TensorBoard at each validation, always from the same seed.
 
     Args:
-        prompt: tokens to start from, (T0,).
+        prompt: tokens that the text continues, (T0,); they are not shown.
         decode: tokens to text.
     """
 
@@ -189,7 +189,7 @@ class Samples(L.Callback):
             return
         assert isinstance(pl_module, LitGPT)
         tokens = generate(pl_module.net, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
-        text = self.decode(tokens[0].numpy())
+        text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:
             board.experiment.add_text("sample", as_markdown(text), trainer.global_step)
 
