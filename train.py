@@ -458,12 +458,15 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
 
 
 def start_of(text: "Text") -> Any:
-    """A prompt for samples, which continue it: the first whole lines of the validation text, (T0,) int64."""
+    """A prompt for samples, which go on from it: whole lines in the middle of the validation text, (T0,) int64."""
     import torch
 
-    start = text.validation[:PROMPT_LENGTH]
-    breaks = [place for place in range(len(start)) if text.tokenizer.decode(start[place : place + 1]) == "\n"]
-    return torch.from_numpy(start[: breaks[-1] + 1 if breaks else None].astype("int64"))
+    middle = len(text.validation) // 2
+    passage = text.validation[middle : middle + PROMPT_LENGTH]
+    breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
+    if len(breaks) > 1:
+        passage = passage[breaks[0] + 1 : breaks[-1] + 1]
+    return torch.from_numpy(passage.astype("int64"))
 
 
 def rows_per_device(config: Config, devices: int) -> int:

@@ -226,15 +226,22 @@ def test_minutes_that_cannot_be(train: Train) -> None:
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
 @pytest.mark.parametrize(
-    "validation, prompt",
-    [("one\ntwo three\nfour", "one\ntwo three\n"), ("no break é", "no break é"), ("\n" + "ü" * 300, "\n")],
+    ("second_half", "prompt"),
+    [
+        ("ne\ntwo three\n\nfour", "two three\n\n"),
+        ("no break e", "no break e"),
+        ("one\nbreak", "one\nbreak"),
+        ("\nü\n" + "ü" * 300, "ü\n"),
+        ("\n" * 300, "\n" * 199),
+    ],
 )
-def test_samples_go_on_from_the_lines_of_the_validation_text(
-    workplace: Path, tokenizer: str, validation: str, prompt: str
+def test_samples_go_on_from_lines_of_the_validation_text(
+    workplace: Path, tokenizer: str, second_half: str, prompt: str
 ) -> None:
-    Path("text.txt").write_text("the one two three four\nno break é ü\n" * 100, encoding="utf-8")
+    Path("text.txt").write_text("the one two three four\nno break ü\n" * 100, encoding="utf-8")
     text = open_text(DataConfig(path="text.txt", tokenizer=tokenizer), 8)
-    held_out = text.tokenizer.encode(validation).astype(text.validation.dtype)
+    tokens = text.tokenizer.encode(second_half)
+    held_out = np.concatenate((np.zeros_like(tokens), tokens)).astype(text.validation.dtype)
     start = train_script.start_of(dataclasses.replace(text, validation=held_out))
     assert start.dtype == torch.int64 and text.tokenizer.decode(start.numpy()) == prompt
 

@@ -62,7 +62,7 @@ def describe_score(name: str, score: Score, context: int, which: str) -> str:
 
 def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
     """Show a sample and the commands that come next."""
-    say("sample     of the best checkpoint, going on from the first lines of the validation text")
+    say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
     say("")
     say(sample)
     say("")
