@@ -26,7 +26,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * _kept(x, p) * (1 / (1 - p))
 
 
-# torch.compile takes this as it is: the code it makes for such types is slow.
+# torch.compile takes this as it is: the code it makes for such types is slow. It merges two calls with the same x and p
+# into one draw, so a graph must not drop one tensor twice; the model does not.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
     """1 where a value of `x` stays, uint8."""

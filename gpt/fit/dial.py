@@ -23,9 +23,10 @@ SKIPPED = 3  # steps before that, which are slower
 SAMPLED = 10  # characters of text that are timed
 EVALUATED = 2**13  # characters whose evaluation is timed
 # A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
-# that has as many characters as it has weights (docs/results.md).
+# that has as many characters as it has weights: an estimate, not measured.
 CHARACTERS_PER_WEIGHT = 4.0
-# A text that is this much shorter than the model and read this often is learned by heart, unless dropout prevents it.
+# A text that is this much shorter than the model and read this often is learned by heart, unless dropout prevents
+# it: so was one of 180 KB, not one of 1 MB, by 0.8 million weights (docs/results.md).
 WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
 VALIDATIONS = 6  # in the whole run
 AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
