@@ -10,9 +10,13 @@ estimate of both losses over 20 random batches. `benchmarks/train_speed.py --nan
 import argparse
 import json
 import math
+import multiprocessing
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,11 +72,22 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def random_batch(tokens: Tensor) -> tuple[Tensor, Tensor]:
+def prepare(path: str, folder: str) -> None:
+    """Write the first 90 % of a text as train.bin and the rest as val.bin, two bytes a character."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    index = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = np.array([index[character] for character in text], dtype=np.uint16)
+    border = int(0.9 * len(tokens))
+    tokens[:border].tofile(Path(folder, "train.bin"))
+    tokens[border:].tofile(Path(folder, "val.bin"))
+
+
+def random_batch(tokens: np.ndarray) -> tuple[Tensor, Tensor]:
     """Windows from random places, stacked one by one."""
     starts = torch.randint(len(tokens) - CONTEXT, (BATCH,))
-    x = torch.stack([tokens[i : i + CONTEXT] for i in starts])
-    return x, torch.stack([tokens[i + 1 : i + 1 + CONTEXT] for i in starts])
+    x = torch.stack([torch.from_numpy(tokens[i : i + CONTEXT].astype(np.int64)) for i in starts])
+    return x, torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + CONTEXT].astype(np.int64)) for i in starts])
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
@@ -81,17 +96,17 @@ def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def estimate(model: Model, splits: list[Tensor]) -> list[float]:
+def estimate(model: Model, splits: list[np.ndarray]) -> list[float]:
     """The mean loss over 20 random batches of each split."""
     return [statistics.mean(loss_of(model, *random_batch(split)).item() for _ in range(20)) for split in splits]
 
 
 @torch.no_grad()
-def exact(model: Model, tokens: Tensor) -> float:
+def exact(model: Model, tokens: np.ndarray) -> float:
     """Nats per character over a whole split in disjoint windows, its first character at ln V."""
     total = math.log(model.head.out_features)
     for start in range(0, len(tokens) - 1, CONTEXT):
-        window = tokens[start : start + CONTEXT + 1]
+        window = torch.from_numpy(tokens[start : start + CONTEXT + 1].astype(np.int64))
         total += loss_of(model, window[None, :-1], window[None, 1:]).item() * (len(window) - 1)
     return total / len(tokens)
 
@@ -106,25 +121,28 @@ def rate(step: int, steps: int) -> float:
 def train(path: str, steps: int, seed: int, evaluate: bool) -> dict[str, float | None]:
     """Train and say how fast it was and, if asked, how good the model is."""
     torch.manual_seed(seed)
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
-    index = {character: i for i, character in enumerate(sorted(set(text)))}
-    tokens = torch.tensor([index[character] for character in text])
-    training, validation = tokens[: int(0.9 * len(tokens))], tokens[int(0.9 * len(tokens)) :]
-    model = Model(len(index))
+    with tempfile.TemporaryDirectory() as folder:
+        # In a process of its own, as people do it beforehand: the memory it frees would be kept for the loop, which
+        # then ran 10 % faster than loops that start from token files.
+        preparing = multiprocessing.get_context("fork").Process(target=prepare, args=(path, folder))
+        preparing.start()
+        preparing.join()
+        training, validation = (np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val"))
+    model = Model(int(max(training.max(), validation.max())) + 1)
     decaying = [weight for weight in model.parameters() if weight.ndim == 2]
     others = [weight for weight in model.parameters() if weight.ndim != 2]
     groups = [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
     times = []
+    x, y = random_batch(training)
     for step in range(steps):
         if evaluate and step % 250 == 0:
             print("step", step, *estimate(model, [training, validation]), flush=True)
         started = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
-        x, y = random_batch(training)
         loss = loss_of(model, x, y)
+        x, y = random_batch(training)  # for the next step
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

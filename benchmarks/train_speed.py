@@ -34,8 +34,8 @@ OURS = {
     "ours, same shape and batch 12": SHAPE,
     "ours, same shape and batch 12, compiled": [*SHAPE, "compile=true"],
     "the same with learned positions and AdamW, batch 12": [*SHAPE, *PLAIN_PARTS, "compile=true"],
-    "ours, same shape, batch 64, compiled": [*SHAPE, "data.batch=64", "compile=true"],
-    "the same with learned positions and AdamW, batch 64": [*SHAPE, *PLAIN_PARTS, "data.batch=64", "compile=true"],
+    "ours, same shape, batch 256, compiled": [*SHAPE, "data.batch=256", "compile=true"],
+    "the same with learned positions and AdamW, batch 256": [*SHAPE, *PLAIN_PARTS, "data.batch=256", "compile=true"],
     "default recipe, not compiled": ["compile=false"],
     "default recipe": ["compile=true"],  # as it is where there is a compiler
 }
