@@ -459,11 +459,14 @@ def test_two_processes_train_the_same_model(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_and_eager_steps_agree(train: Train) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_compiled_and_eager_steps_agree(train: Train, dropout: float) -> None:
+    """With dropout, only if both draw the same masks in the same order."""
     if missing_to_compile():
         pytest.skip(f"no {missing_to_compile()}")
-    assert train("name=a", "compile=true", "trainer.precision=32-true").status == 0
-    train("name=b", "compile=false", "trainer.precision=32-true")
+    same = ["trainer.precision=32-true", f"model.dropout={dropout}"]
+    assert train("name=a", "compile=true", *same).status == 0
+    train("name=b", "compile=false", *same)
     losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in "ab"]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
     files = [torch.load(f"runs/{name}/checkpoints/last.ckpt")["state_dict"] for name in "ab"]
