@@ -248,7 +248,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     module = make_module()
     say = Speaker(run / "train.log" if first_process else None)
     checkpoints = Checkpoints(run / "checkpoints")
-    watch = Watch(say, config.data.batch * config.model.context)
+    watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
     callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
     try:
         trainer = L.Trainer(

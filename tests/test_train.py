@@ -194,10 +194,12 @@ def test_resumed_runs_go_on_as_if_nothing_had_happened(
     assert summaries[0]["val_loss"] == summaries[1]["val_loss"]
 
 
-def test_minutes_become_steps_once(train: Train) -> None:
+def test_minutes_become_steps_once(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
+    monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
     ended = train("name=dial", "minutes=0.12", "trainer.val_check_interval=400")
     assert ended.status == 0 and "minutes=0.12: timing" in ended.out
+    assert "takes about" not in ended.out, "the time was asked for"
     config = from_yaml(Path("runs/dial/config.yaml").read_text())
     summary = json.loads(Path("runs/dial/summary.json").read_text())
     steps = config.trainer.max_steps
@@ -387,12 +389,10 @@ def test_checkpoints_hold_plain_data(train: Train) -> None:
 
 
 def test_a_long_run_says_so_with_the_key_that_shortens_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpt.fit.callbacks
-
-    monkeypatch.setattr(gpt.fit.callbacks, "LONG", 0.0)
+    monkeypatch.setattr("gpt.fit.callbacks.LONG", 0.0)
     ended = train("name=a")
     assert re.search(r"30 steps take about \d+:\d\d; trainer.max_steps=\d+ takes about \d+:\d\d", ended.out)
-    monkeypatch.setattr(gpt.fit.callbacks, "LONG", 1e9)
+    monkeypatch.setattr("gpt.fit.callbacks.LONG", 1e9)
     assert "take about" not in train("name=b").out
 
 

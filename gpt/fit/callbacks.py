@@ -39,11 +39,12 @@ class Watch(L.Callback):
     Args:
         say: prints a line for people and keeps it in the run's log.
         characters_per_step: characters trained on in one step, over all devices.
+        warn: whether to say how to shorten a long run; not where its time was asked for.
     """
 
-    def __init__(self, say: Callable[[str], None], characters_per_step: int) -> None:
+    def __init__(self, say: Callable[[str], None], characters_per_step: int, warn: bool) -> None:
         """Count from zero; a resumed run goes on counting where it was."""
-        self.say, self.characters_per_step = say, characters_per_step
+        self.say, self.characters_per_step, self.warn = say, characters_per_step, warn
         self.loss_sum, self.loss_count = 0.0, 0
         self.seconds = 0.0  # of fitting, validations and checkpoints included
         # Of steps alone, and how many they were; not the first of a process, which is slower and may compile.
@@ -99,7 +100,7 @@ class Watch(L.Callback):
         if step - self.first <= 20:
             self.first_steps.append(now - self.marked)
         self.marked = now
-        if step - self.first == 20:
+        if step - self.first == 20 and self.warn:
             self._warn_if_long(trainer, step)
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
             assert isinstance(pl_module, LitGPT)
