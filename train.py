@@ -244,7 +244,16 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
     keep_freed_memory()
     if config.minutes is not None and not resumed:
-        turn_dial(config, keys, text, device, make_module, started)
+        try:
+            turn_dial(config, keys, text, device, make_module, started)
+        except Stopped as stop:
+            print(f"{stop}; there is no run yet", file=sys.stderr)
+            raise
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            rows = config.data.micro_batch or config.data.batch
+            raise ConfigError(out_of_memory(config.model, tokenizer.size, rows)) from error
     module = make_module()
     say = Speaker(run / "train.log" if first_process else None)
     checkpoints = Checkpoints(run / "checkpoints")
@@ -277,7 +286,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         say(f"text       {text.name}: {describe(text)}")
         say(
             f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
-            f"{module.net.num_parameters():,} parameters"
+            f"{module.net.num_parameters():,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
         )
         say(
             f"machine    {device}, {precision} ({why_precision}), "
@@ -349,7 +358,7 @@ def turn_dial(
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
-    from gpt.fit.dial import VALIDATIONS, Cost, Work, measure, plan
+    from gpt.fit.dial import EVALUATED, VALIDATIONS, Cost, Work, measure, plan
 
     minutes, devices = config.minutes, config.trainer.devices
     assert minutes is not None
@@ -363,7 +372,8 @@ def turn_dial(
         config.model = model
         data = TextDataModule(text, config.data, model.context, config.seed)
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision")}
-        return measure(make_module(), data, torch.from_numpy(text.train[:10_000].astype("int64")), **where)
+        some = torch.from_numpy(text.train[: max(EVALUATED, model.context)].astype("int64"))
+        return measure(make_module(), data, some, **where)
 
     def left() -> float:
         return started + 60 * minutes - time.perf_counter()
@@ -384,6 +394,7 @@ def turn_dial(
         lambda model: config.data.batch * model.context,
         text.tokenizer.size,
         len(text.train),
+        config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
     )
     if steps < 1:
         needed = (60 * minutes - left() + work.seconds(cost, VALIDATIONS)) / 60

@@ -104,7 +104,7 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
         if argument.partition("=")[0] in ("callbacks", "logger")
         for name in argument.partition("=")[2].strip("[]").split(",")
     }
-    typed = [argument.partition("=")[0] for argument in arguments]
+    typed = [argument.partition("=")[0].lstrip("+") for argument in arguments]
     if "minutes" in typed and "trainer.max_steps" in typed:
         raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
@@ -245,8 +245,10 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
     before = dict(leaves(values))
     refused = []
     for key in keys:
-        # What was chosen automatically stays as it was chosen.
+        # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
         if key in ("resume", "allow", "name") or new[key] == before[key] or new[key] == "auto":
+            continue
+        if key == "trainer.max_steps" and "minutes" in keys:
             continue
         fixed = key.startswith(FIXED)
         if key not in FREE and (fixed or key not in typed.allow):

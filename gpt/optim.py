@@ -89,7 +89,10 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov

@@ -216,6 +216,7 @@ def test_minutes_become_steps_once(train: Train, monkeypatch: pytest.MonkeyPatch
 
 def test_minutes_that_cannot_be(train: Train) -> None:
     for arguments, line in (
+        (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=1", "trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=0"], "minutes=0: must be a number, above 0, or null"),
         (["minutes=1e-4"], "minutes=0.0001: is gone before the first step, must be above "),
@@ -420,6 +421,21 @@ def test_presets_take_eight_heads_or_say_which(train: Train, model: str, monkeyp
     assert train(*arguments, defaults=False).status == 0
     wrong = train(f"model={model}", "model.heads=5", "data.path=book.txt", "name=b", defaults=False)
     assert wrong.status == 2 and re.search(r"model\.heads=5: must divide model\.dim=\d+: 1, 2", wrong.err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_the_dial_measures(train: Train, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setattr("gpt.fit.dial._Clock.on_train_batch_end", lambda *_: os.kill(os.getpid(), number))
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    ended = train("name=a", "minutes=1")
+    assert ended.status == 128 + number and f"stopped by {number.name}" in ended.err
+    assert not Path("runs").exists()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_context_longer_than_what_is_evaluated_can_be_timed(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt.fit.dial.EVALUATED", 16)
+    assert "is gone before the first step" in train("minutes=1e-4").err
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str]:
-    """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU only after several.
+    """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU from `COMPILE_FROM` on.
 
     Args:
         compile: `auto`, `true` or `false`.
@@ -72,7 +72,7 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str
             return False, f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
         return True, "pays in a run this long"
     if compile == "true" and missing:
-        raise ValueError(f"compile=true: needs a {missing}; compile=false goes without")
+        raise ValueError(f"compile=true: there is no {missing}; compile=false goes without")
     return compile == "true", "as asked"
 
 
@@ -100,4 +100,4 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
         libc.mallopt(trim_threshold, 2**30)
-        libc.mallopt(mmap_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)  # the most that old versions take

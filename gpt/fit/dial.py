@@ -4,6 +4,7 @@ What comes out is an ordinary configuration (a model preset, a number of steps),
 nothing is measured again when the run is resumed.
 """
 
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import lightning as L
 import torch
 
 from gpt.config import ModelConfig
+from gpt.fit.durability import Stopped, StopSignals
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
 from gpt.model import GPT
@@ -65,6 +67,7 @@ def plan(
     characters_per_step: Callable[[ModelConfig], int],
     vocabulary: int,
     text: int,
+    interval: int | None = None,
 ) -> tuple[ModelConfig, int, Cost]:
     """Choose a preset, its dropout and a number of steps.
 
@@ -76,6 +79,7 @@ def plan(
         characters_per_step: how many characters a step trains on.
         vocabulary: number of tokens.
         text: characters to train on.
+        interval: steps between two validations; None leaves it to the caller to have `VALIDATIONS` of them.
 
     Returns:
         The preset with its dropout, the steps (0 when there is no time for any), and what was measured.
@@ -100,14 +104,26 @@ def plan(
         chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
         cost = measure(chosen)
-    return chosen, max(0, int((left() - work.seconds(cost, VALIDATIONS)) / cost.step)), cost
+    validations, step = VALIDATIONS, cost.step
+    if interval is not None:
+        validations, step = 1, cost.step + (work.seconds(cost, 1) - work.seconds(cost, 0)) / interval
+    return chosen, max(0, int((left() - work.seconds(cost, validations)) / step)), cost
 
 
 class _Clock(L.Callback):
-    """Times steps and stops when enough have been timed."""
+    """Times steps and stops when enough have been timed, or at once on Ctrl-C or SIGTERM."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
+
+    def on_train_start(self, *_: Any) -> None:
+        # Lightning gives the signals back when it is done; its own handlers would end the program without a word.
+        for number in StopSignals.SIGNALS:
+            signal.signal(number, self._stop)
+
+    @staticmethod
+    def _stop(number: int, _: Any) -> None:
+        raise Stopped(number, 0)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
@@ -141,13 +157,16 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
         windows = windows.to(net.embedding.weight.device)
         net.eval()
         with torch.inference_mode():
-            float(net(windows).sum())
-            started = time.perf_counter()
-            float(net(windows).sum())
-            evaluated = time.perf_counter()
-            generate(net, windows[0], SAMPLED, seed=0)
-    return Cost(
-        step=statistics.median(clock.steps[SKIPPED:]),
-        evaluated=(evaluated - started) / windows.numel(),
-        sampled=(time.perf_counter() - evaluated) / SAMPLED,
-    )
+            float(net(windows).sum())  # the first is slower
+            evaluated = _median_seconds(lambda: float(net(windows).sum()))
+            sampled = _median_seconds(lambda: generate(net, windows[0], SAMPLED, seed=0))
+    return Cost(statistics.median(clock.steps[SKIPPED:]), evaluated / windows.numel(), sampled / SAMPLED)
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)

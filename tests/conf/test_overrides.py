@@ -152,6 +152,8 @@ def test_resuming_keeps_the_run_and_refuses_what_would_change_it() -> None:
     old = changed(model__dim=64, optim__lr=0.01, trainer__precision="bf16-mixed", name="old")
     same = merge_resumed(old, changed(resume="auto"), ["resume", "name", "trainer.precision"])
     assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (64, 0.01, "bf16-mixed", "old")
+    dialled = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["minutes", "trainer.max_steps"])
+    assert dialled.trainer.max_steps == old.trainer.max_steps, "an experiment's steps, where minutes chose others"
     longer = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["trainer.max_steps"])
     assert longer.trainer.max_steps == 9
     with pytest.raises(ValueError, match=r"optim.lr=0.02 \(the run has 0.01\).*allow=\[optim.lr\]"):

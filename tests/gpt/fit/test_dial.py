@@ -43,6 +43,14 @@ def test_evaluations_and_samples_take_their_time() -> None:
     assert steps == 50
 
 
+def test_typed_validations_take_their_time() -> None:
+    """One after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters."""
+    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
+    time = AROUND + 12.0 + 0.2 + 0.05
+    _, steps, _ = plan(lambda: time, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG, interval=10)
+    assert steps == 100
+
+
 def test_no_time_is_no_step() -> None:
     assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[1] == 0
     assert plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[:2] == (SMALL, 0)
