@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -74,8 +75,9 @@ def cli() -> int:
         trials.append((composed, list(HydraConfig.get().overrides.task)))
 
     try:
-        sys.argv[1:] = flags + rest
-        compose()
+        with tempfile.TemporaryDirectory() as folder:  # where Hydra leaves a file of its own for a sweep
+            sys.argv[1:] = [*flags, *rest, f"hydra.sweep.dir='{folder}'"]
+            compose()
         sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
         # Every combination is checked before the first one runs.
         typed = [

@@ -533,3 +533,4 @@ def test_a_stop_ends_a_sweep(train: Train, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(train_script, "main", stopped)
     assert train("-m", "seed=0,1,2").status == 130 and len(ran) == 1
+    assert [path.name for path in Path().iterdir()] == ["book.txt"], "nothing of Hydra's own"
