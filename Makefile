@@ -11,10 +11,10 @@ train: $(VENV)/.installed
 	@$(RUN) train.py
 
 test: $(VENV)/.installed-dev
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -n logical
 
 quick: $(VENV)/.installed-dev
-	@$(RUN) -m pytest -m "not slow"
+	@$(RUN) -m pytest -n logical -m "not slow"
 
 check: $(VENV)/.installed-dev
 	@$(RUN) -m ruff check .

@@ -198,6 +198,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
     # What is compiled once serves later runs, whatever becomes of the temporary directory; torch reads this later.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
+    # Inductor need not try out AVX-512, which any compiler that can build for torch knows; AMX, VNNI and bf16 it still
+    # does. Trying everything in every process takes a good second.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     text = open_text(config.data, config.model.context)
 
     import lightning as L

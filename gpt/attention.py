@@ -27,10 +27,10 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) ->
     q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))  # (B*H, T, D)
     mask = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(mask.expand(B * H, T, T), q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, T)
-    # Autocast would widen the scores to fp32 and narrow them again: twice the memory traffic. The kernel
-    # accumulates in fp32 whatever its input.
-    with torch.autocast(q.device.type, enabled=False):
-        weights = drop(scores.softmax(dim=-1), dropout)
+    # What softmax(dim=-1) calls, below autocast, which would widen the scores to fp32 and narrow them again: twice the
+    # memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around it would keep
+    # torch.compile from caching what it makes of a block.
+    weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, T)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.key_offset = config.key_offset
         self.rotary = config.positions == "rotary"
         if self.rotary:
-            # Channels that are looked up by what they hold, wherever it stands, carry no place.
+            # The offset half of a key is for finding a character wherever it stands: it is not turned by its place.
             turned = config.head_dim // 2 if config.key_offset else config.head_dim
             cos, sin = rotary_tables(config.context, turned)
             self.register_buffer("cos", cos, persistent=False)

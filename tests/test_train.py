@@ -197,21 +197,22 @@ def test_resumed_runs_go_on_as_if_nothing_had_happened(
 def test_minutes_become_steps_once(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
-    ended = train("name=dial", "minutes=0.12", "trainer.val_check_interval=400")
-    assert ended.status == 0 and "minutes=0.12: timing" in ended.out
+    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
+    ended = train("name=dial", "minutes=0.2", "trainer.val_check_interval=400")
+    assert ended.status == 0 and "minutes=0.2: timing" in ended.out
     assert "takes about" not in ended.out, "the time was asked for"
     config = from_yaml(Path("runs/dial/config.yaml").read_text())
     summary = json.loads(Path("runs/dial/summary.json").read_text())
     steps = config.trainer.max_steps
-    assert config.minutes == 0.12 and summary["steps"] == steps > 0
+    assert config.minutes == 0.2 and summary["steps"] == steps > 0
     assert config.trainer.val_check_interval == 400, "what was typed stays"
     train("name=plain", f"trainer.max_steps={steps}", "trainer.val_check_interval=400")
     dial, plain = (torch.load(f"runs/{name}/checkpoints/last.ckpt") for name in ("dial", "plain"))
     assert_same(dial["state_dict"], plain["state_dict"], "state_dict")
-    again = train("name=dial", "resume=auto", "minutes=0.12", defaults=False)
+    again = train("name=dial", "resume=auto", "minutes=0.2", defaults=False)
     assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "timing" not in again.out
     other = train("name=dial", "resume=auto", "minutes=2", defaults=False)
-    assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 0.12" in other.err
+    assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 0.2" in other.err
 
 
 def test_minutes_that_cannot_be(train: Train) -> None:
@@ -487,6 +488,33 @@ def test_compiled_and_eager_steps_agree(train: Train, dropout: float) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
     files = [torch.load(f"runs/{name}/checkpoints/last.ckpt")["state_dict"] for name in "ab"]
     assert list(files[0]) == list(files[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_second_process_compiles_nothing(workplace: Path, dropout: float) -> None:
+    """Not even the passes before code is made: what torch cannot keep, it would do anew at every start."""
+    if missing_to_compile():
+        pytest.skip(f"no {missing_to_compile()}")
+    program = (
+        "import sys, train; status = train.cli(); from torch._dynamo.utils import counters; "
+        "print(dict(counters['aot_autograd'])); sys.exit(status)"
+    )
+    arguments = [
+        *TINY,
+        "data.path=book.txt",
+        "compile=true",
+        "trainer.precision=bf16-mixed",
+        f"model.dropout={dropout}",
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR")}
+    for cache in ("miss", "hit"):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, *arguments, f"name={cache}"],
+            env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        assert f"'autograd_cache_{cache}': 1" in ended.stdout and "bypass" not in ended.stdout, ended.stdout[-500:]
 
 
 def test_main_returns_the_validation_loss(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
