@@ -7,11 +7,13 @@
 import io
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ from conf.schema import Config, from_yaml, to_dict, to_yaml
 from gpt import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from data.arrays import Text
     from gpt.config import ModelConfig
@@ -212,7 +214,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     from gpt.fit.callbacks import Samples, Watch
     from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
     from gpt.fit.module import LitGPT
-    from gpt.fit.report import Speaker, is_out_of_memory, out_of_memory, python, versions
+    from gpt.fit.report import Speaker, python, versions
 
     quieten_lightning()
     try:
@@ -248,17 +250,14 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         )
 
     keep_freed_memory()
+    settled = ""
     if config.minutes is not None and not resumed:
         try:
-            turn_dial(config, keys, text, device, make_module, started)
+            with naming_what_takes_memory(config, tokenizer.size, config.data.micro_batch or config.data.batch):
+                settled = turn_dial(config, keys, text, device, make_module, started)
         except Stopped as stop:
             print(f"{stop}; there is no run yet", file=sys.stderr)
             raise
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            rows = config.data.micro_batch or config.data.batch
-            raise ConfigError(out_of_memory(config.model, tokenizer.size, rows)) from error
     module = make_module()
     say = Speaker(run / "train.log" if first_process else None)
     checkpoints = Checkpoints(run / "checkpoints")
@@ -300,21 +299,21 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         part = min(VALIDATION_CHARACTERS, len(text.validation))
         which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
         say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+        if settled:
+            say(settled)
         say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
     summary: dict[str, Any] = {"status": "failed"}
     try:
         datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
-        trainer.fit(module, datamodule, ckpt_path=runs.checkpoint_of(run) if resumed else None, weights_only=True)
+        checkpoint = runs.checkpoint_of(run) if resumed else None
+        with naming_what_takes_memory(config, tokenizer.size, rows):
+            trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
         summary["status"] = "interrupted"  # until it has been evaluated, too
     except Stopped as stop:
         summary["status"] = "interrupted"
         say(f"{stop}; nothing is lost: {python()} train.py resume={run}")
         raise
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ConfigError(out_of_memory(config.model, tokenizer.size, rows)) from error
     finally:
         summary |= {
             "steps": trainer.global_step,
@@ -332,6 +331,25 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     return finish(run, config, text, say, summary) if first_process else None
 
 
+@contextmanager
+def naming_what_takes_memory(config: Config, vocabulary: int, rows: int) -> "Iterator[None]":
+    """Answer memory that runs out with the key to lower, as a `ConfigError`.
+
+    Args:
+        config: the configuration.
+        vocabulary: number of tokens.
+        rows: windows per forward and backward on one device.
+    """
+    from gpt.fit.report import is_out_of_memory, out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(out_of_memory(config.model, vocabulary, rows)) from error
+
+
 def flops(config: Config, text: "Text") -> float:
     """Floating-point operations of all steps of a run."""
     import torch
@@ -345,7 +363,7 @@ def flops(config: Config, text: "Text") -> float:
 
 def turn_dial(
     config: Config, keys: list[str], text: "Text", device: str, make_module: "Callable[[], LitGPT]", started: float
-) -> None:
+) -> str:
     """Settle what `minutes` leaves open, in `config`: the preset, the number of steps, how often to validate.
 
     Args:
@@ -356,6 +374,9 @@ def turn_dial(
         make_module: makes a model as `config` has it.
         started: when the time began, on the clock of `time.perf_counter`.
 
+    Returns:
+        A line that says what was settled and from what.
+
     Raises:
         ConfigError: there is more than one device, or no time for a step.
     """
@@ -363,7 +384,7 @@ def turn_dial(
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
-    from gpt.fit.dial import EVALUATED, VALIDATIONS, Cost, Work, measure, plan
+    from gpt.fit.dial import EVALUATED, Cost, Work, measure, plan
 
     minutes, devices = config.minutes, config.trainer.devices
     assert minutes is not None
@@ -389,9 +410,10 @@ def turn_dial(
         sampled_per_validation=SAMPLED_PER_VALIDATION if config.logger else 0,
         finally_sampled=SAMPLE_LENGTH,
     )
-    print(f"minutes={minutes:g}: timing a few steps on this machine", flush=True)
+    first = ", after compiling them (about 20 seconds the first time)" if config.compile == "true" else ""
+    print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
     choices = [config.model] if any(key.startswith("model.") for key in keys) else presets()
-    config.model, steps, cost = plan(
+    settled = plan(
         left,
         choices,
         measured,
@@ -401,12 +423,15 @@ def turn_dial(
         len(text.train),
         config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
     )
-    if steps < 1:
-        needed = (60 * minutes - left() + work.seconds(cost, VALIDATIONS)) / 60
-        raise ConfigError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:.2g}")
-    config.trainer.max_steps = steps
+    config.model = settled.model
+    if settled.steps < 1:
+        # In hundredths, rounded up: what is said to be enough must not be refused.
+        needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
+        raise ConfigError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:g}")
+    config.trainer.max_steps = settled.steps
     if "trainer.val_check_interval" not in keys:
-        config.trainer.val_check_interval = -(-steps // VALIDATIONS)
+        config.trainer.val_check_interval = -(-settled.steps // settled.validations)
+    return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
 
 
 def quieten_lightning() -> None:

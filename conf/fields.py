@@ -98,13 +98,13 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     """Whether `value` has the type `hint` and lies in the range given by `metadata`."""
     kind, item, optional = _unpack(hint)
     if value is None:
-        return optional or kind is Any
+        return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
         return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
     if not _is_a(value, kind):
         return False
     if metadata.get("choices"):
-        return value in metadata["choices"]
+        return shown(value) in metadata["choices"]
     return (
         (metadata.get("least") is None or value >= metadata["least"])
         and (metadata.get("most") is None or value <= metadata["most"])

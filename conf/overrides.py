@@ -18,7 +18,7 @@ from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
-LITERAL = ("data.path", "data.cache_dir", "name", "resume", "compile")
+LITERAL = ("data.path", "data.cache_dir", "name", "resume")
 # What may change when a run is resumed without being named in `allow`: how long it goes on, and what is watched.
 FREE = (
     "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",

@@ -109,7 +109,7 @@ class Config:
         None, "instead of trainer.max_steps: the best training that fits into so many minutes, start to end", above=0
     )
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
-    compile: str = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
+    compile: Any = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -120,6 +120,7 @@ class Config:
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
+        self.compile = shown(self.compile)  # Hydra and YAML read true as more than text
         if self.name is not None and (
             self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
         ):

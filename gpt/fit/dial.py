@@ -27,10 +27,12 @@ EVALUATED = 2**13  # characters whose evaluation is timed
 # A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
 # that has as many characters as it has weights: an estimate, not measured.
 CHARACTERS_PER_WEIGHT = 4.0
-# A text that is this much shorter than the model and read this often is learned by heart, unless dropout prevents
-# it: so was one of 180 KB, not one of 1 MB, by 0.8 million weights (docs/results.md).
+# With more weights than this for each character of the text, and the text read this often, the model learns it by heart
+# and the validation loss rises again. Dropout prevents that. Seen with 0.8 million weights (docs/results.md): 180 KB of
+# text were learned by heart, 1 MB were not.
 WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
-VALIDATIONS = 6  # in the whole run
+VALIDATIONS = 6  # in the whole run, fewer where they would take more than
+VALIDATING = 0.25  # of the time
 AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
 
 
@@ -41,6 +43,16 @@ class Cost:
     step: float
     evaluated: float  # a character of a split
     sampled: float  # a character of generated text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and what it costs."""
+
+    model: ModelConfig
+    steps: int  # 0 when there is no time for any
+    validations: int
+    cost: Cost
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,8 @@ def plan(
     vocabulary: int,
     text: int,
     interval: int | None = None,
-) -> tuple[ModelConfig, int, Cost]:
-    """Choose a preset, its dropout and a number of steps.
+) -> Plan:
+    """Choose a preset, its dropout, a number of steps and one of validations.
 
     Args:
         left: seconds until the run should be over, as of now.
@@ -79,10 +91,7 @@ def plan(
         characters_per_step: how many characters a step trains on.
         vocabulary: number of tokens.
         text: characters to train on.
-        interval: steps between two validations; None leaves it to the caller to have `VALIDATIONS` of them.
-
-    Returns:
-        The preset with its dropout, the steps (0 when there is no time for any), and what was measured.
+        interval: steps between two validations, where the number of validations is not to be chosen.
     """
 
     def shape(config: ModelConfig) -> tuple[int, int]:
@@ -104,10 +113,13 @@ def plan(
         chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
         cost = measure(chosen)
-    validations, step = VALIDATIONS, cost.step
+    validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
+    validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATING * seconds), 1)
+    steps = int((seconds - work.seconds(cost, validations)) / cost.step)
     if interval is not None:
-        validations, step = 1, cost.step + (work.seconds(cost, 1) - work.seconds(cost, 0)) / interval
-    return chosen, max(0, int((left() - work.seconds(cost, validations)) / step)), cost
+        steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / interval))
+        validations = max(1, steps // interval)
+    return Plan(chosen, max(0, steps), validations, cost)
 
 
 class _Clock(L.Callback):

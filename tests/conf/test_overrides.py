@@ -2,6 +2,7 @@
 
 import pytest
 
+from conf.fields import shown
 from conf.overrides import (
     apply_literals,
     check_overrides,
@@ -96,10 +97,24 @@ def test_file_names_are_taken_as_they_are(value: str) -> None:
     assert from_yaml(to_yaml(config)).data.path == value
 
 
-def test_null_stays_null_and_compile_stays_text() -> None:
-    _, literals = split_literals(["data.path=null", "compile=true", "name=123"])
+def test_null_stays_null_and_numbers_text() -> None:
+    _, literals = split_literals(["data.path=null", "name=123"])
     config = apply_literals(Config(), literals)
-    assert (config.data.path, config.compile, config.name) == (None, "true", "123")
+    assert (config.data.path, config.name) == (None, "123")
+
+
+def test_compile_is_one_of_three_words() -> None:
+    """However they are read: `true` is more than text to Hydra and to YAML."""
+    assert [Config(compile=value).compile for value in (True, False, "true", "auto")] == [
+        "true",
+        "false",
+        "true",
+        "auto",
+    ]
+    assert from_yaml(to_yaml(Config(compile=True)).replace("'true'", "true")).compile == "true"
+    for value in (None, 1, "yes"):
+        with pytest.raises(ValueError, match=f"^compile={shown(value)}: must be one of auto, true, false"):
+            Config(compile=value)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "", ".hidden", "a\\b", "a\nb"])

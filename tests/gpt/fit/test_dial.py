@@ -31,29 +31,39 @@ def made_up(step: float) -> Callable[[ModelConfig], Cost]:
 
 
 def test_steps_fill_the_time_that_is_left() -> None:
-    model, steps, cost = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
-    assert (model, steps, cost.step) == (SMALL, 100, 0.1)
+    made = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
+    assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
 
 
 def test_evaluations_and_samples_take_their_time() -> None:
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(Cost(0.1, 0.001, 0.003), VALIDATIONS) == pytest.approx(besides)
-    _, steps, _ = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)
-    assert steps == 50
+    made = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)
+    assert (made.steps, made.validations) == (50, VALIDATIONS)
+
+
+def test_fewer_validations_where_time_is_short() -> None:
+    """At 0.2 s each and a quarter of the time: four of them need 3.2 s, five 4 s."""
+    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
+    for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
+        made = plan(lambda s=seconds: s, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)  # type: ignore[misc]
+        assert made.validations == validations
+        assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
 
 
 def test_typed_validations_take_their_time() -> None:
     """One after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters."""
     work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     time = AROUND + 12.0 + 0.2 + 0.05
-    _, steps, _ = plan(lambda: time, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG, interval=10)
-    assert steps == 100
+    made = plan(lambda: time, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG, interval=10)
+    assert (made.steps, made.validations) == (100, 10)
 
 
 def test_no_time_is_no_step() -> None:
-    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[1] == 0
-    assert plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)[:2] == (SMALL, 0)
+    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG).steps == 0
+    made = plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
+    assert (made.model, made.steps) == (SMALL, 0)
 
 
 def test_a_larger_model_when_it_would_see_enough() -> None:
@@ -69,10 +79,10 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
             return made_up(0.1)(config)
 
         left = border * share
-        model, steps, _ = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50, LONG)  # type: ignore[misc]
-        assert model == expected
+        made = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50, LONG)  # type: ignore[misc]
+        assert made.model == expected
         assert measured == [SMALL] if expected is SMALL else measured == [SMALL, LARGE]
-        assert steps == int((left - AROUND) / made_up(0.1)(expected).step)
+        assert made.steps == int((left - AROUND) / made_up(0.1)(expected).step)
 
 
 def parameters(config: ModelConfig) -> int:
@@ -81,7 +91,7 @@ def parameters(config: ModelConfig) -> int:
 
 def test_a_larger_model_only_for_a_text_as_long_as_it_has_weights() -> None:
     for text, expected in ((parameters(LARGE) - 1, SMALL), (parameters(LARGE), LARGE)):
-        model, _, _ = plan(lambda: 1e6, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, text)
+        model = plan(lambda: 1e6, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, text).model
         assert model.dim == expected.dim and model.dropout == 0
 
 
@@ -97,9 +107,9 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
             measured.append(config.dropout)
             return made_up(0.2 if config.dropout else 0.1)(config)
 
-        model, steps, cost = plan(lambda: seconds, presets, measure, NOTHING, lambda _: 256, 50, text)
-        assert steps == int((seconds - AROUND) / cost.step)
-        return model.dropout, measured
+        made = plan(lambda: seconds, presets, measure, NOTHING, lambda _: 256, 50, text)
+        assert made.steps == int((seconds - AROUND) / made.cost.step)
+        return made.model.dropout, measured
 
     assert chosen(often * 1.01, short, [SMALL, LARGE]) == (DROPOUT, [0, DROPOUT])
     assert chosen(often * 0.99, short, [SMALL, LARGE]) == (0, [0])
