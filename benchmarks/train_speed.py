@@ -39,6 +39,7 @@ OURS = {
     "default recipe, not compiled": ["compile=false"],
     "default recipe": ["compile=true"],  # as it is where there is a compiler
 }
+BARE = "default recipe, Lightning's Trainer(barebones=True)"
 
 
 def peak() -> dict[str, float]:
@@ -95,6 +96,41 @@ def run_ours(text: str, arguments: list[str]) -> dict[str, float]:
         "outside": loop / sum(inside[1:]) - 1,
         **peak(),
     }
+
+
+def run_bare(text: str) -> dict[str, float]:
+    """Train the default recipe in Lightning's loop with all else off: no logging, no progress, no validation."""
+    import torch
+
+    from conf.schema import Config
+    from data.arrays import open_text
+    from data.config import DataConfig
+    from data.corpus import cache_dir
+    from data.datamodule import TextDataModule
+    from gpt.fit import automatic, dial
+    from gpt.fit.module import LitGPT
+
+    config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(config.data).absolute() / "compiled")
+    data = open_text(config.data, config.model.context)
+    automatic.keep_freed_memory()
+    module = LitGPT(
+        config.model,
+        config.optim,
+        vocabulary=data.tokenizer.vocabulary,
+        characters=torch.from_numpy(data.tokenizer.characters_per_token),
+        bytes=torch.from_numpy(data.tokenizer.bytes_per_token),
+        data={},
+        max_steps=STEPS,
+        compile=True,
+    )
+    dial.MEASURED = 8.0
+    batches = TextDataModule(data, config.data, config.model.context, config.seed)
+    tokens = torch.from_numpy(data.train[: dial.EVALUATED].astype("int64"))
+    precision = automatic.choose_precision("auto", "cpu")[0]
+    cost = dial.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
+    speed = config.data.batch * config.model.context / cost.step
+    return {"characters_per_second": speed, "gflops": speed * module.net.flops_per_token() / 1e9, **peak()}
 
 
 def run_plain(text: str) -> dict[str, float]:
@@ -163,12 +199,14 @@ def main() -> None:
             seen = run_plain(text)
         elif given.only == "nanoGPT":
             seen = run_nanogpt(text, given.nanogpt)
+        elif given.only == BARE:
+            seen = run_bare(text)
         else:
             seen = run_ours(text, OURS[given.only])
         print(json.dumps(seen))
         return
     checkout = ["--nanogpt", str(Path(given.nanogpt).absolute())] if given.nanogpt else []
-    systems = ["plain loop", *(["nanoGPT"] if given.nanogpt else []), *OURS]
+    systems = ["plain loop", *(["nanoGPT"] if given.nanogpt else []), *OURS, BARE]
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
     for turn in range(given.rounds):
         for name in systems:

@@ -1,23 +1,33 @@
 """What `minutes` chooses, from made-up costs and a clock that stands still."""
 
+import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from gpt.config import ModelConfig
+from data.arrays import open_text
+from data.config import DataConfig
+from data.datamodule import TextDataModule
+from gpt.config import ModelConfig, OptimConfig
 from gpt.fit.dial import (
     AROUND,
     CHARACTERS_PER_WEIGHT,
     DROPOUT,
     READINGS,
+    SKIPPED,
     VALIDATIONS,
     WEIGHTS_PER_CHARACTER,
     Cost,
     Work,
+    measure,
     plan,
 )
+from gpt.fit.module import LitGPT
 from gpt.model import GPT
+from train import quieten_lightning
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
@@ -115,6 +125,43 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
     assert chosen(often * 0.99, short, [SMALL, LARGE]) == (0, [0])
     assert chosen(often * 3, short + 2, [SMALL, LARGE]) == (0, [0])
     assert chosen(often * 3, short, [SMALL]) == (0, [0]), "what was typed stays"
+
+
+class Slow(LitGPT):
+    """Every forward pass takes 10 ms and a step 30, the first three much longer."""
+
+    def __init__(self, characters: int) -> None:
+        one = torch.ones(characters, dtype=torch.int64)
+        super().__init__(SMALL, OptimConfig(), vocabulary={}, characters=one, bytes=one, data={}, max_steps=1)
+        self.net.register_forward_hook(lambda *_: time.sleep(0.01))
+        self.steps = 0
+
+    def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
+        self.steps += 1
+        time.sleep(0.03 if self.steps > SKIPPED else 0.3)
+        torch.rand(3)  # as dropout would
+        return {"loss": torch.zeros(())}
+
+
+def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without the slow first ones, evaluation and sampling for a character, and nothing else changes."""
+    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.5)
+    config = DataConfig(path="book.txt", batch=2)
+    text = open_text(config, SMALL.context)
+    module = Slow(text.tokenizer.size)
+    tokens = torch.from_numpy(text.train[: 5 * SMALL.context + 7].astype("int64"))
+    state = torch.random.get_rng_state()
+    started = time.perf_counter()
+    data = TextDataModule(text, config, SMALL.context, 0)
+    with warnings.catch_warnings():
+        quieten_lightning()
+        cost = measure(module, data, tokens, accelerator="cpu", devices=1, precision="32-true")
+    assert time.perf_counter() - started < 10, "it ends by itself"
+    assert 0.03 <= cost.step < 0.1
+    assert 0.01 <= cost.evaluated * 5 * SMALL.context < 0.05, "of whole windows"
+    assert 0.01 <= cost.sampled < 0.05
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert {path.name for path in Path().iterdir()} == {"book.txt", "cache"}
 
 
 def test_choosing_draws_nothing() -> None:
