@@ -28,14 +28,17 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 SHAPE = "model.layers=4 model.heads=4 model.dim=128 model.context=64 data.batch=12".split()
-PLAIN_PARTS = "model.positions=learned model.qk_norm=false model.tied=true optim.name=adamw optim.lr=3e-3".split()
+PLAIN_PARTS = (
+    "model.positions=learned model.qk_norm=false model.key_offset=false model.token_shift=false model.tied=true "
+    "optim.name=adamw optim.lr=3e-3"
+).split()
 STEPS = 200
 OURS = {
     "ours, same shape and batch 12": SHAPE,
     "ours, same shape and batch 12, compiled": [*SHAPE, "compile=true"],
-    "the same with learned positions and AdamW, batch 12": [*SHAPE, *PLAIN_PARTS, "compile=true"],
+    "the plain loop's parts and AdamW, batch 12": [*SHAPE, *PLAIN_PARTS, "compile=true"],
     "ours, same shape, batch 256, compiled": [*SHAPE, "data.batch=256", "compile=true"],
-    "the same with learned positions and AdamW, batch 256": [*SHAPE, *PLAIN_PARTS, "data.batch=256", "compile=true"],
+    "the plain loop's parts and AdamW, batch 256": [*SHAPE, *PLAIN_PARTS, "data.batch=256", "compile=true"],
     "default recipe, not compiled": ["compile=false"],
     "default recipe": ["compile=true"],  # as it is where there is a compiler
 }

@@ -15,7 +15,7 @@ import torch
 from gpt.config import ModelConfig
 from gpt.model import GPT
 
-FORMAT = 2
+FORMAT = 3
 REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
 }  # fmt: skip

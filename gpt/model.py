@@ -1,7 +1,8 @@
 """The model: a decoder-only transformer over characters, with pre-norm blocks.
 
 Shapes: B windows, T characters in a window, C = dim, V = size of the vocabulary.
-Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation.
+Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV (arXiv:2305.13048) for the idea of a
+token shift, which is on the embeddings alone here.
 """
 
 import torch
@@ -69,6 +70,8 @@ class GPT(nn.Module):
         self.config = config
         self.vocabulary = vocabulary
         self.embedding = nn.Embedding(vocabulary, config.dim)
+        if config.token_shift:
+            self.shift = nn.Parameter(torch.zeros(config.dim))
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
         self.dropout = Dropout(config.dropout)
@@ -93,6 +96,8 @@ class GPT(nn.Module):
         """
         self._check(tokens)
         x = self.embedding(tokens)  # (B, T, C)
+        if self.config.token_shift:
+            x = x + self.shift * F.pad(x[:, :-1], (0, 0, 1, 0))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         x = self.dropout(x)
@@ -132,13 +137,14 @@ def init_weights(model: GPT) -> None:
     """Draw fresh weights as GPT-2 does.
 
     Matrices and embeddings are N(0, 0.02); the two projections that end on the residual stream are
-    smaller by sqrt(2 * layers), so that its variance does not grow with depth. Biases are 0, norms 1.
+    smaller by sqrt(2 * layers), so that its variance does not grow with depth. Biases are 0, norms 1, and nothing
+    is shifted.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             residual = name.endswith(("attention.proj.weight", "mlp.down.weight"))
             parameter.normal_(0, 0.02 / (2 * model.config.layers) ** 0.5 if residual else 0.02)
-        elif name.endswith("bias"):
+        elif name.endswith("bias") or name == "shift":
             parameter.zero_()
         else:
             parameter.fill_(1)

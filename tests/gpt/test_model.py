@@ -286,7 +286,7 @@ def test_loss_at_initialisation_is_that_of_guessing(config: ModelConfig, tied: b
 @pytest.mark.parametrize("layers", [1, 8])
 @pytest.mark.parametrize("tied", [False, True])
 def test_initialisation(layers: int, tied: bool) -> None:
-    """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases 0, scales 1."""
+    """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
     config = ModelConfig(
         layers=layers, heads=4, dim=96, context=128, bias=True, norm="layernorm", positions="learned", tied=tied
     )
@@ -295,7 +295,7 @@ def test_initialisation(layers: int, tied: bool) -> None:
     matrices = 0
     for key, value in model.named_parameters():
         if value.ndim == 1:
-            expected = torch.zeros_like(value) if key.endswith("bias") else torch.ones_like(value)
+            expected = torch.zeros_like(value) if key.endswith(("bias", "shift")) else torch.ones_like(value)
             assert torch.equal(value, expected), key
             continue
         matrices += 1
@@ -331,11 +331,17 @@ def test_initialisation_follows_the_seed() -> None:
         ({"bias": True, "norm": "rmsnorm"}, 56 + 2 * (784 + 72) + 8 + 56),
         ({"bias": True, "norm": "layernorm"}, 56 + 2 * (784 + 72 + 16) + 8 + 8 + 56),
         ({"qk_norm": False}, 56 + 2 * 784 + 8 + 56),
+        ({"token_shift": True}, 56 + 8 + 2 * 784 + 8 + 56),
         ({"heads": 4}, 56 + 2 * 784 + 8 + 56),
     ],
 )
 def test_number_of_parameters(changes: dict, count: int) -> None:
-    model = GPT(ModelConfig(**{"layers": 2, "heads": 2, "dim": 8, "context": 5, "key_offset": False, **changes}), 7)
+    model = GPT(
+        ModelConfig(
+            **{"layers": 2, "heads": 2, "dim": 8, "context": 5, "key_offset": False, "token_shift": False, **changes}
+        ),
+        7,
+    )
     assert model.num_parameters() == count
 
 
@@ -343,7 +349,7 @@ def test_gpt2_small_has_124_million_parameters() -> None:
     """The published count, without allocating them."""
     config = ModelConfig(
         layers=12, heads=12, dim=768, context=1024, bias=True, norm="layernorm", activation="gelu",
-        positions="learned", qk_norm=False, tied=True,
+        positions="learned", qk_norm=False, tied=True, token_shift=False,
     )  # fmt: skip
     with torch.device("meta"):
         assert GPT(config, 50257).num_parameters() == 124_439_808

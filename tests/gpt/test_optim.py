@@ -91,8 +91,9 @@ def test_matrices_decay_and_nothing_else(config: ModelConfig) -> None:
     listed = [id(value) for group in groups for value in group["params"]]
     assert len(listed) == len(set(listed)) and set(listed) == {id(value) for value in model.parameters()}
     for key, value in model.named_parameters():
-        matrix = key.split(".")[-2] in ("embedding", "position_embedding", "qkv", "proj", "up", "down", "head")
-        assert decay_of[id(value)] == (0.25 if matrix and key.endswith("weight") else 0.0), key
+        owner = key.removesuffix(".weight").rpartition(".")[2]
+        matrix = owner in ("embedding", "position_embedding", "qkv", "proj", "up", "down", "head")
+        assert decay_of[id(value)] == (0.25 if matrix else 0.0), key
 
 
 def test_optimizer_is_configured() -> None:

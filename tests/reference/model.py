@@ -42,8 +42,9 @@ def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str) -> np.ndarray:
 def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
-    h_0 = E[token] (+ P[time], learned positions); h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block
-    (pre-norm: Radford et al. 2019, section 2.3); logits = norm(h) W^T, W = E when tied.
+    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions);
+    h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block (pre-norm: Radford et al. 2019, section 2.3);
+    logits = norm(h) W^T, W = E when tied.
     """
     arrays = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in state.items()}
 
@@ -56,6 +57,8 @@ def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray) -> np.ndarray
     rows = []
     for row in tokens:
         x = np.array([arrays["embedding.weight"][token] for token in row])
+        if config.token_shift:
+            x = np.array([x[t] + arrays["shift"] * x[t - 1] if t else x[t] for t in range(len(row))])
         if config.positions == "learned":
             x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
         for i in range(config.layers):

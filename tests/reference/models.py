@@ -19,7 +19,9 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
 
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
-    return ModelConfig(**{"layers": 2, "heads": 2, "dim": 12, "context": 7, "key_offset": False, **changes})
+    return ModelConfig(
+        **{"layers": 2, "heads": 2, "dim": 12, "context": 7, "key_offset": False, "token_shift": False, **changes}
+    )
 
 
 def tolerance(config: ModelConfig) -> float:
@@ -29,7 +31,7 @@ def tolerance(config: ModelConfig) -> float:
 
 def name(config: ModelConfig) -> str:
     """A test id: what was chosen."""
-    flags = [flag for flag in ("qk_norm", "key_offset", "tied", "bias") if getattr(config, flag)]
+    flags = [flag for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias") if getattr(config, flag)]
     parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
     return "-".join(parts)
 
@@ -40,6 +42,12 @@ OFFSET = [
     for positions, qk_norm, kernel, heads in itertools.product(
         ("learned", "rotary"), (False, True), ("explicit", "sdpa"), (1, 3)
     )
+]
+
+# Token shifts with all that they meet on their way to the first block.
+SHIFT = [
+    tiny(positions=positions, tied=tied, key_offset=offset, heads=3, token_shift=True)
+    for positions, tied, offset in itertools.product(("learned", "rotary"), (False, True), (False, True))
 ]
 
 # Every combination of the other options; the number of heads goes round with them.
@@ -54,10 +62,10 @@ ALL = OFFSET + [
             (False, True), (False, True), (False, True), ("explicit", "sdpa"),
         )
     )
-]  # fmt: skip
+] + SHIFT  # fmt: skip
 
 # Each value of each option at least once, and those that meet in attention in every combination.
-SOME = [config for i, config in enumerate(ALL) if i % 5 == 0 or i < len(OFFSET) // 2] + [
+SOME = [config for i, config in enumerate(ALL) if i % 5 == 0 or i < len(OFFSET) // 2 or config.token_shift] + [
     tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=3)
     for positions, qk_norm, kernel in itertools.product(("learned", "rotary"), (False, True), ("explicit", "sdpa"))
 ]
