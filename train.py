@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.fields import shown
 from conf.overrides import (
     apply_literals,
     check_overrides,
@@ -46,9 +47,21 @@ PROMPT_LENGTH = 200  # tokens at most
 
 def cli() -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    try:
+        return run_typed(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def run_typed(arguments: list[str]) -> int:
+    """Run what was typed: one configuration, or with `-m` several, one after the other.
+
+    Args:
+        arguments: overrides and flags.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
-    arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(usage())
         return 0
@@ -106,9 +119,6 @@ def run_trial(typed: Config, keys: list[str], started: float) -> int:
         main(typed, keys, started)
     except (ConfigError, runs.RunError) as error:
         return refuse(error)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
     except Exception as error:
         status = explain(error)
         if status is None:
@@ -198,10 +208,10 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     from data.arrays import open_text
     from data.corpus import cache_dir
 
-    # What is compiled once serves later runs, whatever becomes of the temporary directory; torch reads this later.
+    # What is compiled once serves later runs; torch reads this later.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
-    # Inductor need not try out AVX-512, which any compiler that can build for torch knows; AMX, VNNI and bf16 it still
-    # does. Trying everything in every process takes a good second.
+    # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
+    # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     text = open_text(config.data, config.model.context)
 
@@ -220,6 +230,10 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     try:
         device = device_kind(config.trainer.accelerator)
         precision, why_precision = choose_precision(config.trainer.precision, device)
+        if device == "cpu" and isinstance(config.trainer.devices, list):
+            raise ValueError(
+                f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many"
+            )
         seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
         compiled, why_compiled = choose_compile(config.compile, device, seconds)
     except ValueError as error:
@@ -425,7 +439,7 @@ def turn_dial(
     )
     config.model = settled.model
     if settled.steps < 1:
-        # In hundredths, rounded up: what is said to be enough must not be refused.
+        # In hundredths, rounded up; a machine that is busier next time may still refuse it.
         needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
         raise ConfigError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:g}")
     config.trainer.max_steps = settled.steps

@@ -105,7 +105,8 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
         for name in argument.partition("=")[2].strip("[]").split(",")
     }
     typed = [argument.partition("=")[0].lstrip("+") for argument in arguments]
-    if "minutes" in typed and "trainer.max_steps" in typed:
+    off = any(argument.partition("=")[::2] == ("minutes", "null") for argument in arguments)
+    if "minutes" in typed and not off and "trainer.max_steps" in typed:
         raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")

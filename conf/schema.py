@@ -106,7 +106,10 @@ class Config:
     seed: int = option(0, "seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(None, "go on with a run: a run directory, a checkpoint, or auto")
     minutes: float | None = option(
-        None, "instead of trainer.max_steps: the best training that fits into so many minutes, start to end", above=0
+        None,
+        "instead of trainer.max_steps: the best training that fits into so many minutes, start to end",
+        above=0,
+        most=525_600,
     )
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
     compile: Any = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
@@ -120,7 +123,9 @@ class Config:
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
-        self.compile = shown(self.compile)  # Hydra and YAML read true as more than text
+        self.compile = shown(
+            self.compile
+        )  # Hydra and YAML read true and false as truth values; what is kept is the word
         if self.name is not None and (
             self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
         ):

@@ -27,9 +27,9 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) ->
     q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))  # (B*H, T, D)
     mask = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(mask.expand(B * H, T, T), q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, T)
-    # What softmax(dim=-1) calls, below autocast, which would widen the scores to fp32 and narrow them again: twice the
-    # memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around it would keep
-    # torch.compile from caching what it makes of a block.
+    # What softmax(dim=-1) calls (private by name), below autocast, which would widen the scores to fp32 and narrow
+    # them again: twice the memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around
+    # it would keep torch.compile from caching what it makes of a block.
     weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, T)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 

@@ -105,7 +105,9 @@ def read(path: str | Path) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
     if contents["format"] != FORMAT:
-        raise CheckpointError(f"{path}: has format {contents['format']}, this version reads format {FORMAT}")
+        raise CheckpointError(
+            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the version that wrote it"
+        )
     return contents
 
 

@@ -20,7 +20,7 @@ class ModelConfig:
     positions: str = option("rotary", "how a character's place enters", choices=("learned", "rotary"))
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
     key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
-    token_shift: bool = option(True, "add a learned share of each embedding to the one after it")
+    token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")
     tied: bool = option(False, "use the token embedding as the output head, too")
     attention: str = option(
         "auto", "attention kernel; auto is explicit on a CPU, sdpa elsewhere", choices=("auto", "explicit", "sdpa")

@@ -21,6 +21,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train as train_script
+from benchmarks import plain_loop
 from conf.schema import from_yaml
 from data.arrays import open_text
 from data.batches import evaluation_windows, train_batch
@@ -219,13 +220,52 @@ def test_minutes_that_cannot_be(train: Train) -> None:
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=1", "trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
-        (["minutes=0"], "minutes=0: must be a number, above 0, or null"),
+        (["minutes=0"], "minutes=0: must be a number, above 0 and at most 525600, or null"),
+        (["minutes=1e308"], "minutes=1e+308: must be a number, above 0 and at most 525600, or null"),
+        (["minutes=1", "trainer.devices=[0]"], "trainer.devices=[0]: numbers are for GPUs; a CPU takes how many"),
         (["minutes=1e-4"], "minutes=0.0001: is gone before the first step, must be above "),
         (["minutes=1", "trainer.devices=2"], "minutes=1: is for one device; trainer.devices=1, or trainer.max_steps=N"),
     ):
         ended = train(*arguments)
         assert ended.status == 2 and line in ended.err and ended.err.count("\n") == 1, ended.err
     assert not Path("runs").exists()
+
+
+def test_minutes_null_chooses_nothing(train: Train) -> None:
+    assert train("name=a", "minutes=null").status == 0
+    assert json.loads(Path("runs/a/summary.json").read_text())["steps"] == 30
+
+
+def test_rates_that_ruin_the_model_while_steps_are_timed(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
+    ended = train("minutes=1", "optim.lr=1e30", "optim.muon_lr=1e30")
+    assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
+    assert (
+        "after a few steps the model's outputs are no numbers: training has diverged; lower optim.lr=1e+30" in ended.err
+    )
+    assert not Path("runs").exists()
+
+
+def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
+    """The same function of the same weights as the plain loop's, which has none of this project's parts."""
+    assert (
+        train("experiment=nanogpt_cpu", "data.path=book.txt", "trainer.max_steps=1", "name=a", defaults=False).status
+        == 0
+    )
+    model, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
+    plain = plain_loop.Model(model.vocabulary)
+    names = {"position_embedding": "places", "attention.qkv": "qkv", "attention.proj": "proj", "mlp.": ""}
+    state = model.state_dict()
+    for ours, theirs in names.items():
+        state = {key.replace(ours, theirs): value for key, value in state.items()}
+    plain.load_state_dict(state)
+    tokens = torch.randint(model.vocabulary, (2, 64))
+    assert torch.allclose(model(tokens), plain(tokens), atol=1e-5)
+    cpu, gpu = (
+        yaml.safe_load((ROOT / f"conf/experiment/nanogpt_{name}.yaml").read_text())["model"] for name in ("cpu", "gpu")
+    )
+    assert {key for key in cpu if cpu[key] != gpu[key]} == {"layers", "heads", "dim", "context", "dropout"}
+    assert cpu.keys() == gpu.keys()
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])

@@ -39,7 +39,7 @@ class Watch(L.Callback):
     Args:
         say: prints a line for people and keeps it in the run's log.
         characters_per_step: characters trained on in one step, over all devices.
-        warn: whether to say how to shorten a long run; not where its time was asked for.
+        warn: whether to say what takes long and how to shorten it; not where its time was asked for.
     """
 
     def __init__(self, say: Callable[[str], None], characters_per_step: int, warn: bool) -> None:
@@ -83,7 +83,7 @@ class Watch(L.Callback):
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
-        if trainer.is_global_zero and pl_module.compile_step:
+        if trainer.is_global_zero and pl_module.compile_step and self.warn:
             self.say("compiling  about 20 seconds the first time, a few after that")
 
     def on_train_batch_end(

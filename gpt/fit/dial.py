@@ -156,6 +156,9 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
         data: the run's batches.
         tokens: some text, (N,) int64, of one window at least.
         trainer: arguments of `L.Trainer` that decide where and how a step is computed.
+
+    Raises:
+        Diverged: the steps that were timed have ruined the model.
     """
     clock, net = _Clock(), module.net
     context = net.config.context
@@ -169,7 +172,8 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
         windows = windows.to(net.embedding.weight.device)
         net.eval()
         with torch.inference_mode():
-            float(net(windows).sum())  # the first is slower
+            if not net(windows).isfinite().all():  # the first is slower, and not timed
+                raise module.diverged("after a few steps the model's outputs are no numbers")
             evaluated = _median_seconds(lambda: float(net(windows).sum()))
             sampled = _median_seconds(lambda: generate(net, windows[0], SAMPLED, seed=0))
     return Cost(statistics.median(clock.steps[SKIPPED:]), evaluated / windows.numel(), sampled / SAMPLED)

@@ -138,15 +138,19 @@ class LitGPT(L.LightningModule):
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
         self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
         if not math.isfinite(self.score.loss):
-            raise Diverged(
-                f"the validation loss is {self.score.loss} after step {self.global_step}: training has diverged; "
-                f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
-            )
+            raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # For callbacks that watch a value, such as early stopping, and for the loggers at the right step.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
+
+    def diverged(self, seen: str) -> Diverged:
+        """The error for training that has left the numbers: what was seen, and what to lower."""
+        return Diverged(
+            f"{seen}: training has diverged; "
+            f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the file enough on its own."""

@@ -196,6 +196,7 @@ def test_what_is_no_checkpoint(kind: str, tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"format": FORMAT + 1}, str(FORMAT + 1)),
+        ({"format": FORMAT - 1}, f"has format {FORMAT - 1}, this version reads format {FORMAT}"),
         ({"format": None}, "format"),
         ({"state_dict": {}}, ""),
         ({"model_config": {**contents()["model_config"], "layers": 2}}, ""),
@@ -237,6 +238,14 @@ def test_a_full_disk_is_an_os_error(limit: int, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     one_line(caught)
     assert path.read_bytes() == old and os.listdir(tmp_path) == ["model.ckpt"]
+
+
+def test_another_model_is_another_format() -> None:
+    """A file without a field would get today's default, and be another model than it was."""
+    fields = (
+        "layers heads dim context dropout bias norm activation positions qk_norm key_offset token_shift tied attention"
+    )
+    assert (FORMAT, list(ModelConfig.__dataclass_fields__)) == (3, fields.split()), "give FORMAT a new number, too"
 
 
 def test_a_flipped_bit_in_the_weights_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt.config import ModelConfig
 from gpt.model import GPT, MLP, Block
 from tests.reference import model as reference
-from tests.reference.models import ALL, SOME, fill, name, tiny, tolerance
+from tests.reference.models import ALL, SHIFT, SOME, fill, name, tiny, tolerance
 
 VOCABULARY = 11
 
@@ -138,7 +138,7 @@ def test_auto_is_explicit_on_a_cpu() -> None:
     assert torch.equal(auto, explicit)
 
 
-@pytest.mark.parametrize("config", ALL[::11], ids=name)
+@pytest.mark.parametrize("config", [*ALL[::11], *SHIFT[::3]], ids=name)
 def test_derivatives(config: ModelConfig) -> None:
     """With respect to every parameter, the embedding among them, of the logits of a whole tiny model."""
     config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
