@@ -106,7 +106,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
     if contents["format"] != FORMAT:
         raise CheckpointError(
-            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the version that wrote it"
+            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
         )
     return contents
 
