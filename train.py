@@ -378,7 +378,7 @@ def flops(config: Config, text: "Text") -> float:
 def turn_dial(
     config: Config, keys: list[str], text: "Text", device: str, make_module: "Callable[[], LitGPT]", started: float
 ) -> str:
-    """Settle what `minutes` leaves open, in `config`: the preset, the number of steps, how often to validate.
+    """Settle what `minutes` leaves open, in `config`: the preset, the batch, the steps, how often to validate.
 
     Args:
         config: the configuration; what was typed stays.
@@ -398,7 +398,7 @@ def turn_dial(
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
-    from gpt.fit.dial import EVALUATED, Cost, Work, measure, plan
+    from gpt.fit.dial import DOUBLED_FROM, EVALUATED, Cost, Plan, Work, measure, plan
 
     minutes, devices = config.minutes, config.trainer.devices
     assert minutes is not None
@@ -426,17 +426,23 @@ def turn_dial(
     )
     first = ", after compiling them (about 20 seconds the first time)" if config.compile == "true" else ""
     print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
-    choices = [config.model] if any(key.startswith("model.") for key in keys) else presets()
-    settled = plan(
-        left,
-        choices,
-        measured,
-        work,
-        lambda model: config.data.batch * model.context,
-        text.tokenizer.size,
-        len(text.train),
-        config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
-    )
+
+    def settle(choices: "list[ModelConfig]") -> Plan:
+        return plan(
+            left,
+            choices,
+            measured,
+            work,
+            lambda model: config.data.batch * model.context,
+            text.tokenizer.size,
+            len(text.train),
+            config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
+        )
+
+    settled = settle([config.model] if any(key.startswith("model.") for key in keys) else presets())
+    if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
+        config.data.batch *= 2
+        settled = settle([settled.model])
     config.model = settled.model
     if settled.steps < 1:
         # In hundredths, rounded up; a machine that is busier next time may still refuse it.

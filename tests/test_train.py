@@ -231,8 +231,23 @@ def test_minutes_that_cannot_be(train: Train) -> None:
     assert not Path("runs").exists()
 
 
+def test_minutes_doubles_the_batch_of_a_long_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it was typed; the steps are those of the larger batch."""
+    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
+    for steps, typed, batch in ((1, [], 16), (10**9, [], 8), (1, ["data.batch=8"], 8)):
+        monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", steps)
+        given = ["data.path=book.txt", "minutes=0.2", f"name=run{batch}{len(typed)}", "compile=false", "logger=none"]
+        given += ["model.layers=1", "model.dim=32", "model.context=32", "trainer.accelerator=cpu", *typed]
+        assert train(*given, defaults=False).status == 0
+        run = Path("runs") / f"run{batch}{len(typed)}"
+        config = from_yaml((run / "config.yaml").read_text())
+        assert config.data.batch == batch
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["characters"] == config.trainer.max_steps * batch * 32
+
+
 def test_minutes_null_chooses_nothing(train: Train) -> None:
-    assert train("name=a", "minutes=null").status == 0
+    assert train("name=a", "minutes=null", "trainer.max_steps=30").status == 0
     assert json.loads(Path("runs/a/summary.json").read_text())["steps"] == 30
 
 
