@@ -123,9 +123,8 @@ class Config:
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
-        self.compile = shown(
-            self.compile
-        )  # Hydra and YAML read true and false as truth values; what is kept is the word
+        # Hydra and YAML read true and false as truth values; what is kept is the word.
+        self.compile = shown(self.compile)
         if self.name is not None and (
             self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
         ):
