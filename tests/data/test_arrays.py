@@ -64,7 +64,7 @@ def test_one_file_is_cut_at_its_shares(tmp_path, opened, alphabet, shares):
     borders = [0, int(len(whole) * shares[0]), int(len(whole) * (shares[0] + shares[1])), len(whole)]
     if shares[2] == 0:
         borders[2] = len(whole)
-    for split, begin, end in zip(SPLITS, borders, borders[1:], strict=False):
+    for split, begin, end in zip(SPLITS, borders[:-1], borders[1:], strict=True):
         tokens = getattr(text, split)
         assert tokens.tolist() == [number[character] for character in whole[begin:end]]
         assert tokens.dtype == (np.uint8 if len(number) <= 256 else np.uint16)
