@@ -267,7 +267,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     settled = ""
     if config.minutes is not None and not resumed:
         try:
-            with naming_what_takes_memory(config, tokenizer.size, config.data.micro_batch or config.data.batch):
+            with naming_what_takes_memory(config, tokenizer.size, devices=1):
                 settled = turn_dial(config, keys, text, device, make_module, started)
         except Stopped as stop:
             print(f"{stop}; there is no run yet", file=sys.stderr)
@@ -293,7 +293,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         )
     except (MisconfigurationException, ValueError) as error:
         raise ConfigError(f"trainer: {error}") from None
-    rows = rows_per_device(config, trainer.world_size)
+    rows_per_device(config, trainer.world_size)  # raises where the batch cannot be shared out
 
     if first_process:
         make_directory(run, fresh)
@@ -321,7 +321,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     try:
         datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
         checkpoint = runs.checkpoint_of(run) if resumed else None
-        with naming_what_takes_memory(config, tokenizer.size, rows):
+        with naming_what_takes_memory(config, tokenizer.size, trainer.world_size):
             trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
         summary["status"] = "interrupted"  # until it has been evaluated, too
     except Stopped as stop:
@@ -346,13 +346,13 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
 
 @contextmanager
-def naming_what_takes_memory(config: Config, vocabulary: int, rows: int) -> "Iterator[None]":
+def naming_what_takes_memory(config: Config, vocabulary: int, devices: int) -> "Iterator[None]":
     """Answer memory that runs out with the key to lower, as a `ConfigError`.
 
     Args:
-        config: the configuration.
+        config: the configuration, as it is when that happens.
         vocabulary: number of tokens.
-        rows: windows per forward and backward on one device.
+        devices: how many share the batch.
     """
     from gpt.fit.report import is_out_of_memory, out_of_memory
 
@@ -361,7 +361,7 @@ def naming_what_takes_memory(config: Config, vocabulary: int, rows: int) -> "Ite
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise ConfigError(out_of_memory(config.model, vocabulary, rows)) from error
+        raise ConfigError(out_of_memory(config.model, vocabulary, rows_per_device(config, devices))) from error
 
 
 def flops(config: Config, text: "Text") -> float:
