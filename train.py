@@ -4,40 +4,46 @@
 `python train.py --help` lists what can be changed.
 """
 
+import hashlib
 import io
 import json
 import logging
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.fields import shown
+from conf.fields import one_line, shown
 from conf.overrides import (
     apply_literals,
     check_overrides,
     leaves,
-    merge_resumed,
+    plugin_classes,
     presets,
     split_literals,
     typed_keys,
     usage,
 )
+from conf.resume import check_unchanged, merge_resumed, settings
 from conf.schema import Config, from_yaml, to_dict, to_yaml
 from gpt import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from data.arrays import Text
     from gpt.config import ModelConfig
     from gpt.fit.module import LitGPT
     from gpt.fit.report import Speaker
+    from gpt.model import GPT
 
 STARTED = time.perf_counter() - time.process_time()  # of this process, which is where `minutes` counts from
 SAMPLE_LENGTH = 500
@@ -115,18 +121,26 @@ def run_typed(arguments: list[str]) -> int:
 
 def run_trial(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and turn how it ended into an exit status."""
+    status = 1
     try:
         main(typed, keys, started)
+        status = 0
     except (ConfigError, runs.RunError) as error:
-        return refuse(error)
+        status = refuse(error)
     except Exception as error:
-        status = explain(error)
-        if status is None:
+        known = explain(error)
+        if known is None:
+            traceback.print_exc() if runs.started_by_another_rank() else None  # before this process is ended
             raise
-        return status
+        status = known
     finally:
         runs.forget_name()
-    return 0
+        runs.let_go()
+        if status and runs.started_by_another_rank() and "lightning" in sys.modules:
+            from gpt.fit.durability import end_parent
+
+            end_parent()
+    return status
 
 
 class ConfigError(ValueError):
@@ -146,24 +160,33 @@ def explain(error: Exception) -> int | None:
     if isinstance(error, DataError):
         return refuse(error)
     if isinstance(error, OSError):
-        print(f"train.py: {error}", file=sys.stderr)
+        print(f"train.py: {one_line(error)}", file=sys.stderr)
         return 1
-    if "lightning" not in sys.modules:
+    if "torch" not in sys.modules:
         return None
     from gpt.checkpoint import CheckpointError
-    from gpt.fit.durability import Stopped
-    from gpt.fit.module import Diverged
 
     if isinstance(error, CheckpointError):
         return refuse(error)
-    if isinstance(error, Diverged):
-        print(f"train.py: {error}", file=sys.stderr)
+    if "lightning" not in sys.modules:
+        return None
+    from gpt.fit.durability import Stopped
+    from gpt.fit.module import Diverged
+
+    if isinstance(error, Diverged | RunFailed):
+        if runs.rank() == 0:  # it is the same for all
+            print(f"train.py: {error}", file=sys.stderr)
         return 1
-    return 128 + error.number if isinstance(error, Stopped) else None
+    if not isinstance(error, Stopped):
+        return None
+    if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and runs.rank() == 0:
+        print(runs.requeue(), flush=True)
+    # What rank 0 leaves with counts; it must not be taken for one whose processes fail.
+    return 0 if runs.started_by_another_rank() else 128 + error.number
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
-    """Settle the configuration before anything heavy is loaded.
+    """Settle the configuration before anything heavy is loaded, and keep others out of a run that is resumed.
 
     Args:
         typed: the configuration as typed.
@@ -172,17 +195,43 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     Returns:
         The configuration to run and the run directory to go on in, None for a fresh run.
     """
+    if typed.resume is None and runs.restarted():  # SLURM types what was typed the first time
+        typed.resume, typed.name = "auto", typed.name or runs.new_name()
     if typed.resume is None:
         if typed.name is not None and runs.rank() == 0:
             runs.check_free(typed.name)
         return typed, None
-    run = runs.to_resume(typed.resume, typed.name)
+    run, passed = runs.to_resume(typed.resume, typed.name)
+    if runs.rank() == 0:
+        for line in passed:
+            print(f"resume: passes over {line}")
+        if run is not None:
+            runs.hold(run)
     if run is None:
         return typed, None
     try:
-        return merge_resumed(from_yaml((run / "config.yaml").read_text("utf-8")), typed, keys), run
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+        old = from_yaml((run / "config.yaml").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run}: cannot go on: {one_line(error)}") from None
+    check_classes(run, old, typed, keys)
+    return merge_resumed(old, typed, keys), run
+
+
+def check_classes(run: Path, old: Config, typed: Config, keys: list[str]) -> None:
+    """Refuse classes that a run's config.yaml names and neither this project nor the person who resumes it does.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    typed_too = [*typed.callbacks.values(), *typed.logger.values()]
+    known = plugin_classes() | {entry.get("_target_") for entry in typed_too if isinstance(entry, dict)}
+    for group in ("callbacks", "logger"):
+        for name, entry in getattr(old, group).items():
+            if group not in keys and (not isinstance(entry, dict) or entry.get("_target_") not in known):
+                raise ConfigError(
+                    f"{run / 'config.yaml'}: {group}.{name} is a class that this project does not know; "
+                    f"who trusts it types the {group} again"
+                )
 
 
 def main(typed: Config, keys: list[str], started: float) -> float | None:
@@ -197,12 +246,11 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         The validation loss of the best checkpoint in nats per token, over the whole split; None on
         processes other than the first.
     """
-    fresh, allow = typed.resume is None, typed.allow
     config, resumed = resolve(typed, keys)
-    first_process = runs.rank() == 0
+    resume, allow, first_process = config.resume, config.allow, runs.rank() == 0
     name = resumed.resolve().name if resumed else config.name or runs.new_name()
     run = resumed or runs.RUNS / name
-    if config.resume == "auto" and first_process:
+    if resume == "auto" and first_process:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
 
     from data.arrays import open_text
@@ -214,19 +262,47 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     text = open_text(config.data, config.model.context)
+    choices = choose(config, text)
+    config.name, config.resume, config.allow = name, None, []
+    point = find_point(run, str(resume)) if resumed else None
+    if point and first_process:  # the other processes start after it, or are ended with it
+        try:
+            differing = check_unchanged(point.contents["conditions"], conditions(config, text, choices), allow)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if differing:
+            print(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
+    if point and point.step >= config.trainer.max_steps:
+        print(f"{run} is finished: step {point.step} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
+        done = runs.summary_of(run)
+        if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
+            from gpt.fit.report import Speaker
 
-    import lightning as L
-    import torch
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
+            trained = as_trained(config, text, choices, point.step, point.contents["callbacks"].get("Watch", {}))
+            return finish(run, config, text, Speaker(run / "train.log"), trained)
+        return done.get("val_loss")
+    return fit(run, config, keys, text, choices, point, fresh=resume is None, started=started)
 
-    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
-    from gpt.fit.automatic import choose_compile, choose_precision, device_kind, expected_seconds, keep_freed_memory
-    from gpt.fit.callbacks import Samples, Watch
-    from gpt.fit.durability import AtomicCheckpointIO, Checkpoints, Stopped, StopSignals
-    from gpt.fit.module import LitGPT
-    from gpt.fit.report import Speaker, python, versions
 
-    quieten_lightning()
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen for this machine, each with the reason."""
+
+    device: str
+    devices: int  # over all machines
+    why_precision: str
+    compiled: bool
+    why_compiled: str
+
+
+def choose(config: Config, text: "Text") -> Choices:
+    """Settle what depends on the machine; what config.yaml keeps of it is written into `config`.
+
+    Raises:
+        ConfigError: this machine cannot do what was asked.
+    """
+    from gpt.fit.automatic import choose_compile, choose_precision, device_kind, expected_seconds, world_size
+
     try:
         device = device_kind(config.trainer.accelerator)
         precision, why_precision = choose_precision(config.trainer.precision, device)
@@ -238,15 +314,113 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         compiled, why_compiled = choose_compile(config.compile, device, seconds)
     except ValueError as error:
         raise ConfigError(error) from None
+    devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
+    rows_per_device(config, devices)  # raises where the batch cannot be shared out
     config.trainer.precision, config.compile = precision, str(compiled).lower()
-    config.name, config.resume, config.allow = name, None, []
-    step = step_to_go_on_from(run, text, config, allow) if resumed else 0
-    if step is None:
-        done = runs.summary_of(run)
-        if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
-            return finish(run, config, text, Speaker(run / "train.log"), done)
-        return done.get("val_loss")
+    return Choices(device, devices, why_precision, compiled, why_compiled)
 
+
+def conditions(config: Config, text: "Text", choices: Choices) -> dict[str, Any]:
+    """All that the bits of a run depend on, by name, as plain data."""
+    from gpt.fit.automatic import machine
+
+    vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
+    return settings(config) | {
+        "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
+        "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
+        "world_size": choices.devices,
+        **machine(choices.device),
+    }
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run goes on: a checkpoint that has been verified."""
+
+    path: Path
+    contents: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.contents["global_step"]
+
+
+def find_point(run: Path, resume: str) -> Point:
+    """Find the newest valid checkpoint of a run and say which newer ones are not.
+
+    Args:
+        run: the run's directory.
+        resume: what was typed: a checkpoint, or what leads to the run.
+
+    Raises:
+        CheckpointError: there is none, or the one that was typed is damaged or not the newest.
+    """
+    from gpt.checkpoint import CheckpointError, find_newest, read
+
+    typed = read(resume) if resume.endswith(".ckpt") else None
+    path, contents, skipped = find_newest(run / "checkpoints")
+    if path is None:
+        raise CheckpointError(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
+    if typed and typed["global_step"] != contents["global_step"]:
+        raise CheckpointError(f"resume={resume}: a run goes on from its newest checkpoint, resume={path}")
+    if runs.rank() == 0:
+        for line in skipped:
+            print(f"resume: passes over {line}")
+        print(f"resume: from {path}, step {contents['global_step']}")
+    return Point(path, contents)
+
+
+def fit(
+    run: Path,
+    config: Config,
+    keys: list[str],
+    text: "Text",
+    choices: Choices,
+    point: Point | None,
+    *,
+    fresh: bool,
+    started: float,
+) -> float | None:
+    """Train a run to its end, and evaluate it.
+
+    Args:
+        run: its directory.
+        config: its configuration.
+        keys: the keys that were typed.
+        text: the encoded text.
+        choices: what was chosen for this machine.
+        point: where it goes on; None at the beginning.
+        fresh: whether the directory must not exist yet.
+        started: when this run began, on the clock of `time.perf_counter`.
+
+    Returns:
+        As `main` does.
+    """
+    import lightning as L
+    import torch
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
+    from gpt.checkpoint import CheckpointError, remove_unfinished
+    from gpt.fit.automatic import keep_freed_memory
+    from gpt.fit.callbacks import Samples, Watch
+    from gpt.fit.durability import (
+        AtomicCheckpointIO,
+        Checkpoints,
+        Stopped,
+        StopSignals,
+        end_with_parent,
+        is_lost_process,
+        make_strategy,
+    )
+    from gpt.fit.module import Diverged, LitGPT
+    from gpt.fit.report import Speaker
+
+    if runs.started_by_another_rank():
+        end_with_parent()
+    quieten_lightning()
+    first_process = runs.rank() == 0
     tokenizer = text.tokenizer
 
     def make_module() -> LitGPT:
@@ -257,92 +431,121 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             characters=torch.from_numpy(tokenizer.characters_per_token),
             bytes=torch.from_numpy(tokenizer.bytes_per_token),
             data={"name": text.name, "fingerprint": text.fingerprint} | to_dict(config)["data"],
+            conditions=conditions(config, text, choices),
             max_steps=config.trainer.max_steps,
             micro_batch=config.data.micro_batch,
             seed=config.seed,
-            compile=compiled,
+            compile=choices.compiled,
         )
 
     keep_freed_memory()
-    settled = ""
-    if config.minutes is not None and not resumed:
-        try:
-            with naming_what_takes_memory(config, tokenizer.size, devices=1):
-                settled = turn_dial(config, keys, text, device, make_module, started)
-        except Stopped as stop:
-            print(f"{stop}; there is no run yet", file=sys.stderr)
-            raise
-    module = make_module()
-    say = Speaker(run / "train.log" if first_process else None)
     checkpoints = Checkpoints(run / "checkpoints")
-    watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
-    callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+    stops = StopSignals(checkpoints)
+    say = Speaker(None)
     try:
-        trainer = L.Trainer(
-            **{key: value for key, value in vars(config.trainer).items() if value is not None},
-            callbacks=[*callbacks, watch, StopSignals(checkpoints)],
-            logger=make(after(step, run, config.logger) if resumed else config.logger, save_dir=str(run)),
-            plugins=[AtomicCheckpointIO()],
-            max_epochs=-1,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-            use_distributed_sampler=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-    except (MisconfigurationException, ValueError) as error:
-        raise ConfigError(f"trainer: {error}") from None
-    rows_per_device(config, trainer.world_size)  # raises where the batch cannot be shared out
+        settled = ""
+        if config.minutes is not None and not point:
+            with naming_what_takes_memory(config, tokenizer.size, devices=1):
+                settled = turn_dial(config, keys, text, choices, make_module, started)
+        module = make_module()
+        say = Speaker(run / "train.log" if first_process else None)
+        watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
+        callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+        arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices, config.trainer.timeout)}
+        try:
+            trainer = L.Trainer(
+                **{key: value for key, value in arguments.items() if key != "timeout"},
+                callbacks=[*callbacks, watch, stops],
+                logger=make(config.logger if fresh else after(point, run, config.logger), save_dir=str(run)),
+                plugins=[AtomicCheckpointIO(point.contents if point else None)],
+                max_epochs=-1,
+                check_val_every_n_epoch=None,
+                num_sanity_val_steps=0,
+                use_distributed_sampler=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+        except (MisconfigurationException, ValueError) as error:
+            raise ConfigError(f"trainer: {error}") from None
 
-    if first_process:
-        make_directory(run, fresh)
-        runs.write_text(run / "config.yaml", to_yaml(config))
-        for logger in trainer.loggers:
-            logger.log_hyperparams(dict(leaves(to_dict(config))))
-        shape = config.model
-        say(f"text       {text.name}: {describe(text)}")
-        say(
-            f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
-            f"{module.net.num_parameters():,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
-        )
-        say(
-            f"machine    {device}, {precision} ({why_precision}), "
-            f"{'compiled' if compiled else 'not compiled'} ({why_compiled})"
-        )
-        part = min(VALIDATION_CHARACTERS, len(text.validation))
-        which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
-        say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
-        if settled:
-            say(settled)
-        say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
-
-    summary: dict[str, Any] = {"status": "failed"}
-    try:
-        datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
-        checkpoint = runs.checkpoint_of(run) if resumed else None
-        with naming_what_takes_memory(config, tokenizer.size, trainer.world_size):
-            trainer.fit(module, datamodule, ckpt_path=checkpoint, weights_only=True)
-        summary["status"] = "interrupted"  # until it has been evaluated, too
-    except Stopped as stop:
-        summary["status"] = "interrupted"
-        say(f"{stop}; nothing is lost: {python()} train.py resume={run}")
-        raise
-    finally:
-        summary |= {
-            "steps": trainer.global_step,
-            "characters": trainer.global_step * watch.characters_per_step,
-            "seconds": watch.seconds,
-            "characters_per_second": watch.characters_per_second(),
-            "parameters": module.net.num_parameters(),
-            "precision": precision,
-            "device": device,
-            "seed": config.seed,
-            "versions": versions(),
-        }
         if first_process:
-            write_summary(run, summary)
-    return finish(run, config, text, say, summary) if first_process else None
+            make_directory(run, fresh)
+            remove_unfinished(run)
+            remove_unfinished(run / "checkpoints")
+            if point:
+                checkpoints.restore_names(point.path, point.contents)
+            runs.write_text(run / "config.yaml", to_yaml(config))
+            write_summary(run, {"status": "running"})
+            for logger in trainer.loggers:
+                logger.log_hyperparams(dict(leaves(to_dict(config))))
+            shape = config.model
+            say(f"text       {text.name}: {describe(text)}")
+            say(
+                f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
+                f"{module.net.num_parameters():,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
+            )
+            say(
+                f"machine    {choices.device}, {config.trainer.precision} ({choices.why_precision}), "
+                f"{'compiled' if choices.compiled else 'not compiled'} ({choices.why_compiled})"
+            )
+            part = min(VALIDATION_CHARACTERS, len(text.validation))
+            whole = part == len(text.validation)
+            which = "the whole split" if whole else f"{part:,} evenly spaced characters of the split"
+            say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+            if settled:
+                say(settled)
+            say(
+                f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}"
+            )
+
+        status = "failed"
+        try:
+            datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
+            with naming_what_takes_memory(config, tokenizer.size, choices.devices):
+                trainer.fit(module, datamodule, ckpt_path=point.path if point else None, weights_only=True)
+            status = "interrupted"  # until it has been evaluated
+        except Stopped:
+            status = "interrupted"
+            raise
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            if point is None or watch.first is not None or isinstance(error, ConfigError):
+                raise
+            reason = f"{type(error).__name__}: {one_line(error)}"[:200]
+            raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
+        finally:
+            trained = as_trained(config, text, choices, trainer.global_step, watch.state_dict())
+            if first_process:
+                write_summary(run, trained | {"status": status})
+        return finish(run, config, text, say, trained) if first_process else None
+    except Stopped as stop:
+        say(f"{stop}; {way_on(run)}")
+        if say.log is None and first_process:
+            print(f"{stop}; there is no run yet", file=sys.stderr)
+        raise
+    except Diverged as error:
+        say(f"{error}; {way_on(run)}")
+        raise Diverged(f"{error}; {way_on(run)}") from None
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise RunFailed(f"another process of this run has died or is silent; {way_on(run)}") from error
+    finally:
+        stops.give_back()
+
+
+class RunFailed(Exception):
+    """A run that could not go on, in one line."""
+
+
+def way_on(run: Path) -> str:
+    """What is left of a run that has ended early, and the command that goes on with it."""
+    from gpt.fit.report import python
+
+    steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
+    if not steps:
+        return "there is no checkpoint yet"
+    return f"the newest checkpoint is {steps[-1]}: {python()} train.py resume={run}"
 
 
 @contextmanager
@@ -364,19 +567,24 @@ def naming_what_takes_memory(config: Config, vocabulary: int, devices: int) -> "
         raise ConfigError(out_of_memory(config.model, vocabulary, rows_per_device(config, devices))) from error
 
 
-def flops(config: Config, text: "Text") -> float:
-    """Floating-point operations of all steps of a run."""
+def untrained(config: Config, text: "Text") -> "GPT":
+    """The model that a configuration describes, without its numbers."""
     import torch
 
     from gpt.model import GPT
 
     with torch.device("meta"):
-        per_token = GPT(config.model, text.tokenizer.size).flops_per_token()
+        return GPT(config.model, text.tokenizer.size)
+
+
+def flops(config: Config, text: "Text") -> float:
+    """Floating-point operations of all steps of a run."""
+    per_token = untrained(config, text).flops_per_token()
     return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context
 
 
 def turn_dial(
-    config: Config, keys: list[str], text: "Text", device: str, make_module: "Callable[[], LitGPT]", started: float
+    config: Config, keys: list[str], text: "Text", choices: Choices, make_module: "Callable[[], LitGPT]", started: float
 ) -> str:
     """Settle what `minutes` leaves open, in `config`: the preset, the batch, the steps, how often to validate.
 
@@ -384,7 +592,7 @@ def turn_dial(
         config: the configuration; what was typed stays.
         keys: the keys that were typed.
         text: the encoded text.
-        device: the kind of device.
+        choices: what was chosen for this machine.
         make_module: makes a model as `config` has it.
         started: when the time began, on the clock of `time.perf_counter`.
 
@@ -400,12 +608,9 @@ def turn_dial(
     from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
     from gpt.fit.dial import DOUBLED_FROM, EVALUATED, Cost, Plan, Work, measure, plan
 
-    minutes, devices = config.minutes, config.trainer.devices
+    minutes = config.minutes
     assert minutes is not None
-    if devices == "auto":
-        devices = torch.cuda.device_count() if device == "cuda" else 1
-    count = len(devices) if isinstance(devices, list) else devices
-    if count * config.trainer.num_nodes * int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if choices.devices > 1:
         raise ConfigError(f"minutes={minutes:g}: is for one device; trainer.devices=1, or trainer.max_steps=N")
 
     def measured(model: "ModelConfig") -> Cost:
@@ -427,10 +632,10 @@ def turn_dial(
     first = ", after compiling them (about 20 seconds the first time)" if config.compile == "true" else ""
     print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
 
-    def settle(choices: "list[ModelConfig]") -> Plan:
+    def settle(models: "list[ModelConfig]") -> Plan:
         return plan(
             left,
-            choices,
+            models,
             measured,
             work,
             lambda model: config.data.batch * model.context,
@@ -469,32 +674,11 @@ def quieten_lightning() -> None:
     )
 
 
-def step_to_go_on_from(run: Path, text: "Text", config: Config, allow: list[str]) -> int | None:
-    """The step of a run's checkpoint, None when it has none left; refuses a text that is not the one it was trained on.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or the text has changed.
-    """
-    from gpt.checkpoint import CheckpointError, read
-
-    saved = read(runs.checkpoint_of(run))
-    if saved["vocabulary"] != text.tokenizer.vocabulary:
-        raise CheckpointError(f"data.path: the text has other characters than the one that {run} was trained on")
-    if saved["data"]["fingerprint"] != text.fingerprint and "data.path" not in allow:
-        raise CheckpointError(
-            f"data.path: the text is not the one that {run} was trained on ({saved['data']['name']}); "
-            "allow=[data.path] goes on all the same"
-        )
-    if saved["global_step"] < config.trainer.max_steps:
-        return saved["global_step"]
-    print(f"{run} is finished: step {saved['global_step']} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
-    return None
-
-
-def after(step: int, run: Path, loggers: dict[str, Any]) -> dict[str, Any]:
-    """Have TensorBoard's files go on after `step`: what a killed process logged beyond it does not count."""
+def after(point: Point | None, run: Path, loggers: dict[str, Any]) -> dict[str, Any]:
+    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that does not count."""
     newest = max((int(path.name.split(".")[3]) for path in run.glob("events.out.tfevents.*")), default=0)
     time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
+    step = point.step if point else 0
     return {
         name: entry | ({"purge_step": step + 1} if entry["_target_"].endswith(".TensorBoardLogger") else {})
         for name, entry in loggers.items()
@@ -549,6 +733,7 @@ def make_directory(run: Path, fresh: bool) -> None:
         run.mkdir(parents=True, exist_ok=not fresh)
     except FileExistsError:
         runs.check_free(run.name)
+    runs.hold(run)
     (run / "checkpoints").mkdir(exist_ok=True)
 
 
@@ -557,6 +742,35 @@ def describe(text: "Text") -> str:
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"
     return f"{', '.join(sizes)} {unit}, {text.tokenizer.size} distinct"
+
+
+def as_trained(
+    config: Config, text: "Text", choices: Choices, step: int, counted: "Mapping[str, Any]"
+) -> dict[str, Any]:
+    """The part of summary.json that says what training took.
+
+    Args:
+        config: the configuration.
+        text: the encoded text.
+        choices: what was chosen for this machine.
+        step: steps taken.
+        counted: what `Watch` keeps in a checkpoint; nothing where it was not there.
+    """
+    from gpt.fit.report import versions
+
+    per_step = config.data.batch * config.model.context
+    stepping = counted.get("stepping")
+    return {
+        "steps": step,
+        "characters": step * per_step,
+        "seconds": counted.get("seconds"),
+        "characters_per_second": counted["stepped"] * per_step / stepping if stepping else None,
+        "parameters": untrained(config, text).num_parameters(),
+        "precision": config.trainer.precision,
+        "device": choices.device,
+        "seed": config.seed,
+        "versions": versions(),
+    }
 
 
 def write_summary(run: Path, summary: dict[str, Any]) -> None:
@@ -578,7 +792,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
 
     from data.batches import evaluation_windows
     from data.datamodule import EVALUATION_BATCH
-    from gpt.checkpoint import link, load_checkpoint
+    from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
     from gpt.fit.report import as_summary, describe_score, farewell
@@ -596,7 +810,13 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
 
     scores = {}
     for name in ("last", "best"):
-        model, meta = load_checkpoint(runs.checkpoint_of(run, name))
+        try:
+            model, meta = load_checkpoint(runs.checkpoint_of(run, name))
+        except CheckpointError as error:
+            if name == "last":
+                raise
+            say(f"passes over {error}")
+            continue
         step = meta["global_step"]
         if step not in scores:
             scores[step] = (measure(model.to(device), text.validation), model)

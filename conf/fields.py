@@ -122,6 +122,16 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def printable(text: object) -> str:
+    """Text as a terminal can show it on one line, also a file's name with line breaks or bytes that are no text."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def one_line(text: object) -> str:
+    """Someone else's message on one line."""
+    return printable(" ".join(str(text).split()))
+
+
 def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
     """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
     if not fits(value, hint, metadata):

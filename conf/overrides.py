@@ -13,19 +13,12 @@ from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 
 from conf.fields import allowed, check_value, nearest, shown
-from conf.schema import REFUSED, Config, from_dict, to_dict
+from conf.schema import REFUSED, Config, EarlyStopping, Ema, from_dict, to_dict
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume")
-# What may change when a run is resumed without being named in `allow`: how long it goes on, and what is watched.
-FREE = (
-    "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
-    "data.cache_dir", "data.path", "resume", "allow", "logger",
-)  # fmt: skip
-# What no `allow` can change: the weights would not fit, or mean something else.
-FIXED = ("model.", "data.tokenizer", "optim.name", "minutes")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -53,6 +46,13 @@ def fields() -> dict[str, tuple[Any, dataclasses.Field]]:
     return found
 
 
+PLUGINS = {
+    f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
+    for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
+    for field in dataclasses.fields(config)
+}
+
+
 def groups() -> dict[str, list[str]]:
     """Every configuration group with its choices."""
     return {
@@ -60,6 +60,13 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(CONF.iterdir())
         if any(folder.glob("*.yaml"))
     }
+
+
+def plugin_classes() -> set[str]:
+    """Names of the classes that the groups `callbacks` and `logger` can make."""
+    files = [file for group in ("callbacks", "logger") for file in (CONF / group).glob("*.yaml")]
+    entries = [entry for file in files for entry in yaml.safe_load(file.read_text("utf-8")).values()]
+    return {entry["_target_"] for entry in entries}
 
 
 def presets() -> list[ModelConfig]:
@@ -142,6 +149,8 @@ def _check_override(
     plain = key.partition("@")[0]
     if key in choices:
         given = _values(override)
+    elif plain in PLUGINS:
+        known, given = known | PLUGINS, _values(override)
     elif plain.partition(".")[0] in ("callbacks", "logger"):
         return  # arguments of Lightning's own classes
     elif key.removeprefix("trainer.") in REFUSED and key.startswith("trainer."):
@@ -158,9 +167,10 @@ def _check_override(
         if isinstance(value, str) and "${" in value:
             continue
         if key in choices:
-            for choice in value if isinstance(value, list) else [value]:
-                if choice is not None and choice not in choices[key]:
-                    _refuse_choice(key, str(choice), choices[key])
+            several = isinstance(value, list) and key in ("callbacks", "logger")
+            for choice in value if several else [value]:
+                if choice is not None and choice not in choices[key]:  # null leaves a group out
+                    _refuse_choice(key, shown(choice), choices[key])
         else:
             hint, field = known[key]
             check_value(key, value, hint, field.metadata)
@@ -196,7 +206,7 @@ def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
     """The configuration with the literal values in place."""
     values = to_dict(config)
     for key, value in literals.items():
-        _set(values, key, value)
+        set_leaf(values, key, value)
     return from_dict(values)
 
 
@@ -231,40 +241,8 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
     return list(dict.fromkeys(keys))
 
 
-def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
-    """Put what was typed on top of the configuration of the run that is resumed.
-
-    Args:
-        old: the run's own configuration.
-        typed: the configuration that the typed overrides make.
-        keys: which keys of `typed` were typed.
-
-    Raises:
-        ValueError: one line that lists what differs and may not.
-    """
-    values, new = to_dict(old), dict(leaves(to_dict(typed)))
-    before = dict(leaves(values))
-    refused = []
-    for key in keys:
-        # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
-        if key in ("resume", "allow", "name") or new[key] == before[key] or new[key] == "auto":
-            continue
-        if key == "trainer.max_steps" and "minutes" in keys:
-            continue
-        fixed = key.startswith(FIXED)
-        if key not in FREE and (fixed or key not in typed.allow):
-            refused.append((key, fixed))
-        _set(values, key, new[key])
-    if refused:
-        listed = ", ".join(f"{key}={shown(new[key])} (the run has {shown(before[key])})" for key, _ in refused)
-        loose = [key for key, fixed in refused if not fixed]
-        way = f"; allow=[{','.join(loose)}] goes on all the same" if len(loose) == len(refused) else ""
-        raise ValueError(f"resume: cannot change {listed}{way}")
-    values |= {"resume": typed.resume, "allow": typed.allow}
-    return from_dict(values)
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
+def set_leaf(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key in nested dicts."""
     *path, last = key.split(".")
     for name in path:
         values = values[name]
@@ -297,7 +275,4 @@ def usage() -> str:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
-    others = [key.removeprefix("trainer.") for key, (_, field) in fields().items() if "help" not in field.metadata]
-    lines += ["", "and any other argument of L.Trainer that keeps the promises of this project, as trainer.NAME:"]
-    lines.append("  " + " ".join(name for name in others if name not in ("callbacks", "logger")))
     return "\n".join(lines)

@@ -1,12 +1,9 @@
 """Everything `train.py` can be told, as one typed whole. Imports nothing heavy."""
 
-import ast
 import dataclasses
-import importlib.util
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -44,39 +41,33 @@ REFUSED = {
     "inference_mode": "evaluation needs no gradients",
     "model_registry": "checkpoints are kept in runs/<name>",
     "default_root_dir": "use name; runs are kept in runs/<name>",
+    "enable_autolog_hparams": "every setting is logged",
 }
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
-TRAINER_FIELDS: list[tuple[str, Any, Any]] = [
-    ("max_steps", int, option(1200, "optimizer steps", least=1)),
-    ("accelerator", str, option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))),
-    ("devices", Any, option("auto", "how many devices, or a list of their numbers")),
-    ("strategy", str, option("auto", "how several devices work together, such as ddp")),
-    ("num_nodes", int, option(1, "machines", least=1)),
-    ("precision", str, option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)),
-    ("val_check_interval", int, option(300, "steps between validations, samples and checkpoints", least=1)),
-    ("log_every_n_steps", int, option(10, "steps between logged values", least=1)),
-]
 
 
-def trainer_arguments() -> list[str]:
-    """Names of the arguments of `L.Trainer`, read from its source: importing lightning would take seconds."""
-    package = importlib.util.find_spec("lightning")
-    assert package is not None and package.submodule_search_locations is not None
-    source = Path(package.submodule_search_locations[0], "pytorch", "trainer", "trainer.py").read_text("utf-8")
-    trainer = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
-    init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return [argument.arg for argument in init.args.kwonlyargs]
+@dataclass
+class TrainerConfig:
+    """Where and how long a run trains: arguments of `L.Trainer`, and `timeout`."""
 
+    max_steps: int = option(1200, "optimizer steps", least=1)
+    accelerator: str = option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))
+    devices: Any = option("auto", "how many devices, or a list of their numbers")
+    strategy: str = option("auto", "how several devices work together; auto is ddp", choices=("auto", "ddp"))
+    num_nodes: int = option(1, "machines", least=1)
+    timeout: float = option(600.0, "seconds after which devices give up one that is silent", above=0, most=10**6)
+    precision: str = option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)
+    val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1)
+    log_every_n_steps: int = option(10, "steps between logged values", least=1)
+    deterministic: Any = option(
+        False, "refuse operations that differ from run to run; warn only names them", choices=("true", "false", "warn")
+    )
+    benchmark: bool | None = option(None, "let cuDNN try which of its algorithms is fastest")
+    detect_anomaly: bool = option(False, "say which operation made a gradient that is no number; slow")
+    profiler: str | None = option(None, "time every hook of training", choices=("simple", "advanced", "pytorch"))
 
-def _make_trainer_config() -> type:
-    known = {name for name, _, _ in TRAINER_FIELDS}
-    others = [
-        (name, Any, dataclasses.field(default=None))
-        for name in trainer_arguments()
-        if name not in known and name not in REFUSED
-    ]
-
-    def __post_init__(self: Any) -> None:
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range."""
         check(self, "trainer")
         devices = self.devices if isinstance(self.devices, list) else [self.devices]
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in devices)
@@ -88,14 +79,20 @@ def _make_trainer_config() -> type:
                 "or a list of device numbers such as [0,1]"
             )
 
-    namespace = {"__post_init__": __post_init__, "__doc__": "Arguments of `L.Trainer`."}
-    return dataclasses.make_dataclass("TrainerConfig", TRAINER_FIELDS + others, namespace=namespace)
+
+@dataclass
+class EarlyStopping:
+    """What can be typed about `callbacks=early_stopping`; any further argument of Lightning's class with a +."""
+
+    monitor: str = option("val/loss", "the value watched", choices=("val/loss", "val/bpc", "val/bpb"))
+    patience: int = option(5, "validations without a better value", least=0)
 
 
-if TYPE_CHECKING:
-    TrainerConfig = Any
-else:
-    TrainerConfig = _make_trainer_config()
+@dataclass
+class Ema:
+    """What can be typed about `callbacks=ema`."""
+
+    decay: float = option(0.998, "share of the average that each step keeps", least=0, below=1)
 
 
 @dataclass

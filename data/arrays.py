@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from conf.fields import printable
 from data.config import DataConfig
-from data.corpus import Corpus, DataError, cache_dir, open_corpus, shown
+from data.corpus import Corpus, DataError, cache_dir, open_corpus
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
@@ -77,12 +78,12 @@ def open_text(config: DataConfig, context: int) -> Text:
             _encode(corpus, digest, config.split, folder)
         except OSError as error:  # reading raises DataError: this is the cache
             raise DataError(
-                f"{shown(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
+                f"{printable(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
                 "another place is set by data.cache_dir="
             ) from None
         opened = _load(folder)
         if opened is None:
-            raise DataError(f"{shown(folder)}: the encoded text was damaged as soon as it was written")
+            raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
     _check_lengths(arrays, config, context, corpus)
     return Text(**arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters)

@@ -28,7 +28,7 @@ from typing import IO
 
 import pooch
 
-from conf.fields import nearest
+from conf.fields import nearest, printable
 from data.config import DataConfig
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
@@ -36,11 +36,6 @@ CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the proc
 
 class DataError(ValueError):
     """Something is wrong with the text that a person named; the message is one line."""
-
-
-def shown(path: object) -> str:
-    """A path on one line, also where its name holds line breaks or bytes that are no text."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(path))
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Document:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                     yield file
         except OSError as error:
-            raise DataError(f"{shown(self.path)}: cannot be read: {error.strerror or error}") from None
+            raise DataError(f"{printable(self.path)}: cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,7 @@ def _undecodable(document: Document, encoding: str, what: str) -> DataError:
         likely = "utf-16, which it looks like"
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
-    return DataError(f"{shown(document.path)}: {what}; name its encoding with data.encoding=, such as {likely}")
+    return DataError(f"{printable(document.path)}: {what}; name its encoding with data.encoding=, such as {likely}")
 
 
 # -- The standard library ------------------------------------------------------------------------
@@ -188,7 +183,9 @@ def _stdlib(encoding: str | None) -> Corpus:
         if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata") and _is_ascii(document)
     ]
     if not documents:
-        raise DataError(f"{shown(root)}: holds no source of the standard library; name a text of your own: data.path=")
+        raise DataError(
+            f"{printable(root)}: holds no source of the standard library; name a text of your own: data.path="
+        )
     version = platform.python_version()
     return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
 
@@ -250,7 +247,7 @@ def download(name: str, folder: Path) -> Path:
         )
     except (OSError, ValueError) as error:  # every error of requests is an OSError; ValueError: a wrong checksum
         raise DataError(
-            f"data.corpus={name}: cannot download {remote.url} to {shown(folder / file_name)}: {_reason(error)}; "
+            f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: {_reason(error)}; "
             "or get the text in another way and name it with data.path="
         ) from None
 
@@ -270,7 +267,7 @@ def _reason(error: Exception) -> str:
         return "no connection"
     if isinstance(error, ValueError) and "hash" in str(error):
         return "the file there has another checksum than expected, and was thrown away"
-    return shown(getattr(error, "strerror", None) or error)
+    return printable(getattr(error, "strerror", None) or error)
 
 
 # -- A text of one's own -------------------------------------------------------------------------
@@ -280,7 +277,7 @@ def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[
     """All regular files below `root` that are not hidden, sorted; directories named in `without` left out."""
 
     def fail(error: OSError) -> None:
-        raise DataError(f"{shown(error.filename)}: cannot be read: {error.strerror}")
+        raise DataError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
 
     documents = []
     for folder, folders, files in os.walk(root, onerror=fail):
@@ -318,23 +315,25 @@ def find_documents(path: str) -> list[Document]:
         if os.path.isdir(spelling):
             documents = _walk(Path(spelling))
             if not documents:
-                raise DataError(f"data.path={shown(path)}: the directory holds no files")
+                raise DataError(f"data.path={printable(path)}: the directory holds no files")
             texts = [document for document in documents if document.name.lower().endswith(".txt")]
             return texts or documents
         if os.path.isfile(spelling):
             return [_document(Path(spelling), Path(spelling).parent)]
         if os.path.exists(spelling):
-            raise DataError(f"data.path={shown(path)}: is neither a file nor a directory")
+            raise DataError(f"data.path={printable(path)}: is neither a file nor a directory")
     if not glob.has_magic(path):
         whole = Path(spellings[0])
         others = os.listdir(whole.parent) if path and whole.parent.is_dir() and os.access(whole.parent, os.R_OK) else []
-        raise DataError(f"data.path={shown(path)}: no such file or directory{shown(nearest(whole.name, others))}")
+        raise DataError(
+            f"data.path={printable(path)}: no such file or directory{printable(nearest(whole.name, others))}"
+        )
     for spelling in spellings:
         matches = [Path(match) for match in glob.glob(spelling, recursive=True) if os.path.isfile(match)]
         if matches:
             fixed = Path(spelling[: re.search(r"[*?[]", spelling).start()] + "_").parent  # type: ignore[union-attr]
             return sorted((_document(match, fixed) for match in set(matches)), key=lambda document: document.name)
-    raise DataError(f"data.path={shown(path)}: no file matches")
+    raise DataError(f"data.path={printable(path)}: no file matches")
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -346,7 +345,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     encoding = None if config.tokenizer == "byte" else "utf-8"
     if config.path is not None:
         documents = tuple(find_documents(config.path))
-        return Corpus(shown(config.path), documents, encoding and config.encoding)
+        return Corpus(printable(config.path), documents, encoding and config.encoding)
     if config.corpus == "stdlib":
         return _stdlib(encoding)
     path = download(config.corpus, cache_dir(config) / "downloads")

@@ -1,29 +1,47 @@
 """Checkpoints: one self-contained file of plain data and tensors.
 
-A file holds `format model_config vocabulary data state_dict global_step` and, to go on training, what
-Lightning adds (`optimizer_states loops ...`). `torch.load` opens it with its defaults, which run no code.
+A file holds `format model_config vocabulary data state_dict global_step` and, to go on training, `conditions`
+(what the bits of the run depend on) and what Lightning adds (`optimizer_states loops ...`). `torch.load` opens it
+with its defaults, which run no code. Files from strangers are welcome: one is looked through before anything in it
+is believed, and refused in one line.
 """
 
 import os
-import pickle
+import pickletools
+import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from conf.fields import one_line, printable
 from gpt.config import ModelConfig
 from gpt.model import GPT
 
-FORMAT = 3
+FORMAT = 4
 REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
 }  # fmt: skip
+TO_GO_ON = {"conditions": dict, "optimizer_states": list, "loops": dict, "callbacks": dict}
 PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
+# What `torch.save` writes of plain data and tensors, and nothing else: the records of the archive, and the names in its
+# pickle. Torch's own list of harmless names is longer; some of them take any amount of memory.
+RECORD = re.compile(
+    r"(?!\.)[^/\\:]+/(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+)"
+)
+NAME = re.compile(r"torch\._utils _rebuild_tensor_v2|collections OrderedDict|torch \w+Storage")
+DEEPEST = 64  # levels of nesting
+TABLES = 2**30  # bytes of tables that a model may compute for its positions
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, in one line."""
+
+    def __init__(self, message: str) -> None:
+        """Keep the line printable: names of files and what they hold may be anything."""
+        super().__init__(printable(message))
 
 
 def save(path: str | Path, contents: dict[str, Any]) -> None:
@@ -59,13 +77,16 @@ def link(source: str | Path, target: str | Path) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        os.link(source, temporary)
-    except OSError:
-        with open(temporary, "wb") as file:
-            file.write(Path(source).read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, target)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            with open(source, "rb") as original, open(temporary, "wb") as file:
+                shutil.copyfileobj(original, file)
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_directory(target.parent)
 
 
@@ -80,24 +101,24 @@ def sync_directory(directory: Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Open a checkpoint after checking that it is whole and of a format this version knows.
+    """Open a checkpoint after checking that it is whole, plain and of a format this version knows.
 
     Raises:
-        CheckpointError: missing, damaged, or not a chargpt checkpoint.
+        CheckpointError: missing, damaged, made to do harm, or not a chargpt checkpoint.
     """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch.load does not compare checksums
-            # A record marked as a directory would be taken for an empty one: weights from nowhere.
-            marked = next((record.filename for record in archive.infolist() if record.external_attr), None)
-            damaged = marked or archive.testzip()
-        if damaged:
-            raise zipfile.BadZipFile(f"checksum of {damaged!r}")
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Both from one open file: what was looked through is what is loaded, whatever becomes of its name.
+        with open(path, "rb") as file:
+            size = _look_through(file)
+            file.seek(0)
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+        if isinstance(contents, dict):
+            _check_plain(contents, size)
+    except Exception as error:  # a damaged file can fail in any way that zipfile, pickle and torch know
+        reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict):
         raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
@@ -109,6 +130,108 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
         )
     return contents
+
+
+def _look_through(file: Any) -> int:
+    """Check all of a file that can be checked without loading it.
+
+    Returns:
+        The size of its pickle in bytes.
+
+    Raises:
+        ValueError: it is not what `torch.save` writes of plain data, or has changed since.
+        zipfile.BadZipFile: it is no zip file, or a damaged one.
+    """
+    size = os.fstat(file.fileno()).st_size
+    with zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+        names = {record.filename for record in records}
+        if archive.comment or len(names) < len(records) or len({name.partition("/")[0] for name in names}) > 1:
+            raise ValueError("not one archive")
+        for record in records:
+            # torch.load takes a record that is marked as a directory for an empty one: weights from nowhere.
+            if not RECORD.fullmatch(record.filename) or record.external_attr or record.compress_type:
+                raise ValueError(f"record {record.filename!r}")
+        if sum(record.file_size for record in records) > size:
+            raise ValueError("records larger than the file")
+        if damaged := archive.testzip():  # torch.load does not compare checksums
+            raise ValueError(f"checksum of {damaged!r}")
+        pickle = archive.read(next((name for name in names if name.endswith("/data.pkl")), "data.pkl"))
+    for code, argument, _ in pickletools.genops(pickle):
+        if code.name in ("GLOBAL", "INST") and not NAME.fullmatch(str(argument)):
+            raise ValueError(f"asks for {argument!r}")
+    return len(pickle)
+
+
+def _check_plain(contents: dict, size: int) -> None:
+    """Check that contents are dicts, lists, text, numbers and tensors, no more of them than `size` bytes can hold.
+
+    Raises:
+        ValueError: they are not.
+    """
+    waiting, count = [(contents, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        # A list that holds itself, or another many times over, has more parts than any file.
+        if count > 4 * size or depth > DEEPEST:
+            raise ValueError("parts that hold each other")
+        if isinstance(value, dict):
+            if not all(isinstance(key, str | int) for key in value) or value.keys() & {"_instantiator", "_class_path"}:
+                raise ValueError("keys that are no plain data")
+            waiting += ((part, depth + 1) for part in value.values())
+        elif isinstance(value, list | tuple):
+            waiting += ((part, depth + 1) for part in value)
+        elif isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.nbytes > value.untyped_storage().nbytes():
+                raise ValueError("a tensor larger than its numbers")
+        elif not (value is None or isinstance(value, str | float | bool)):
+            if not isinstance(value, int) or abs(value) >= 2**63:
+                raise ValueError(f"a {type(value).__name__}")
+    if "hyper_parameters" in contents:  # where Lightning finds names to import
+        raise ValueError("hyper_parameters, which no checkpoint of this project has")
+
+
+def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
+    """Find the newest checkpoint of a run that is valid and can be gone on from.
+
+    Args:
+        directory: where the run keeps its checkpoints.
+
+    Returns:
+        Its path, None when there is none; its contents; a line for each newer one that was passed over.
+    """
+    files = sorted(directory.glob("step-*.ckpt"), reverse=True)
+    for name in ("last", "best"):  # further names of such files, or copies where the file system has no links
+        named = directory / f"{name}.ckpt"
+        if named.exists() and not any(named.samefile(file) for file in files):
+            files.append(named)
+    skipped: list[str] = []
+    for file in files:
+        try:
+            contents = read(file)
+            wrong = [key for key, kind in TO_GO_ON.items() if not isinstance(contents.get(key), kind)]
+            if wrong:
+                raise CheckpointError(f"{file}: cannot be gone on from (without {', '.join(wrong)})")
+            return file, contents, skipped
+        except CheckpointError as error:
+            skipped.append(str(error))
+    return None, {}, skipped
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what killed processes had not finished writing in `directory`; nobody else may be writing there."""
+    for temporary in directory.glob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def is_finite(contents: Any) -> bool:
+    """Whether all tensors in nested dicts and lists hold numbers only."""
+    if isinstance(contents, dict):
+        contents = list(contents.values())
+    if isinstance(contents, list | tuple):
+        return all(is_finite(part) for part in contents)
+    return not isinstance(contents, torch.Tensor) or bool(contents.isfinite().all())
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
@@ -127,9 +250,31 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     meta = read(path)
     state = {key.removeprefix(PREFIX): value for key, value in meta.pop("state_dict").items()}
     try:
-        model = GPT(ModelConfig(**meta["model_config"]), len(state["embedding.weight"]))
+        model = GPT(_fitting(meta["model_config"], state), len(state["embedding.weight"]))
         model.load_state_dict(state)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise CheckpointError(f"{path}: weights and model_config do not fit together ({reason[:160]})") from error
     return model.eval(), meta
+
+
+def _fitting(config: dict[str, Any], state: dict[str, Any]) -> ModelConfig:
+    """The configuration, once the weights are known to be those of its model: only then is memory taken for one.
+
+    Raises:
+        KeyError, TypeError, ValueError: they are not.
+    """
+    checked = ModelConfig(**config)
+    layers = 1 + max((int(key.split(".")[1]) for key in state if re.match(r"blocks\.\d{1,4}\.", key)), default=-1)
+    if layers != checked.layers:
+        raise ValueError(f"weights of {layers} layers for layers={checked.layers}")
+    with torch.device("meta"):
+        model = GPT(checked, len(state["embedding.weight"]))
+    for key, value in model.state_dict().items():
+        given = state.get(key)
+        if not isinstance(given, torch.Tensor) or given.shape != value.shape or not given.is_floating_point():
+            shape = tuple(given.shape) if isinstance(given, torch.Tensor) else None
+            raise ValueError(f"{key} is {shape}, must be {tuple(value.shape)}")
+    if sum(buffer.nbytes for buffer in model.buffers()) > TABLES:
+        raise ValueError(f"context={checked.context} needs tables of more than {TABLES >> 30} GiB")
+    return checked

@@ -6,9 +6,12 @@ Imports nothing heavy: a wrong name is answered before torch is loaded.
 import json
 import os
 import secrets
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+from conf.fields import one_line
 
 RUNS = Path("runs")
 
@@ -25,6 +28,11 @@ def rank() -> int:
     return 0
 
 
+def started_by_another_rank() -> bool:
+    """Whether rank 0 has started this process itself, and not torchrun or SLURM, which look after theirs."""
+    return os.environ.get("LOCAL_RANK", "0") != "0" and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & set(os.environ)
+
+
 def new_name() -> str:
     """Make up a name from the time and a short unique id; every process of a job gets the same one."""
     job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -32,7 +40,7 @@ def new_name() -> str:
     if "CHARGPT_RUN" not in os.environ:
         if job == "none" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RunError("name=null: several processes need one directory; give name=…")
-        unique = secrets.token_hex(2) if job == "none" else job
+        unique = secrets.token_hex(3) if job == "none" else job
         clock = time.strftime("%Y-%m-%d_%H-%M-%S_") if job == "none" else ""
         os.environ["CHARGPT_RUN"] = f"{clock}{unique}"  # inherited by the processes that Lightning starts
     return os.environ["CHARGPT_RUN"]
@@ -59,17 +67,61 @@ def summary_of(run: Path) -> dict[str, Any]:
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that it is always either the old or the whole new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_held: dict[Path, Any] = {}  # the run that this process works in, and its lock
+
+
+def hold(run: Path) -> None:
+    """Keep other processes out of a run until `let_go`, or until this process has ended, however it ends.
+
+    Raises:
+        RunError: another process is at work there.
+        OSError: the directory cannot be written.
+    """
+    if run in _held:
+        return
+    lock = _lock(run)
+    if lock is None:
+        raise RunError(f"{run}: another process is training there; wait for it or stop it first")
+    _held[run] = lock
+
+
+def let_go() -> None:
+    """Let the next process in."""
+    while _held:
+        _held.popitem()[1].release()
+
+
+def _lock(run: Path) -> Any | None:
+    from filelock import FileLock, Timeout
+
+    try:
+        lock = FileLock(run / ".lock", blocking=False)
+        lock.acquire()
+        return lock
+    except Timeout:
+        return None
 
 
 def all_runs() -> list[Path]:
     """Every run with a checkpoint, the most recently written one first."""
-    runs = [run for run in RUNS.glob("*") if checkpoint_of(run).exists()]
-    return sorted(runs, key=lambda run: checkpoint_of(run).stat().st_mtime_ns, reverse=True)
+
+    def written(run: Path) -> int:
+        return max((file.stat().st_mtime_ns for file in (run / "checkpoints").glob("*.ckpt")), default=0)
+
+    return sorted(filter(written, RUNS.glob("*")), key=written, reverse=True)
 
 
-def to_resume(resume: str, name: str | None) -> Path | None:
+def to_resume(resume: str, name: str | None) -> tuple[Path | None, list[str]]:
     """Find the run that `resume` means.
 
     Args:
@@ -77,31 +129,56 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         name: the name given beside it.
 
     Returns:
-        The run's directory, or None for a fresh start, which only `resume=auto` with a name allows.
+        The run's directory, or None for a fresh start, which only `resume=auto` with a name allows; and a line for
+        each newer run that was passed over.
 
     Raises:
         RunError: there is no such run, or it has nothing to go on from.
     """
     if resume == "auto" and name is not None:
-        return RUNS / name if checkpoint_of(RUNS / name).exists() else None
+        return (RUNS / name if RUNS / name in all_runs() else None), []
     if name is not None:
         raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
     if resume == "auto":
-        unfinished = [run for run in all_runs() if summary_of(run).get("status") != "finished"]
-        if not unfinished:
-            raise RunError(f"resume=auto: no unfinished run in {RUNS}/")
-        return unfinished[0]
+        passed: list[str] = []
+        for run in all_runs():
+            if summary_of(run).get("status") == "finished":
+                continue
+            lock = _lock(run)
+            if lock is not None:
+                lock.release()
+                return run, passed
+            passed.append(f"{run}: another process is training there")
+        raise RunError(f"resume=auto: no unfinished run in {RUNS}/{'; '.join(['', *passed])}")
     path = Path(resume)
     whole = path if path.name and path.parent.name else path.resolve()
     run = whole.parent.parent if path.suffix == ".ckpt" else whole
     if not path.exists():
         raise RunError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
-    for needed in (run / "config.yaml", checkpoint_of(run)):
-        if not needed.exists():
-            raise RunError(f"resume={resume}: is no run that can go on (without {needed})")
-    if path.suffix == ".ckpt" and not path.samefile(checkpoint_of(run)):
-        raise RunError(f"resume={resume}: a run goes on from its last checkpoint, resume={checkpoint_of(run)}")
-    return run
+    if not (run / "config.yaml").exists():
+        raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
+    if not list((run / "checkpoints").glob("*.ckpt")):
+        fresh = f"; name={run.name} resume=auto starts it afresh" if run.parent.resolve() == RUNS.resolve() else ""
+        raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
+    return run, []
+
+
+def restarted() -> bool:
+    """Whether SLURM has started this job before and requeued it."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+
+def requeue() -> str:
+    """Ask SLURM to start this job again, and say in one line whether it will."""
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = one_line(getattr(error, "stderr", None) or error)
+        return f"SLURM job {job} could not be requeued: {reason}"
+    return f"SLURM job {job} is requeued and will go on with this run"
 
 
 def check_free(name: str) -> None:
@@ -140,6 +217,9 @@ def _best(run: Path) -> Path:
     for name in ("best", "last"):
         if checkpoint_of(run, name).exists():
             return checkpoint_of(run, name)
+    steps = sorted((run / "checkpoints").glob("step-*.ckpt"))  # of a run that was killed before it gave the names
+    if steps:
+        return steps[-1]
     raise RunError(f"{run}: holds no checkpoint yet")
 
 

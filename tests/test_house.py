@@ -54,6 +54,8 @@ def only(path: str) -> tuple[str, ...] | None:
         return ("conf.fields",)
     if path.startswith("conf/"):
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
+    if path == "gpt/runs.py":
+        return ("conf.fields", "filelock")
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
         return ("torch", "gpt", "conf.fields")
     return None

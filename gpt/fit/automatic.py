@@ -1,11 +1,13 @@
 """Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
 
 import ctypes
+import os
 import platform
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +46,24 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
                 return "bf16-mixed", f"the CPU has {flag}"
         return "32-true", "the CPU has no bf16 arithmetic"
     return "32-true", "bf16 was not tried on this device"
+
+
+def world_size(devices: Any, num_nodes: int, device: str) -> int:
+    """How many devices share the work, by `trainer.devices` and `trainer.num_nodes`, before any of them is asked."""
+    if devices == "auto":
+        devices = torch.cuda.device_count() if device == "cuda" else 1
+    count = len(devices) if isinstance(devices, list) else devices
+    return max(count * num_nodes, int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What of this machine the bits of a training step depend on."""
+    if device == "cpu":
+        amx = torch.cpu.get_capabilities().get("amx_bf16")
+        device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
+    elif device == "cuda":
+        device += f" {torch.cuda.get_device_name()}"
+    return {"torch": str(torch.__version__), "device": device, "threads": torch.get_num_threads()}
 
 
 def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str]:

@@ -5,11 +5,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import numpy as np
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
@@ -20,6 +20,8 @@ from gpt.optim import lr_at
 
 LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
 SAMPLE_LENGTH = 200
+SPIKES_FROM = 20  # losses, before which none is unusual
+SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
 
 
@@ -28,6 +30,34 @@ def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+@dataclass
+class Spikes:
+    """Counts losses that lie far above what has been usual lately.
+
+    Attributes:
+        count: spikes so far.
+        usual: running mean of the loss, nats per token.
+        spread: running mean of its distance from that.
+        seen: losses so far.
+    """
+
+    count: int = 0
+    usual: float = 0.0
+    spread: float = 0.0
+    seen: int = 0
+
+    def see(self, loss: float) -> bool:
+        """Take the loss of one step into account and say whether it is a spike."""
+        spike = self.seen >= SPIKES_FROM and loss > self.usual + max(0.1 * self.usual, 6 * self.spread)
+        distance = abs(loss - self.usual) if self.seen else 0.0
+        self.seen += 1
+        weight = max(1 / self.seen, 0.05)  # of a new loss
+        self.spread += weight * (distance - self.spread)
+        self.usual += weight * (loss - self.usual)
+        self.count += spike
+        return spike
 
 
 class Watch(L.Callback):
@@ -46,16 +76,20 @@ class Watch(L.Callback):
         """Count from zero; a resumed run goes on counting where it was."""
         self.say, self.characters_per_step, self.warn = say, characters_per_step, warn
         self.loss_sum, self.loss_count = 0.0, 0
+        self.spikes = Spikes()
         self.seconds = 0.0  # of fitting, validations and checkpoints included
+        self.started: float | None = None  # when fitting began; None outside of it
+        self.first: int | None = None  # the step that fitting began at
         # Of steps alone, and how many they were; not the first of a process, which is slower and may compile.
         self.stepping, self.stepped = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """What has been counted so far."""
         return {
-            "loss_sum": float(self.loss_sum),
+            "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
-            "seconds": self.seconds + time.perf_counter() - self.started,
+            "spikes": vars(self.spikes),
+            "seconds": self.seconds + (time.perf_counter() - self.started if self.started else 0.0),
             "stepping": self.stepping,
             "stepped": self.stepped,
         }
@@ -63,15 +97,14 @@ class Watch(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
         for name, value in state_dict.items():
-            setattr(self, name, value)
+            setattr(self, name, Spikes(**value) if name == "spikes" else value)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks and the display."""
         assert isinstance(pl_module, LitGPT)
         self.first = trainer.global_step
-        self.started = self.marked = time.perf_counter()
+        self.started = self.marked = self.last_line = time.perf_counter()
         self.logged = self.stepping, self.stepped
-        self.last_line = self.started
         self.first_steps: list[float] = []
         self.bits = "bpb" if int(pl_module.bytes.max()) == 1 and int(pl_module.characters.min()) == 0 else "bpc"
         self.bar = None
@@ -90,9 +123,14 @@ class Watch(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
     ) -> None:
         """Count the step; at the end of an interval, log it."""
+        assert self.first is not None
         step = trainer.global_step
-        self.loss_sum = self.loss_sum + outputs["loss"]
+        loss = float(outputs["loss"])
+        self.loss_sum += loss
         self.loss_count += 1
+        usual = self.spikes.usual
+        if self.spikes.see(loss) and trainer.is_global_zero and self.spikes.count <= SPIKES_SAID:
+            self.say(f"step {step}: the loss jumped to {loss:.4f} from about {usual:.4f}")
         now = time.perf_counter()
         if step - self.first > 1:
             self.stepping += now - self.marked
@@ -104,7 +142,7 @@ class Watch(L.Callback):
             self._warn_if_long(trainer, step)
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
             assert isinstance(pl_module, LitGPT)
-            self._log(trainer, pl_module, outputs["grad_norm"], step)
+            self._log(trainer, pl_module, float(outputs["grad_norm"]), step)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
 
@@ -120,31 +158,28 @@ class Watch(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clocks and the display."""
+        assert self.started is not None
         self.seconds += time.perf_counter() - self.started
-        self.started = time.perf_counter()
+        self.started = None
         if self.bar is not None:
             self.bar.close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
-        if hasattr(self, "started"):
+        if self.started:
             self.on_train_end(trainer, pl_module)
 
-    def characters_per_second(self) -> float | None:
-        """Training speed over the whole run."""
-        return self.stepped * self.characters_per_step / self.stepping if self.stepped else None
-
-    def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: Tensor, step: int) -> None:
-        mean = torch.as_tensor(self.loss_sum / self.loss_count, device=module.device)
-        loss = float(trainer.strategy.reduce(mean, reduce_op="mean"))
+    def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: float, step: int) -> None:
+        loss = self.loss_sum / self.loss_count
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         speed = steps * self.characters_per_step / seconds if steps else None
         self.loss_sum, self.loss_count = 0.0, 0
         self.logged = self.stepping, self.stepped
         values = {
             "train/loss": loss,
+            "train/loss_spikes": self.spikes.count,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
-            "optim/grad_norm": float(grad_norm),
+            "optim/grad_norm": grad_norm,
         }
         shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}"
         if speed:

@@ -4,7 +4,6 @@ What comes out is an ordinary configuration (a model preset, a batch, a number o
 nothing is measured again when the run is resumed.
 """
 
-import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import lightning as L
 import torch
 
 from gpt.config import ModelConfig
-from gpt.fit.durability import Stopped, StopSignals
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
 from gpt.model import GPT
@@ -126,25 +124,15 @@ def plan(
 
 
 class _Clock(L.Callback):
-    """Times steps and stops when enough have been timed, or at once on Ctrl-C or SIGTERM."""
+    """Times steps and stops when enough have been timed."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
 
-    def on_train_start(self, *_: Any) -> None:
-        # Lightning gives the signals back when it is done; its own handlers would end the program without a word.
-        for number in StopSignals.SIGNALS:
-            signal.signal(number, self._stop)
-
-    @staticmethod
-    def _stop(number: int, _: Any) -> None:
-        raise Stopped(number, 0)
-
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
-        float(outputs["loss"])  # waits for a GPU to be done
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self.steps.append(time.perf_counter() - self.started)
         trainer.should_stop = len(self.steps) > SKIPPED and sum(self.steps[SKIPPED:]) > MEASURED
 

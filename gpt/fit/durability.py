@@ -1,30 +1,52 @@
-"""What keeps a run from losing anything: checkpoints, and stops between two steps."""
+"""What keeps a run from losing anything: checkpoints, stops between two steps, and processes that end together."""
 
+import ctypes
 import math
 import os
 import signal
+import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning.pytorch.strategies import DDPStrategy
 
-from gpt.checkpoint import link, read, save
-from gpt.fit.module import LitGPT
+from gpt.checkpoint import is_finite, link, read, save
+from gpt.fit.module import Diverged, LitGPT
 
 KEEP = 2  # step-*.ckpt files beside best and last
+GRACE = 10.0  # seconds that a process gives the one that started it to end by itself
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lets Lightning read and write through `gpt.checkpoint`: whole files only, no code run on loading."""
+    """Lets Lightning read and write through `gpt.checkpoint`: whole files only, no code run on loading.
+
+    Args:
+        resumed: contents of the checkpoint that the run goes on from, which have been read and verified.
+    """
+
+    def __init__(self, resumed: dict[str, Any] | None = None) -> None:
+        """Keep the contents until Lightning asks for them."""
+        self.resumed = resumed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write `checkpoint` so that `path` is always a whole file."""
+        """Write `checkpoint` so that `path` is always a whole file.
+
+        Raises:
+            Diverged: not all of it are numbers, so it is not written.
+        """
+        if not is_finite(checkpoint):
+            raise Diverged(f"step {checkpoint['global_step']} has left weights that are no numbers: not saved")
         save(path, checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read and verify a checkpoint."""
-        return read(path)
+        contents, self.resumed = self.resumed, None
+        return read(path) if contents is None else contents
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete a checkpoint."""
@@ -51,6 +73,18 @@ class Checkpoints(L.Callback):
         """Remember what was best."""
         self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
 
+    def restore_names(self, resumed: Path, contents: dict[str, Any]) -> None:
+        """Have `last` and `best` name what they should where a process was killed before it could see to it.
+
+        Args:
+            resumed: the checkpoint that the run goes on from.
+            contents: what it holds.
+        """
+        link(resumed, self.directory / "last.ckpt")
+        best = self._path(contents["callbacks"].get("Checkpoints", {}).get("best_step", -1))
+        if best.exists():
+            link(best, self.directory / "best.ckpt")
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save, and keep as best what has the lowest validation loss."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
@@ -63,49 +97,64 @@ class Checkpoints(L.Callback):
         """Save the state after the step just taken; every process must call this."""
         for logger in trainer.loggers:
             logger.save()  # what was logged up to here is on disk before the step counts as done
-        path = self.directory / f"step-{trainer.global_step:08d}.ckpt"
+        path = self._path(trainer.global_step)
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:
             return
         link(path, self.directory / "last.ckpt")
         if best:
             link(path, self.directory / "best.ckpt")
-        for old in sorted(self.directory.glob("step-*.ckpt"))[:-KEEP]:
+        # Files of later steps are damaged ones that the run was resumed before: they are written again in time.
+        taken = [file for file in sorted(self.directory.glob("step-*.ckpt")) if file.name <= path.name]
+        for old in taken[:-KEEP]:
             old.unlink()
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}.ckpt"
 
 
 class Stopped(Exception):
-    """Training was asked to stop by a signal and has saved its state."""
+    """The program was asked to stop by a signal; what there was to save is saved."""
 
-    def __init__(self, number: int, step: int) -> None:
-        """Remember the signal and the step."""
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
+    def __init__(self, number: int, step: int | None = None) -> None:
+        """Remember the signal and the step, None outside of training."""
+        when = "" if step is None else f" after step {step}"
+        super().__init__(f"stopped by {signal.Signals(number).name}{when}")
         self.number, self.step = number, step
 
 
 class StopSignals(L.Callback):
-    """On Ctrl-C or SIGTERM: finish the step, save, leave. A second Ctrl-C leaves at once.
+    """On Ctrl-C, SIGTERM or SLURM's SIGUSR1: finish the step, save, leave. A further Ctrl-C leaves at once.
+
+    Outside of training, where there is nothing to save, `Stopped` is raised where the program stands.
 
     Args:
         checkpoints: what saves.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
     def __init__(self, checkpoints: Checkpoints) -> None:
-        """No signal has come yet."""
+        """Take over the signals; none has come yet."""
         self.checkpoints = checkpoints
         self.received: int | None = None
-        self.previous: dict[int, Any] = {}
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over the signals, after Lightning has set its own handlers."""
+        self.training = False
         self.previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
+    def give_back(self) -> None:
+        """Leave the signals to what handled them before."""
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """From here on finish steps; Lightning has set handlers of its own meanwhile, which it takes back."""
+        for number in self.SIGNALS:
+            signal.signal(number, self._receive)
+        self.training = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """There are no more steps."""
+        self.training = False
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -129,6 +178,38 @@ class StopSignals(L.Callback):
         return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
 
     def _receive(self, number: int, frame: Any) -> None:
-        if self.received == number == signal.SIGINT:
-            os._exit(130)
+        if not self.training:
+            raise Stopped(number)
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(128 + number)
         self.received = number
+
+
+def make_strategy(devices: int, timeout: float) -> Any:
+    """How so many devices work together: they give up one that has been silent for `timeout` seconds."""
+    return "auto" if devices == 1 else DDPStrategy(timeout=timedelta(seconds=timeout))
+
+
+def end_with_parent() -> None:
+    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+def end_parent() -> None:
+    """End the process that started this one, which has failed, unless it ends by itself: it may hang."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # whoever waits for this process is told
+    parent, until = os.getppid(), time.monotonic() + GRACE
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.1)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an error says that another process of this run has died or is silent."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "timed out", "NCCL")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -41,6 +41,7 @@ class LitGPT(L.LightningModule):
         characters: (V,) how many characters each token stands for.
         bytes: (V,) how many UTF-8 bytes each token stands for.
         data: what to remember of the text in every checkpoint, as plain data.
+        conditions: what the bits of the run depend on, by name, as plain data; kept in every checkpoint.
         max_steps: optimizer steps of the whole run, which the learning rate follows.
         micro_batch: windows per forward and backward on this device; None is all at once.
         seed: seed of the weights and of dropout.
@@ -56,6 +57,7 @@ class LitGPT(L.LightningModule):
         characters: Tensor,
         bytes: Tensor,
         data: dict[str, Any],
+        conditions: dict[str, Any],
         max_steps: int,
         micro_batch: int | None = None,
         seed: int = 0,
@@ -67,7 +69,8 @@ class LitGPT(L.LightningModule):
         torch.manual_seed(seed)
         self.net = GPT(model, len(characters))
         self.model_config, self.optim_config = model, optim
-        self.vocabulary, self.characters, self.bytes, self.data = vocabulary, characters, bytes, data
+        self.vocabulary, self.characters, self.bytes = vocabulary, characters, bytes
+        self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
         self.score: Score | None = None  # of the last validation
 
@@ -90,7 +93,10 @@ class LitGPT(L.LightningModule):
             batch: (rows, context + 1) int64.
 
         Returns:
-            `loss` (nats per token, over this device's rows) and `grad_norm` (before clipping), on the device.
+            `loss` (nats per token, over all devices' rows) and `grad_norm` (before clipping).
+
+        Raises:
+            Diverged: on any device, one of them is no number; the weights are as they were before the step.
         """
         step = self.global_step
         optimizer = self.optimizers()
@@ -112,6 +118,11 @@ class LitGPT(L.LightningModule):
             loss += part.detach()
         limit = self.optim_config.clip or float("inf")
         grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit)
+        if self.trainer.world_size > 1:
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
+        for name, value in (("the loss", float(loss)), ("the norm of the gradient", float(grad_norm))):
+            if not math.isfinite(value):
+                raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
         optimizer.step()
         optimizer.zero_grad()
         return {"loss": loss, "grad_norm": grad_norm}
@@ -159,4 +170,5 @@ class LitGPT(L.LightningModule):
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
             "data": self.data,
+            "conditions": self.conditions,
         }

@@ -8,7 +8,6 @@ from conf.overrides import (
     check_overrides,
     fields,
     groups,
-    merge_resumed,
     split_literals,
     typed_keys,
     usage,
@@ -150,31 +149,3 @@ def test_a_group_decides_what_any_of_its_files_sets() -> None:
     assert {"model.dim", "model.heads", "trainer.accelerator", "optim.lr", "callbacks", "name"} <= set(keys)
     assert "trainer.max_steps" not in keys
     assert "trainer.max_steps" in typed_keys(["experiment=nanogpt_cpu"], {})
-
-
-def changed(**values: object) -> Config:
-    config = to_dict(Config())
-    for key, value in values.items():
-        *path, last = key.split("__")
-        inner = config
-        for name in path:
-            inner = inner[name]
-        inner[last] = value
-    return from_dict(config)
-
-
-def test_resuming_keeps_the_run_and_refuses_what_would_change_it() -> None:
-    old = changed(model__dim=64, optim__lr=0.01, trainer__precision="bf16-mixed", name="old")
-    same = merge_resumed(old, changed(resume="auto"), ["resume", "name", "trainer.precision"])
-    assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (64, 0.01, "bf16-mixed", "old")
-    dialled = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["minutes", "trainer.max_steps"])
-    assert dialled.trainer.max_steps == old.trainer.max_steps, "an experiment's steps, where minutes chose others"
-    longer = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["trainer.max_steps"])
-    assert longer.trainer.max_steps == 9
-    with pytest.raises(ValueError, match=r"optim.lr=0.02 \(the run has 0.01\).*allow=\[optim.lr\]"):
-        merge_resumed(old, changed(optim__lr=0.02, resume="auto"), ["optim.lr"])
-    allowed = merge_resumed(old, changed(optim__lr=0.02, resume="auto", allow=["optim.lr"]), ["optim.lr", "allow"])
-    assert allowed.optim.lr == 0.02
-    with pytest.raises(ValueError, match="model.dim") as caught:
-        merge_resumed(old, changed(model__dim=128, resume="auto", allow=["model.dim"]), ["model.dim"])
-    assert "allow" not in str(caught.value)

@@ -1,0 +1,67 @@
+"""Going on with a run: which settings it keeps, and what must be as it was for its bits to be the same."""
+
+from typing import Any
+
+from conf.fields import nearest, shown
+from conf.overrides import leaves, set_leaf
+from conf.schema import Config, from_dict, to_dict
+
+# May change without a word: how long the run goes on, what is watched, and where things are. What stands behind a
+# path or a number of devices is compared itself: the text, the kind of device, how many there are.
+FREE = (
+    "name", "resume", "allow", "logger", "data.path", "data.corpus", "data.cache_dir",
+    "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
+    "trainer.detect_anomaly", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
+    "trainer.timeout",
+)  # fmt: skip
+# What no `allow` can change: the weights would not fit, or mean something else.
+FIXED = ("model.", "data.tokenizer", "optim.name", "minutes", "vocabulary")
+LOOSE = ("model.dropout", "model.attention")  # of those, what leaves the weights as they are
+
+
+def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
+    """Put what was typed on top of the configuration of the run that is resumed.
+
+    Args:
+        old: the run's own configuration.
+        typed: the configuration that the typed overrides make.
+        keys: which keys of `typed` were typed.
+    """
+    values, new = to_dict(old), dict(leaves(to_dict(typed)))
+    for key in keys:
+        # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
+        if key != "name" and new[key] != "auto" and not (key == "trainer.max_steps" and "minutes" in keys):
+            set_leaf(values, key, new[key])
+    return from_dict(values | {"resume": typed.resume, "allow": typed.allow})
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Every setting that the bits of a run depend on, by its key."""
+    return {key: value for key, value in leaves(to_dict(config)) if key not in FREE}
+
+
+def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:
+    """Compare what the bits of a run depend on with what it was.
+
+    Args:
+        before: the conditions, by name, that the run's checkpoint was made under.
+        now: the same as they are now.
+        allow: names of those that may differ.
+
+    Returns:
+        What differs, for people; empty when nothing does, and the run goes on bit for bit.
+
+    Raises:
+        ValueError: one line that lists all that differs and may not, with both values.
+    """
+    for name in allow:
+        if name not in now:
+            raise ValueError(f"allow=[{name}]: no such field{nearest(name, now)}")
+    differing = [name for name in now if name in before and before[name] != now[name]]
+    fixed = [name for name in differing if name.startswith(FIXED) and name not in LOOSE]
+    listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before[name])})" for name in differing)
+    if fixed:
+        raise ValueError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
+    if set(differing) - set(allow):
+        raise ValueError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] goes on all the same")
+    return listed

@@ -1,0 +1,68 @@
+"""Going on with a run: its own settings stay, typed ones go on top, and what would change its bits is refused."""
+
+import pytest
+
+from conf.resume import check_unchanged, merge_resumed, settings
+from conf.schema import Config, from_dict, to_dict
+
+
+def changed(**values: object) -> Config:
+    config = to_dict(Config())
+    for key, value in values.items():
+        *path, last = key.split("__")
+        inner = config
+        for name in path:
+            inner = inner[name]
+        inner[last] = value
+    return from_dict(config)
+
+
+def test_resuming_keeps_the_run() -> None:
+    old = changed(model__dim=64, optim__lr=0.01, trainer__precision="bf16-mixed", name="old")
+    same = merge_resumed(old, changed(resume="auto"), ["resume", "name", "trainer.precision"])
+    assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (64, 0.01, "bf16-mixed", "old")
+    dialled = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["minutes", "trainer.max_steps"])
+    assert dialled.trainer.max_steps == old.trainer.max_steps, "an experiment's steps, where minutes chose others"
+    longer = merge_resumed(old, changed(trainer__max_steps=9, resume="auto"), ["trainer.max_steps"])
+    assert longer.trainer.max_steps == 9
+    typed = changed(optim__lr=0.02, resume="auto", allow=["optim.lr"])
+    assert merge_resumed(old, typed, ["optim.lr", "allow"]).allow == ["optim.lr"]
+
+
+def refusal(before: dict, now: dict, allow: list[str]) -> str:
+    with pytest.raises(ValueError) as caught:
+        check_unchanged(before, now, allow)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_all_that_differs_is_listed_with_both_values() -> None:
+    before = settings(Config()) | {"threads": 2, "vocabulary": "9 tokens"}
+    assert check_unchanged(before, dict(before), []) == ""
+    now = before | {"threads": 1, "seed": 7, "data.batch": 4}
+    message = refusal(before, now, [])
+    assert message == (
+        "resume: cannot change seed=7 (the run has 0), data.batch=4 (the run has 8), threads=1 (the run has 2); "
+        "allow=[seed,data.batch,threads] goes on all the same"
+    )
+    assert "allow=[seed,data.batch,threads]" in refusal(before, now, ["seed", "threads"])
+    listed = check_unchanged(before, now, ["seed", "threads", "data.batch", "world_size"][:3])
+    assert listed == "seed=7 (the run has 0), data.batch=4 (the run has 8), threads=1 (the run has 2)"
+
+
+@pytest.mark.parametrize("key", ["model.dim", "model.context", "data.tokenizer", "optim.name", "minutes", "vocabulary"])
+def test_what_no_allow_can_change(key: str) -> None:
+    before = settings(Config()) | {"vocabulary": "9 tokens"}
+    message = refusal(before, before | {key: "other"}, [key])
+    assert f"{key}=other (the run has " in message and f"no allow= helps with {key}" in message
+
+
+def test_dropout_can_be_changed_and_steps_need_no_word() -> None:
+    before = settings(Config())
+    assert check_unchanged(before, before | {"model.dropout": 0.2}, ["model.dropout"])
+    assert settings(changed(trainer__max_steps=7, data__path="moved.txt", trainer__devices=2)) == before
+
+
+def test_a_name_that_is_no_field_is_refused() -> None:
+    before = settings(Config())
+    assert refusal(before, before, ["sed"]) == "allow=[sed]: no such field; nearest: seed"
