@@ -675,10 +675,16 @@ def quieten_lightning() -> None:
 
 
 def after(point: Point | None, run: Path, loggers: dict[str, Any]) -> dict[str, Any]:
-    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that does not count."""
-    newest = max((int(path.name.split(".")[3]) for path in run.glob("events.out.tfevents.*")), default=0)
+    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that is cut off."""
+    from gpt.fit.durability import cut_events
+
+    step, files = point.step if point else 0, list(run.glob("events.out.tfevents.*"))
+    if runs.rank() == 0:
+        for file in files:
+            cut_events(file, step)
+    newest = max((int(file.name.split(".")[3]) for file in files), default=0)
     time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
-    step = point.step if point else 0
+    # A TensorBoard that is open all the while has read what was cut off, and is told to forget it.
     return {
         name: entry | ({"purge_step": step + 1} if entry["_target_"].endswith(".TensorBoardLogger") else {})
         for name, entry in loggers.items()

@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import signal
+import struct
 import sys
 import time
 from datetime import timedelta
@@ -14,6 +15,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
+from tensorboard.compat.proto.event_pb2 import Event
 
 from gpt.checkpoint import is_finite, link, read, save
 from gpt.fit.module import Diverged, LitGPT
@@ -111,6 +113,22 @@ class Checkpoints(L.Callback):
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}.ckpt"
+
+
+def cut_events(file: Path, step: int) -> None:
+    """Cut an event file of TensorBoard's off after what was logged for `step`, and before a record that is not whole.
+
+    A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
+    """
+    with open(file, "r+b") as events:
+        end = 0
+        while len(head := events.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            data = events.read(length + 4)[:-4]
+            if len(data) < length or Event.FromString(data).step > step:
+                break
+            end = events.tell()
+        events.truncate(end)
 
 
 class Stopped(Exception):

@@ -1,0 +1,209 @@
+"""What goes wrong, and exactly where: each function arranges for it in the process that calls it."""
+
+import io
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.strategies import Strategy
+
+import gpt.checkpoint
+import gpt.fit.durability
+import gpt.fit.module
+import train as train_script
+from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
+from gpt.fit.module import LitGPT
+
+
+def die() -> None:
+    """End this process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, action: Callable[..., object]) -> None:
+    """Have `action` called with the arguments of `owner.name` before each call of it."""
+    original = getattr(owner, name)
+
+    def called(*given: Any, **named: Any) -> Any:
+        action(*given, **named)
+        return original(*given, **named)
+
+    setattr(owner, name, called)
+
+
+def after(owner: Any, name: str, action: Callable[..., object]) -> None:
+    """Have `action` called with the arguments of `owner.name` after each call of it."""
+    original = getattr(owner, name)
+
+    def called(*given: Any, **named: Any) -> Any:
+        result = original(*given, **named)
+        action(*given, **named)
+        return result
+
+    setattr(owner, name, called)
+
+
+def at_step(step: int) -> None:
+    """Die before the forward pass of a step (from 0)."""
+    before(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step else None)
+
+
+def in_accumulation(step: int, micro_batch: int) -> None:
+    """Die after the gradient of some of a step's micro-batches."""
+    done: dict[int, int] = {}
+
+    def count(module: LitGPT, *_: Any) -> None:
+        done[module.global_step] = done.get(module.global_step, 0) + 1
+        if module.global_step == step and done[step] == micro_batch:
+            die()
+
+    after(LitGPT, "manual_backward", count)
+
+
+def before_update(step: int) -> None:
+    """Die between a step's gradient and its update."""
+    calls = iter(range(10**9))
+    after(torch.nn.utils, "clip_grad_norm_", lambda *_: die() if next(calls) == step else None)
+
+
+def after_update(step: int) -> None:
+    """Die after a step's update, before anything has counted it."""
+    after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
+
+
+def at_validation(number: int, where: str) -> None:
+    """Die at the begin, in the middle or at the end of a validation (from 1)."""
+    count = [0]
+
+    def begun(*_: Any) -> None:
+        count[0] += 1
+        if where == "begin" and count[0] == number:
+            die()
+
+    before(LitGPT, "on_validation_epoch_start", begun)
+    if where == "middle":
+        after(LitGPT, "validation_step", lambda *_: die() if count[0] == number else None)
+    if where == "end":
+        after(LitGPT, "on_validation_epoch_end", lambda *_: die() if count[0] == number else None)
+
+
+def after_save(number: int) -> None:
+    """Die when a save (from 1) is done."""
+    calls = iter(range(1, 10**9))
+    after(Checkpoints, "save", lambda *_: die() if next(calls) == number else None)
+
+
+class _Dying:
+    """A file that can be written up to `size` bytes, which is where the process dies."""
+
+    def __init__(self, file: Any, size: int) -> None:
+        self.file, self.left = file, size
+
+    def __enter__(self) -> "_Dying":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)[: self.left]
+        self.file.write(part)
+        self.left -= len(part)
+        if len(part) < len(data):
+            self.file.flush()
+            die()
+        return len(data)
+
+
+def in_write(number: int, size: int) -> None:
+    """Die in a save (from 1) when so many bytes are written; negative ones count from the end."""
+    calls = iter(range(1, 10**9))
+    original, wanted = gpt.fit.durability.save, [False, 0]
+
+    def save(path: Path, contents: dict[str, Any]) -> None:
+        wanted[0] = next(calls) == number
+        whole = io.BytesIO()
+        torch.save(contents, whole)
+        wanted[1] = size if size >= 0 else len(whole.getvalue()) + size
+        original(path, contents)
+
+    def opened(path: Path, mode: str) -> Any:
+        file = open(path, mode)
+        return _Dying(file, int(wanted[1])) if wanted[0] and mode == "wb" else file
+
+    gpt.fit.durability.save = save
+    gpt.checkpoint.open = opened  # type: ignore[attr-defined]
+
+
+def before_rename(number: int, name: str) -> None:
+    """Die when a file whose name begins so is to take that name, the `number`-th time (from 1)."""
+    calls = iter(range(1, 10**9))
+
+    def check(_: Any, target: Any) -> None:
+        if Path(target).name.startswith(name) and next(calls) == number:
+            die()
+
+    before(os, "replace", check)
+
+
+def in_finish() -> None:
+    """Die when training is over, before the trained model is evaluated."""
+    before(train_script, "finish", lambda *_: die())
+
+
+def at_end_of_fit() -> None:
+    """Die when training is over, before the summary says so."""
+    calls = iter(range(10**9))  # the first is written when the run begins
+    before(train_script, "write_summary", lambda *_: die() if next(calls) == 1 else None)
+
+
+# -- What protects, taken away -----------------------------------------------------------------------
+
+
+def load_nothing() -> None:
+    """Go on with a fresh model, at the right step."""
+    LitGPT.load_state_dict = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+
+
+def load_no_optimizer() -> None:
+    """Go on with an optimizer that has forgotten all."""
+    Strategy.load_optimizer_state_dict = lambda *_: None  # type: ignore[method-assign]
+
+
+def seed_no_dropout() -> None:
+    """Draw dropout masks from wherever the generator stands."""
+    gpt.fit.module.dropout_seed = lambda *_: torch.initial_seed()
+    torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
+
+
+def cut_no_events() -> None:
+    """Leave TensorBoard's files as the killed process left them."""
+    train_script.after = lambda point, run, loggers: loggers
+
+
+def stock_in_write(number: int, size: int) -> None:
+    """Write as Lightning does by itself, to one name, and die when so many bytes of a save have reached it."""
+
+    def save(io: Any, contents: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        TorchCheckpointIO().save_checkpoint(contents, Path(path).with_name("last.ckpt"))
+
+    AtomicCheckpointIO.save_checkpoint = save  # type: ignore[method-assign]
+    gpt.fit.durability.link = lambda *_: None
+    calls = iter(range(1, 10**9))
+
+    def copy(source: Any, target: Any, *_: Any, **__: Any) -> None:
+        data = Path(source).read_bytes()
+        if next(calls) == number:
+            Path(target).write_bytes(data[:size])
+            die()
+        Path(target).write_bytes(data)
+
+    shutil.copyfile = copy  # what shutil.move calls between two file systems

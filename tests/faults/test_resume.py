@@ -1,0 +1,259 @@
+"""Killed anywhere and resumed, a run ends as one that was left alone: bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults import faults
+from tests.faults.processes import Process, events, run, start, wait_for
+
+MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
+ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=4 model.positions=learned trainer.precision=32-true".split()
+EMA = ["callbacks=ema", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
+    """Runs that were never touched, each made once."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(recipe: list[str]) -> Path:
+        key = tuple(recipe)
+        if key not in made:
+            place, here = tmp_path_factory.mktemp("whole"), os.getcwd()
+            (place / "book.txt").write_text(prose, encoding="utf-8")
+            os.chdir(place)
+            try:
+                assert run("name=cut", *recipe).status == 0
+            finally:
+                os.chdir(here)
+            made[key] = place / "runs/cut"
+        return made[key]
+
+    return make
+
+
+def assert_same(ours: Any, theirs: Any, where: str) -> None:
+    """Bit for bit, through nested dicts and lists."""
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            if key not in ("seconds", "stepping", "stepped"):  # wall-clock time
+                assert_same(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(ours, list | tuple):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(one, other, f"{where}[{index}]")
+    else:
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, where
+
+
+def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
+    """The checkpoints, the losses and what TensorBoard shows."""
+    for name in ("last", "best"):
+        ours, theirs = (torch.load(run / f"checkpoints/{name}.ckpt") for run in (whole, cut))
+        assert_same(ours, theirs, name)
+    assert events(whole) == events(cut)
+    ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
+    for key in ours.keys() - {"seconds", "characters_per_second"}:
+        assert ours[key] == theirs[key], key
+    assert (theirs["seconds"] is None) == (theirs["characters_per_second"] is None) == False  # noqa: E712
+    files = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, cut)]
+    assert files[0] == files[1], "nothing unfinished is left"
+
+
+def steps(seed: int, count: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(1, 30), count))
+
+
+POINTS: dict[str, tuple[Any, ...]] = {
+    **{f"before step {step}": (faults.at_step, step) for step in steps(1, 5)},
+    **{f"in the accumulation of step {step}": (faults.in_accumulation, step, 1) for step in steps(2, 3)},
+    **{f"before the update of step {step}": (faults.before_update, step) for step in steps(3, 2)},
+    **{f"after the update of step {step}": (faults.after_update, step) for step in steps(4, 2)},
+    "before the first checkpoint": (faults.at_step, 7),
+    "before a validation": (faults.at_validation, 2, "begin"),
+    "in a validation": (faults.at_validation, 2, "middle"),
+    "after a validation": (faults.at_validation, 2, "end"),
+    "in the first validation": (faults.at_validation, 1, "middle"),
+    "just after the first save": (faults.after_save, 1),
+    "just after the second save": (faults.after_save, 2),
+    "just after the last save": (faults.after_save, 3),
+    "with nothing of the first save written": (faults.in_write, 1, 0),
+    "with nothing of a save written": (faults.in_write, 2, 0),
+    "with 1 kB of a save written": (faults.in_write, 2, 1000),
+    "with half of a save written": (faults.in_write, 2, 100_000),
+    "with all but a byte of a save written": (faults.in_write, 2, -1),
+    "with all of the first save written, not renamed": (faults.before_rename, 1, "step-"),
+    "with all of a save written, not renamed": (faults.before_rename, 2, "step-"),
+    "with last not yet named": (faults.before_rename, 2, "last"),
+    "with best not yet named": (faults.before_rename, 2, "best"),
+    "before the end is summed up": (faults.at_end_of_fit,),
+    "before the evaluation": (faults.in_finish,),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_once(point: str, whole: Any, workplace: Path) -> None:
+    killed = run("name=cut", *MUON, fault=POINTS[point])
+    assert killed.status == -signal.SIGKILL, killed
+    ended = run("name=cut", "resume=auto", *MUON)
+    assert ended.status == 0 and ended.err == "", ended.err
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+@pytest.mark.parametrize("recipe", [ADAMW, EMA], ids=["adamw", "ema"])
+@pytest.mark.parametrize(
+    "fault", [(faults.in_accumulation, 13, 1), (faults.in_write, 2, 100_000)], ids=["step", "write"]
+)
+def test_killed_with_other_recipes(fault: Any, recipe: list[str], whole: Any, workplace: Path) -> None:
+    """The run's own config.yaml knows the recipe."""
+    recipe = [part.replace("micro_batch=4", "micro_batch=2") for part in recipe] if "ema" not in recipe[0] else recipe
+    recipe = recipe if "data.micro_batch=2" in recipe else [*recipe, "data.micro_batch=4"]
+    assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
+    ended = run("resume=auto", defaults=False)
+    assert ended.status == 0 and "going on in runs/cut" in ended.out, ended
+    assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(faults.in_accumulation, 12, 1), (faults.in_accumulation, 12, 2)],
+        [(faults.in_write, 2, 1000), (faults.before_rename, 1, "step-"), (faults.before_update, 4)],
+        [(faults.at_validation, 1, "middle"), (faults.in_write, 1, -1), (faults.at_step, 15), (faults.in_finish,)],
+        [(faults.after_save, 1), (faults.after_save, 1), (faults.after_save, 1)],
+    ],
+    ids=["the same step", "writes", "everywhere", "each save"],
+)
+def test_killed_again_and_again(points: list[Any], whole: Any, workplace: Path) -> None:
+    for point in points:
+        ended = run("name=cut", "resume=auto", *MUON, fault=point)
+        assert ended.status == -signal.SIGKILL, ended
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
+    """From outside, whatever the process is doing, until it gets through."""
+    rng, kills = random.Random(5), 0
+    for _ in range(12):
+        process = Process("name=cut", "resume=auto", *MUON)
+        time.sleep(rng.uniform(0.3, 1.5))
+        process.signal(signal.SIGKILL)
+        kills += process.wait().status == -signal.SIGKILL
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert kills >= 3
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_stopped_at_random_moments(number: signal.Signals, whole: Any, workplace: Path) -> None:
+    """A clean stop saves in between, where no validation does."""
+    rng, stopped = random.Random(int(number)), 0
+    for _ in range(3):
+        process = Process("name=cut", "resume=auto", *MUON)
+        log = Path("runs/cut/train.log")
+        said = log.read_text().count("run  ") if log.exists() else 0
+        while process.process.is_alive() and not (log.exists() and log.read_text().count("run  ") > said):
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.4))
+        if process.process.is_alive():
+            process.signal(number)
+        ended = process.wait()
+        stopped += ended.status == 128 + number
+        assert ended.status in (0, 128 + number), ended
+    assert stopped
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    whole_run = whole(MUON)
+    for name in ("last", "best"):
+        ours, theirs = (torch.load(each / f"checkpoints/{name}.ckpt") for each in (whole_run, Path("runs/cut")))
+        assert_same(ours, theirs, name)
+    assert events(whole_run) == events(Path("runs/cut"))
+
+
+def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path) -> None:
+    """Where Lightning's own way of writing loses the file that is there (see below)."""
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
+        pytest.skip("needs a second file system at /dev/shm")
+    before = set(other.iterdir())
+    environment = {"TMPDIR": str(other)}
+    killed = run("name=cut", *MUON, fault=(faults.in_write, 2, 50_000), environment=environment)
+    assert killed.status == -signal.SIGKILL
+    assert not [path for path in set(other.iterdir()) - before if path.suffix in (".ckpt", ".tmp")]
+    assert run("name=cut", "resume=auto", *MUON, environment=environment).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+# -- The same without what protects ----------------------------------------------------------------
+
+
+UNPROTECTED = {
+    "the checkpoint is not loaded": faults.load_nothing,
+    "dropout is not seeded by the step": faults.seed_no_dropout,
+    "the optimizer's state is not loaded": faults.load_no_optimizer,
+}
+
+
+@pytest.mark.parametrize("without", UNPROTECTED)
+def test_without_it_weights_differ(without: str, whole: Any, workplace: Path) -> None:
+    assert run("name=cut", *MUON, fault=(faults.at_step, 15)).status == -signal.SIGKILL
+    ended = run("name=cut", "resume=auto", *MUON, fault=(UNPROTECTED[without],))
+    assert ended.status == 0, ended.err
+    ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), Path("runs/cut")))
+    with pytest.raises(AssertionError, match="state_dict"):
+        assert_same(ours["state_dict"], theirs["state_dict"], "state_dict")
+
+
+def test_without_cutting_points_are_double(whole: Any, workplace: Path) -> None:
+    assert run("name=cut", *MUON, fault=(faults.at_step, 16)).status == -signal.SIGKILL
+    assert run("name=cut", "resume=auto", *MUON, fault=(faults.cut_no_events,)).status == 0
+    assert [step for step, _ in events(Path("runs/cut"))["train/loss"]] == [5, 10, 15, 15, 20, 25, 30]
+
+
+def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
+    """Under the same kill, with TMPDIR on another file system: `last` was whole and is no more."""
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
+        pytest.skip("needs a second file system at /dev/shm")
+    killed = run("name=cut", *MUON, fault=(faults.stock_in_write, 2, 50_000), environment={"TMPDIR": str(other)})
+    assert killed.status == -signal.SIGKILL, killed
+    ended = run("name=cut", "resume=auto", *MUON)
+    assert ended.status == 2 and "no checkpoint can be gone on from" in ended.err and "is damaged" in ended.err, ended
+
+
+# -- Two processes -----------------------------------------------------------------------------------
+
+
+TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
+
+
+def test_two_processes_killed_and_resumed(workplace: Path) -> None:
+    """Both at once, at a random moment after the first checkpoint, twice."""
+    ended = start("name=cut", *TWO)
+    out, err = ended.communicate(timeout=90)
+    assert ended.returncode == 0, err
+    shutil.move("runs/cut", "runs/whole")
+    rng = random.Random(6)
+    for turn in range(2):
+        process = start("name=cut", "resume=auto", *TWO)
+        wanted = Path(f"runs/cut/checkpoints/step-000000{turn + 1}0.ckpt")
+        wait_for(wanted.exists, process)
+        time.sleep(rng.uniform(0, 0.1))
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+        process.communicate()
+    process = start("name=cut", "resume=auto", *TWO)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    shutil.copy("runs/whole/summary.json", "runs/summary.json")
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
