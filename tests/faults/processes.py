@@ -56,6 +56,8 @@ class Process:
         keys = {argument.partition("=")[0] for argument in arguments}
         given = [argument for argument in given if argument.partition("=")[0] not in keys]
         self.files = [Path(f"{name}.{time.monotonic_ns()}") for name in ("out", "err")]
+        for file in self.files:
+            file.touch()
         variables = {**os.environ, **(environment or {})}
         parts = (os.getcwd(), variables, script, [*given, *arguments], fault, [str(file) for file in self.files])
         self.process = _server.Process(target=_run, args=parts)

@@ -16,8 +16,8 @@ from tests.faults import faults
 from tests.faults.processes import Process, events, run, start, wait_for
 
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
-ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=4 model.positions=learned trainer.precision=32-true".split()
-EMA = ["callbacks=ema", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
+ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
+EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
 
 
 @pytest.fixture(scope="session")
@@ -111,13 +111,9 @@ def test_killed_once(point: str, whole: Any, workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [ADAMW, EMA], ids=["adamw", "ema"])
-@pytest.mark.parametrize(
-    "fault", [(faults.in_accumulation, 13, 1), (faults.in_write, 2, 100_000)], ids=["step", "write"]
-)
+@pytest.mark.parametrize("fault", [(faults.in_accumulation, 13, 1), (faults.in_write, 2, 9999)], ids=["step", "write"])
 def test_killed_with_other_recipes(fault: Any, recipe: list[str], whole: Any, workplace: Path) -> None:
     """The run's own config.yaml knows the recipe."""
-    recipe = [part.replace("micro_batch=4", "micro_batch=2") for part in recipe] if "ema" not in recipe[0] else recipe
-    recipe = recipe if "data.micro_batch=2" in recipe else [*recipe, "data.micro_batch=4"]
     assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
     ended = run("resume=auto", defaults=False)
     assert ended.status == 0 and "going on in runs/cut" in ended.out, ended
@@ -255,5 +251,4 @@ def test_two_processes_killed_and_resumed(workplace: Path) -> None:
     process = start("name=cut", "resume=auto", *TWO)
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
-    shutil.copy("runs/whole/summary.json", "runs/summary.json")
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
