@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,6 +273,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             raise ConfigError(str(error)) from None
         if differing:
             print(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
+        clean_up(run, point)
     if point and point.step >= config.trainer.max_steps:
         print(f"{run} is finished: step {point.step} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
         done = runs.summary_of(run)
@@ -346,6 +348,16 @@ class Point:
         return self.contents["global_step"]
 
 
+def clean_up(run: Path, point: Point | None) -> None:
+    """Finish or remove what a process was killed in the middle of."""
+    from gpt.checkpoint import remove_unfinished, restore_names
+
+    remove_unfinished(run)
+    remove_unfinished(run / "checkpoints")
+    if point:
+        restore_names(point.path, point.contents)
+
+
 def find_point(run: Path, resume: str) -> Point:
     """Find the newest valid checkpoint of a run and say which newer ones are not.
 
@@ -402,7 +414,7 @@ def fit(
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
-    from gpt.checkpoint import CheckpointError, remove_unfinished
+    from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
     from gpt.fit.callbacks import Samples, Watch
     from gpt.fit.durability import (
@@ -471,10 +483,6 @@ def fit(
 
         if first_process:
             make_directory(run, fresh)
-            remove_unfinished(run)
-            remove_unfinished(run / "checkpoints")
-            if point:
-                checkpoints.restore_names(point.path, point.contents)
             runs.write_text(run / "config.yaml", to_yaml(config))
             write_summary(run, {"status": "running"})
             for logger in trainer.loggers:
@@ -499,25 +507,28 @@ def fit(
                 f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}"
             )
 
-        status = "failed"
+        summary: dict[str, Any] = {"status": "failed"}
         try:
             datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
             with naming_what_takes_memory(config, tokenizer.size, choices.devices):
                 trainer.fit(module, datamodule, ckpt_path=point.path if point else None, weights_only=True)
-            status = "interrupted"  # until it has been evaluated
         except Stopped:
-            status = "interrupted"
+            summary["status"] = "interrupted"
             raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if point is None or watch.first is not None or isinstance(error, ConfigError):
                 raise
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
+        else:
+            summary["status"] = "interrupted"  # until it has been evaluated
         finally:
-            trained = as_trained(config, text, choices, trainer.global_step, watch.state_dict())
-            if first_process:
-                write_summary(run, trained | {"status": status})
-        return finish(run, config, text, say, trained) if first_process else None
+            summary |= as_trained(config, text, choices, trainer.global_step, watch.state_dict())
+            # Where this cannot be written, what has ended the run is the error to tell.
+            with suppress(OSError) if summary["status"] == "failed" else nullcontext():
+                if first_process:
+                    write_summary(run, summary)
+        return finish(run, config, text, say, summary) if first_process else None
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")
         if say.log is None and first_process:
@@ -663,6 +674,8 @@ def quieten_lightning() -> None:
     """Leave out what Lightning tells everyone; its warnings stay, but for those that do not hold here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # TensorBoard writes in a thread, and tells of an error again where it is next given something to write.
+    threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # Batches are gathered in one go: worker processes would slow them down.
@@ -741,6 +754,7 @@ def make_directory(run: Path, fresh: bool) -> None:
         runs.check_free(run.name)
     runs.hold(run)
     (run / "checkpoints").mkdir(exist_ok=True)
+    clean_up(run, None)
 
 
 def describe(text: "Text") -> str:

@@ -25,6 +25,7 @@ REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
 }  # fmt: skip
 TO_GO_ON = {"conditions": dict, "optimizer_states": list, "loops": dict, "callbacks": dict}
+KEEP = 2  # step-*.ckpt files of a run, beside best and last
 PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
 # What `torch.save` writes of plain data and tensors, and nothing else: the records of the archive, and the names in its
 # pickle. Torch's own list of harmless names is longer; some of them take any amount of memory.
@@ -217,6 +218,35 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
         except CheckpointError as error:
             skipped.append(str(error))
     return None, {}, skipped
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """The file of a step's checkpoint."""
+    return directory / f"step-{step:08d}.ckpt"
+
+
+def restore_names(newest: Path, contents: dict[str, Any]) -> None:
+    """Have `last` and `best` name what they should where a process was killed before it could see to it.
+
+    Args:
+        newest: the newest checkpoint of a run.
+        contents: what it holds.
+    """
+    link(newest, newest.with_name("last.ckpt"))
+    best = step_path(newest.parent, contents["callbacks"].get("Checkpoints", {}).get("best_step", -1))
+    if best.exists():
+        link(best, newest.with_name("best.ckpt"))
+    remove_older(newest)
+
+
+def remove_older(newest: Path) -> None:
+    """Of the files of a run's steps, keep `newest` and those before it that make up `KEEP`.
+
+    Files of later steps are damaged ones, which the run was resumed before: they are written again in time.
+    """
+    steps = [file for file in sorted(newest.parent.glob("step-*.ckpt")) if file.name <= newest.name]
+    for old in steps[:-KEEP]:
+        old.unlink()
 
 
 def remove_unfinished(directory: Path) -> None:

@@ -17,10 +17,9 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from tensorboard.compat.proto.event_pb2 import Event
 
-from gpt.checkpoint import is_finite, link, read, save
+from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path
 from gpt.fit.module import Diverged, LitGPT
 
-KEEP = 2  # step-*.ckpt files beside best and last
 GRACE = 10.0  # seconds that a process gives the one that started it to end by itself
 
 
@@ -75,18 +74,6 @@ class Checkpoints(L.Callback):
         """Remember what was best."""
         self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
 
-    def restore_names(self, resumed: Path, contents: dict[str, Any]) -> None:
-        """Have `last` and `best` name what they should where a process was killed before it could see to it.
-
-        Args:
-            resumed: the checkpoint that the run goes on from.
-            contents: what it holds.
-        """
-        link(resumed, self.directory / "last.ckpt")
-        best = self._path(contents["callbacks"].get("Checkpoints", {}).get("best_step", -1))
-        if best.exists():
-            link(best, self.directory / "best.ckpt")
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save, and keep as best what has the lowest validation loss."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
@@ -99,20 +86,14 @@ class Checkpoints(L.Callback):
         """Save the state after the step just taken; every process must call this."""
         for logger in trainer.loggers:
             logger.save()  # what was logged up to here is on disk before the step counts as done
-        path = self._path(trainer.global_step)
+        path = step_path(self.directory, trainer.global_step)
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:
             return
         link(path, self.directory / "last.ckpt")
         if best:
             link(path, self.directory / "best.ckpt")
-        # Files of later steps are damaged ones that the run was resumed before: they are written again in time.
-        taken = [file for file in sorted(self.directory.glob("step-*.ckpt")) if file.name <= path.name]
-        for old in taken[:-KEEP]:
-            old.unlink()
-
-    def _path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}.ckpt"
+        remove_older(path)
 
 
 def cut_events(file: Path, step: int) -> None:

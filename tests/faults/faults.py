@@ -4,7 +4,9 @@ import io
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,78 @@ def stock_in_write(number: int, size: int) -> None:
         Path(target).write_bytes(data)
 
     shutil.copyfile = copy  # what shutil.move calls between two file systems
+
+
+# -- What else can go wrong ----------------------------------------------------------------------------
+
+
+def no_links(step: int) -> None:
+    """Have a file system without hard links, and die at a step."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    os.link = refused
+    at_step(step)
+
+
+def break_best() -> None:
+    """Damage the best checkpoint when training is over, while the last is another file."""
+
+    def damage(run: Path, *_: Any) -> None:
+        best = run / "checkpoints/best.ckpt"
+        data = (run / "checkpoints/step-00000010.ckpt").read_bytes()
+        best.unlink()
+        best.write_bytes(data[:-100])
+
+    before(train_script, "finish", damage)
+
+
+def limit_file_size(step: int, size: int) -> None:
+    """Let no file grow beyond `size` bytes, from a step on."""
+    import resource
+
+    limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    before(
+        LitGPT,
+        "training_step",
+        lambda module, *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit) if module.global_step == step else None,
+    )
+
+
+def read_only(step: int) -> None:
+    """Make the directory of the checkpoints read-only from a step on, and this process one that has to respect it."""
+
+    def seal(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
+                path.chmod(0o555 if path.name == "checkpoints" else 0o777)
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+
+    before(LitGPT, "training_step", seal)
+
+
+def fill_disk(step: int) -> None:
+    """Fill the file system with a file called `filler` at a step."""
+
+    def fill(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            with suppress(OSError), open("filler", "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+
+    before(LitGPT, "training_step", fill)
+
+
+def wait_for_file(step: int, name: str) -> None:
+    """Wait at a step until a file is there, having made one called `waiting`."""
+
+    def wait(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            Path("waiting").touch()
+            until = time.monotonic() + 60
+            while not Path(name).exists() and time.monotonic() < until:
+                time.sleep(0.01)
+
+    before(LitGPT, "training_step", wait)

@@ -55,9 +55,7 @@ class Process:
         given = [*TINY, "data.path=book.txt"] if defaults and script == "train" else []
         keys = {argument.partition("=")[0] for argument in arguments}
         given = [argument for argument in given if argument.partition("=")[0] not in keys]
-        self.files = [Path(f"{name}.{time.monotonic_ns()}") for name in ("out", "err")]
-        for file in self.files:
-            file.touch()
+        self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
         parts = (os.getcwd(), variables, script, [*given, *arguments], fault, [str(file) for file in self.files])
         self.process = _server.Process(target=_run, args=parts)
@@ -109,7 +107,10 @@ def _run(
     train_script.SAMPLE_LENGTH = gpt.fit.callbacks.SAMPLE_LENGTH = 20  # the longer part of a run this small
     if fault is not None:
         fault[0](*fault[1:])
-    sys.exit(train_script.cli() if script == "train" else sample_script.cli(arguments))
+    status = train_script.cli() if script == "train" else sample_script.cli(arguments)
+    if hasattr(os, "getuid") and os.getuid() == 0:
+        os.seteuid(0)  # the server's own files are root's, whoever the run was
+    sys.exit(status)
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

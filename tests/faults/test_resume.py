@@ -96,6 +96,8 @@ POINTS: dict[str, tuple[Any, ...]] = {
     "with all of a save written, not renamed": (faults.before_rename, 2, "step-"),
     "with last not yet named": (faults.before_rename, 2, "last"),
     "with best not yet named": (faults.before_rename, 2, "best"),
+    "with the last last not yet named": (faults.before_rename, 3, "last"),
+    "with the last best not yet named": (faults.before_rename, 3, "best"),
     "before the end is summed up": (faults.at_end_of_fit,),
     "before the evaluation": (faults.in_finish,),
 }
