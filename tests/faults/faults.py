@@ -1,6 +1,8 @@
 """What goes wrong, and exactly where: each function arranges for it in the process that calls it."""
 
 import io
+import itertools
+import math
 import os
 import shutil
 import signal
@@ -8,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -284,3 +287,82 @@ def wait_for_file(step: int, name: str) -> None:
                 time.sleep(0.01)
 
     before(LitGPT, "training_step", wait)
+
+
+# -- Numbers that are none, and processes that do not go on --------------------------------------------
+
+
+def spoil_loss(step: int, value: float = math.nan) -> None:
+    """Have the loss of a step be something else; its gradient is as it was."""
+    original = gpt.fit.module.F.cross_entropy
+    count = itertools.count()
+
+    def spoilt(*given: Any, **named: Any) -> torch.Tensor:
+        loss = original(*given, **named)
+        return loss - loss.detach() + value if torch.is_grad_enabled() and next(count) == step else loss
+
+    gpt.fit.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
+
+
+def spoil_gradient(step: int, value: float = math.inf) -> None:
+    """Have one number of a step's gradient be another."""
+
+    def spoil(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            gradient = module.net.embedding.weight.grad
+            assert gradient is not None
+            gradient[0, 0] = value
+
+    after(LitGPT, "manual_backward", spoil)
+
+
+def spoil_weights(step: int) -> None:
+    """Have the update of a step, whose loss and gradient were fine, leave one that is no number, and stop."""
+
+    def spoil(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step + 1:
+            module.net.shift.data[0] = math.inf
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    after(LitGPT, "training_step", spoil)
+
+
+def guard_nothing() -> None:
+    """Take every number for one."""
+    gpt.fit.module.math = SimpleNamespace(isfinite=lambda _: True)  # type: ignore[assignment]
+    gpt.fit.durability.is_finite = lambda _: True
+
+
+def both(*each: Any) -> None:
+    """Several faults at once."""
+    for function, *arguments in each:
+        function(*arguments)
+
+
+def raise_at(step: int) -> None:
+    """Fail at a step."""
+
+    def fail(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            raise ZeroDivisionError("made to fail")
+
+    before(LitGPT, "training_step", fail)
+
+
+def hang_at(step: int) -> None:
+    """Stand still at a step, deaf to whatever can be handled."""
+    before(LitGPT, "training_step", lambda module, *_: os.kill(os.getpid(), 19) if module.global_step == step else None)
+
+
+def signal_at(step: int, number: int) -> None:
+    """Send oneself a signal at a step."""
+    before(
+        LitGPT,
+        "training_step",
+        lambda module, *_: os.kill(os.getpid(), number) if module.global_step == step else None,
+    )
+
+
+def signal_in_finish(number: int) -> None:
+    """Send oneself a signal while the trained model is evaluated."""
+    before(train_script, "finish", lambda *_: os.kill(os.getpid(), number))

@@ -1,0 +1,85 @@
+"""Numbers that are none stop a run before they reach a weight, and none ever reaches a checkpoint."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt.checkpoint import is_finite, read
+from gpt.fit.callbacks import Spikes
+from tests.faults import faults
+from tests.faults.processes import events, run
+from tests.faults.test_checkpoints import contents_of, one_line
+from tests.faults.test_resume import MUON, TWO, assert_as_if_never_touched, whole  # noqa: F401
+from tests.faults.test_stops import drive, ends
+
+CHECKPOINTS = Path("runs/cut/checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
+        ((faults.spoil_loss, 4 * 17 + 1, math.inf), "step 18: the loss is inf (batch 17 of seed 0)"),
+        ((faults.spoil_gradient, 14), "step 15: the norm of the gradient is inf (batch 14 of seed 0)"),
+        ((faults.spoil_gradient, 29, math.nan), "step 30: the norm of the gradient is nan (batch 29 of seed 0)"),
+    ],
+    ids=["loss", "infinite loss", "gradient", "last step"],
+)
+def test_a_step_that_is_no_number_is_not_taken(fault: Any, said: str, whole: Any, workplace: Path) -> None:  # noqa: F811
+    """And where it was a fault of the hardware, the run goes on as if it had not been."""
+    ended = run("name=cut", *MUON, fault=fault)
+    newest = sorted(CHECKPOINTS.glob("step-*"))[-1]
+    one_line(ended, 1, said, "training has diverged; lower optim.lr", f"the newest checkpoint is {newest}")
+    assert said in Path("runs/cut/train.log").read_text()
+    assert all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
+    """The update itself can leave them; the stop that comes then saves nothing."""
+    before = None
+    ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
+    one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
+    before = contents_of(CHECKPOINTS)
+    assert len(before) == 3 and all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
+
+
+@pytest.mark.parametrize("fault", [(faults.spoil_gradient, 12, math.nan), (faults.spoil_weights, 12)])
+def test_without_the_guard_they_are_saved(fault: Any, workplace: Path) -> None:
+    run("name=cut", *MUON, "trainer.max_steps=14", "logger=none", fault=(faults.both, (faults.guard_nothing,), fault))
+    state = torch.load(sorted(CHECKPOINTS.glob("step-*"))[-1])["state_dict"]
+    assert any(not value.isfinite().all() for value in state.values())
+
+
+def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
+    """Of which the other could see nothing: the gradient is as it was."""
+    status, out, err = ends(drive("1:spoil_loss:50", "name=cut", *TWO), within=60)
+    assert status == 1, err
+    assert re.fullmatch(r"train.py: step 26: the loss is nan \(batch 25 of seed 0\).*step-00000020.ckpt.*\n", err), err
+
+
+def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:  # noqa: F811
+    ended = run("name=cut", *MUON, fault=(faults.both, (faults.spoil_loss, 4 * 22, 40.0), (faults.at_step, 27)))
+    jump = re.search(r"step 23: the loss jumped to (\d+\.\d+) from about (\d+\.\d+)", ended.out)
+    assert jump and float(jump[1]) > 2 * float(jump[2])
+    assert run("name=cut", "resume=auto", *MUON, fault=(faults.spoil_loss, 4 * 2, 40.0)).status == 0
+    assert events(Path("runs/cut"))["train/loss_spikes"] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
+    assert {count for _, count in events(whole(MUON))["train/loss_spikes"]} == {0}
+
+
+def test_what_a_spike_is() -> None:
+    def count(losses: list[float]) -> int:
+        spikes = Spikes()
+        for loss in losses:
+            spikes.see(loss)
+        return spikes.count
+
+    falling = [1.5 + 3 * 0.97**step + 0.1 * math.sin(37 * step) for step in range(300)]
+    assert count(falling) == 0
+    assert count([*falling, 6.0, *falling[-20:], 5.0]) == 2
+    assert count([9.0, 1.0] * 9) == 0, "nothing is usual yet"

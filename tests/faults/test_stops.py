@@ -1,0 +1,146 @@
+"""Stops are clean: alone, under SLURM, and of several processes, which end together or not at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, TINY
+from tests.faults import faults
+from tests.faults.processes import events, run, start, wait_for
+from tests.faults.test_resume import MUON, TWO, assert_as_if_never_touched, assert_same, whole  # noqa: F401
+
+
+def drive(fault: str, *arguments: str) -> subprocess.Popen:
+    """Start train.py with a fault in one of its ranks."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    given = [each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys]
+    return subprocess.Popen(
+        [sys.executable, ROOT / "tests/faults/driver.py", *given, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"FAULT": fault},
+    )  # fmt: skip
+
+
+def gone(group: int) -> bool:
+    """Whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def ends(process: subprocess.Popen, within: float) -> tuple[int, str, str]:
+    """How a job ended; fails, and ends it, where it does not, or leaves a process behind."""
+    try:
+        out, err = process.communicate(timeout=within)
+        until = time.monotonic() + 5
+        while not gone(process.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert gone(process.pid), f"left a process behind: {err}"
+        return process.returncode, out, err
+    finally:
+        if not gone(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+# -- One process -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=["ctrl-c", "sigterm", "sigusr1"]
+)
+@pytest.mark.parametrize("step", [13, 19, 20])
+def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:  # noqa: F811
+    ended = run("name=cut", *MUON, fault=(faults.signal_at, step, number))
+    name = signal.Signals(number).name
+    assert ended.status == 128 + number and ended.err == "", ended
+    assert f"stopped by {name} after step {step + 1}; the newest checkpoint is runs/cut/checkpoints/" in ended.out
+    assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
+    assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == step + 1
+    assert run("resume=auto", defaults=False).status == 0
+    for file in ("last", "best"):
+        ours, theirs = (torch.load(each / f"checkpoints/{file}.ckpt") for each in (whole(MUON), Path("runs/cut")))
+        assert_same(ours, theirs, file)
+    assert events(whole(MUON)) == events(Path("runs/cut"))
+
+
+def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:  # noqa: F811
+    ended = run("name=cut", *MUON, fault=(faults.signal_in_finish, signal.SIGTERM))
+    assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
+    assert run("resume=auto", defaults=False).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_slurm_requeues_and_the_same_command_goes_on(
+    whole: Any,  # noqa: F811
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script stands for SLURM's `scontrol`: it keeps what it was asked for. The job's second start is ours."""
+    tools = workplace / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
+    (tools / "scontrol").chmod(0o755)
+    slurm = {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "ASKED": str(workplace / "asked"),
+        "SLURM_JOB_ID": "4711",
+    }
+    first = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=slurm)
+    assert first.status == 138 and "SLURM job 4711 is requeued and will go on with this run" in first.out, first
+    assert Path("asked").read_text() == "requeue 4711\n"
+    second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
+    assert second.status == 0 and "resume: going on in runs/4711" in second.out, second
+    assert [path.name for path in Path("runs").iterdir()] == ["4711"]
+    ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), Path("runs/4711")))
+    assert_same(ours["state_dict"], theirs["state_dict"], "state_dict")
+    assert events(whole(MUON)) == events(Path("runs/4711"))
+    # A job of an array is named by both numbers; a scontrol that fails is heard.
+    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
+    array = slurm | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
+    third = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=array)
+    assert third.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in third.out, third
+    assert Path("asked").read_text() == "requeue 4711\nrequeue 4712_3\n"
+
+
+# -- Two processes -----------------------------------------------------------------------------------
+
+
+def test_a_signal_to_one_rank_stops_both_cleanly(workplace: Path) -> None:
+    status, out, err = ends(drive("1:signal_at:12:15", "name=cut", *TWO), within=60)
+    assert (status, err) == (143, ""), err
+    assert "stopped by SIGTERM after step 13" in out
+    assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 13
+
+
+def test_ctrl_c_in_the_terminal_reaches_both(workplace: Path) -> None:
+    process = start("name=cut", *TWO, "trainer.max_steps=100000", "trainer.val_check_interval=1000")
+    wait_for(lambda: Path("runs/cut/train.log").exists(), process)
+    wait_for(lambda: bool(list(Path("runs/cut").glob("events*"))), process)
+    time.sleep(4)
+    os.killpg(process.pid, signal.SIGINT)
+    status, out, err = ends(process, within=30)
+    assert (status, err) == (130, ""), err
+    assert "stopped by SIGINT after step" in out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ["raise_at:12", "at_step:12", "hang_at:12"], ids=["raises", "dies", "hangs"])
+def test_a_rank_that_fails_ends_the_job(fault: str, rank: int, workplace: Path) -> None:
+    process = drive(f"{rank}:{fault}", "name=cut", *TWO, "trainer.timeout=4")
+    status, out, err = ends(process, within=45)
+    assert status != 0
+    if "raise" in fault:
+        assert "made to fail" in err
+    elif rank == 1:
+        assert "another process of this run has died or is silent; the newest checkpoint is" in err or status == -9
+    assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
