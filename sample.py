@@ -101,11 +101,16 @@ def sample(checkpoint: Any, options: argparse.Namespace) -> None:
     import torch
 
     from data.tokenizer import tokenizer_from
-    from gpt.checkpoint import load_checkpoint
+    from gpt.checkpoint import CheckpointError, load_checkpoint
     from gpt.generate import generate, stream
 
     model, meta = load_checkpoint(checkpoint)
-    tokenizer = tokenizer_from(meta["vocabulary"])
+    try:
+        tokenizer = tokenizer_from(meta["vocabulary"])
+        if tokenizer.size != model.vocabulary:
+            raise ValueError(f"a vocabulary of {tokenizer.size} for a model of {model.vocabulary}")
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
     characters = meta["vocabulary"].get("characters", "\n")
     start = "\n" if "\n" in characters else characters[0]
     prompt = torch.from_numpy(tokenizer.encode(options.prompt or start)).expand(options.num_samples, -1)

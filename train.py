@@ -280,7 +280,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
             from gpt.fit.report import Speaker
 
-            trained = as_trained(config, text, choices, point.step, point.contents["callbacks"].get("Watch", {}))
+            trained = as_trained(config, text, choices, point.step, point.contents["callbacks"]["Watch"])
             return finish(run, config, text, Speaker(run / "train.log"), trained)
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, point, fresh=resume is None, started=started)
@@ -774,16 +774,16 @@ def as_trained(
         text: the encoded text.
         choices: what was chosen for this machine.
         step: steps taken.
-        counted: what `Watch` keeps in a checkpoint; nothing where it was not there.
+        counted: what `Watch` keeps in a checkpoint.
     """
     from gpt.fit.report import versions
 
     per_step = config.data.batch * config.model.context
-    stepping = counted.get("stepping")
+    stepping = counted["stepping"]
     return {
         "steps": step,
         "characters": step * per_step,
-        "seconds": counted.get("seconds"),
+        "seconds": counted["seconds"],
         "characters_per_second": counted["stepped"] * per_step / stepping if stepping else None,
         "parameters": untrained(config, text).num_parameters(),
         "precision": config.trainer.precision,

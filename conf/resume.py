@@ -57,9 +57,9 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     for name in allow:
         if name not in now:
             raise ValueError(f"allow=[{name}]: no such field{nearest(name, now)}")
-    differing = [name for name in now if name in before and before[name] != now[name]]
+    differing = [name for name in now if name not in before or before[name] != now[name]]
     fixed = [name for name in differing if name.startswith(FIXED) and name not in LOOSE]
-    listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before[name])})" for name in differing)
+    listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before.get(name))})" for name in differing)
     if fixed:
         raise ValueError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
     if set(differing) - set(allow):

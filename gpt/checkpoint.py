@@ -24,7 +24,6 @@ FORMAT = 4
 REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
 }  # fmt: skip
-TO_GO_ON = {"conditions": dict, "optimizer_states": list, "loops": dict, "callbacks": dict}
 KEEP = 2  # step-*.ckpt files of a run, beside best and last
 PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
 # What `torch.save` writes of plain data and tensors, and nothing else: the records of the archive, and the names in its
@@ -211,13 +210,30 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
     for file in files:
         try:
             contents = read(file)
-            wrong = [key for key, kind in TO_GO_ON.items() if not isinstance(contents.get(key), kind)]
-            if wrong:
-                raise CheckpointError(f"{file}: cannot be gone on from (without {', '.join(wrong)})")
+            if not _can_go_on(contents):
+                raise CheckpointError(f"{file}: holds a model, but not all that is needed to go on training")
             return file, contents, skipped
         except CheckpointError as error:
             skipped.append(str(error))
     return None, {}, skipped
+
+
+def _can_go_on(contents: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds what training goes on from: all of it, of the step that it says."""
+    try:
+        (optimizer,) = contents["optimizer_states"]
+        numbers = sum(len(group["params"]) for group in optimizer["param_groups"])
+        taken = contents["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]["total"]
+        callbacks = contents["callbacks"]
+        return (
+            taken["completed"] == contents["global_step"]
+            and len(optimizer["state"]) == numbers > 0
+            and isinstance(contents["conditions"], dict)
+            and isinstance(callbacks["Checkpoints"]["best_step"], int)
+            and isinstance(callbacks["Watch"], dict)
+        )
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -233,7 +249,7 @@ def restore_names(newest: Path, contents: dict[str, Any]) -> None:
         contents: what it holds.
     """
     link(newest, newest.with_name("last.ckpt"))
-    best = step_path(newest.parent, contents["callbacks"].get("Checkpoints", {}).get("best_step", -1))
+    best = step_path(newest.parent, contents["callbacks"]["Checkpoints"]["best_step"])
     if best.exists():
         link(best, newest.with_name("best.ckpt"))
     remove_older(newest)

@@ -96,8 +96,9 @@ class Watch(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
-        for name, value in state_dict.items():
-            setattr(self, name, Spikes(**value) if name == "spikes" else value)
+        self.loss_sum, self.loss_count = state_dict["loss_sum"], state_dict["loss_count"]
+        self.spikes = Spikes(**state_dict["spikes"])
+        self.seconds, self.stepping, self.stepped = (state_dict[key] for key in ("seconds", "stepping", "stepped"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks and the display."""

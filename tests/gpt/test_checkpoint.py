@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.resume import settings
+from conf.schema import Config
 from gpt.checkpoint import FORMAT, CheckpointError, load_checkpoint, save
 from gpt.config import ModelConfig
 from gpt.model import GPT
@@ -246,6 +248,18 @@ def test_another_model_is_another_format() -> None:
         "layers heads dim context dropout bias norm activation positions qk_norm key_offset token_shift tied attention"
     )
     assert (FORMAT, list(ModelConfig.__dataclass_fields__)) == (4, fields.split()), "give FORMAT a new number, too"
+
+
+def test_other_settings_are_another_format() -> None:
+    """A run is compared with the settings in its checkpoint: one that is not there counts as changed."""
+    names = (
+        "seed minutes compile data.encoding data.tokenizer data.split data.batch data.micro_batch optim.name optim.lr "
+        "optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas "
+        "optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
+    )
+    model = [f"model.{name}" for name in ModelConfig.__dataclass_fields__]
+    given = [name for name in settings(Config()) if name not in model]
+    assert (FORMAT, given) == (4, names.split()), "give FORMAT a new number, too"
 
 
 def test_a_flipped_bit_in_the_weights_is_refused(tmp_path: Path) -> None:
