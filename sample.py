@@ -4,6 +4,7 @@ import argparse
 import codecs
 import io
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ def cli(arguments: list[str] | None = None) -> int:
 
     from data.tokenizer import UnknownCharacter
     from gpt.checkpoint import CheckpointError
+    from gpt.fit.report import is_out_of_memory
 
     try:
         sample(checkpoint, options)
@@ -30,6 +32,11 @@ def cli(arguments: list[str] | None = None) -> int:
         return refuse(error)
     except KeyboardInterrupt:
         return 130
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        given = f"--num-samples {options.num_samples} of --num-chars {options.num_chars}"
+        return refuse(ValueError(f"out of memory: {given} are too many at once; lower one of them"))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -56,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{near}\n")
 
 
-def number(kind: Callable[[str], Any], least: float, what: str, most: float = 2**63 - 1) -> Callable[[str], Any]:
+def number(kind: Callable[[str], Any], least: int, what: str, most: int) -> Callable[[str], Any]:
     """A parser of numbers from `least` to `most`."""
 
     def read(text: str) -> Any:
@@ -65,10 +72,17 @@ def number(kind: Callable[[str], Any], least: float, what: str, most: float = 2*
         except ValueError:
             value = None
         if value is None or not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least:g}")
+            raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least} and at most {most}")
         return value
 
     return read
+
+
+def device(text: str) -> str:
+    """A parser of names of devices that can compute."""
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
+        raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
+    return text
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -79,20 +93,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "checkpoint", nargs="?", help="checkpoint, run directory or name of a run (default: the newest)"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="text to go on from (default: a line break)")
-    parser.add_argument(
-        "--num-chars", type=number(int, 0, whole), default=500, metavar="N", help="length (default 500)"
-    )
-    parser.add_argument(
-        "--num-samples", type=number(int, 1, whole), default=1, metavar="N", help="how many (default 1)"
-    )
-    parser.add_argument(
-        "--temperature", type=number(float, 0, "a number"), default=0.8, metavar="T", help="0 is greedy (default 0.8)"
-    )
-    parser.add_argument(
-        "--top-k", type=number(int, 1, whole), metavar="K", help="draw from the K most likely characters (default: all)"
-    )
-    parser.add_argument("--seed", type=number(int, 0, whole), metavar="N", help="the same seed writes the same text")
-    parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
+    chars, samples = number(int, 0, whole, 10**9), number(int, 1, whole, 10_000)
+    heat, most = number(float, 0, "a number", 1000), number(int, 1, whole, 2**31)
+    seed = number(int, 0, whole, 2**63 - 1)
+    add = parser.add_argument
+    add("--num-chars", type=chars, default=500, metavar="N", help="length (default 500)")
+    add("--num-samples", type=samples, default=1, metavar="N", help="how many (default 1)")
+    add("--temperature", type=heat, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
+    add("--top-k", type=most, metavar="K", help="draw from the K most likely characters (default: all)")
+    add("--seed", type=seed, metavar="N", help="the same seed writes the same text")
+    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
     return parser.parse_args(arguments)
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from conf.fields import one_line, shown
 from conf.overrides import (
     apply_literals,
+    check_flags,
     check_overrides,
     leaves,
     plugin_classes,
@@ -77,6 +78,7 @@ def run_typed(arguments: list[str]) -> int:
     flags = [argument for argument in arguments if argument.startswith("-")]
     rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
     try:
+        check_flags(flags)
         check_overrides(rest, literals, sweep=bool({"-m", "--multirun"} & set(flags)))
     except ValueError as error:
         return refuse(error)
@@ -99,7 +101,8 @@ def run_typed(arguments: list[str]) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:  # where Hydra leaves a file of its own for a sweep
             sys.argv[1:] = [*flags, *rest, f"hydra.sweep.dir='{folder}'"]
-            compose()
+            with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
+                compose()
         sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
         # Every combination is checked before the first one runs.
         typed = [
@@ -199,6 +202,8 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     if typed.resume is None and runs.restarted():  # SLURM types what was typed the first time
         typed.resume, typed.name = "auto", typed.name or runs.new_name()
     if typed.resume is None:
+        if typed.allow:
+            raise ConfigError(f"allow={shown(typed.allow)}: goes with resume=, has no meaning without")
         if typed.name is not None and runs.rank() == 0:
             runs.check_free(typed.name)
         return typed, None
@@ -248,6 +253,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         processes other than the first.
     """
     config, resumed = resolve(typed, keys)
+    if isinstance(config.trainer.devices, int):  # the rest is known once torch is asked
+        rows_per_device(config, config.trainer.devices * config.trainer.num_nodes)
     resume, allow, first_process = config.resume, config.allow, runs.rank() == 0
     name = resumed.resolve().name if resumed else config.name or runs.new_name()
     run = resumed or runs.RUNS / name

@@ -17,6 +17,8 @@ from conf.schema import REFUSED, Config, EarlyStopping, Ema, from_dict, to_dict
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
+FLAGS = ("-m", "--multirun", "--help", "--cfg", "--resolve")
+CFG = ("--cfg=job", "--cfg=all")
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume")
 
@@ -91,6 +93,18 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
     return rest, literals
 
 
+def check_flags(flags: list[str]) -> None:
+    """Refuse flags of Hydra's that would break what this program promises, and those that are none.
+
+    Raises:
+        ValueError: one line with the flag and those that are taken.
+    """
+    for flag in flags:
+        if flag.partition("=")[0] not in FLAGS or (flag.startswith("--cfg") and flag not in CFG):
+            taken = ", ".join([*FLAGS[:3], *CFG, *FLAGS[4:]])
+            raise ValueError(f"{flag}: is no flag, must be one of {taken}{nearest(flag, FLAGS)}")
+
+
 def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep: bool) -> None:
     """Refuse what is wrong with single overrides.
 
@@ -119,7 +133,7 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
         if group in ("callbacks", "logger") and name and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
-        if "=" not in argument and not argument.startswith("~"):
+        if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = nearest(argument, [*known, *choices])
             raise ValueError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:

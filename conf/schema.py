@@ -126,6 +126,8 @@ class Config:
             self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
         ):
             raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
+        if self.name is not None and len(self.name.encode()) > 200:
+            raise ValueError(f"name={self.name[:20]}…: must be at most 200 bytes long, has {len(self.name.encode())}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
         CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
     """
     meta = read(path)
-    state = {key.removeprefix(PREFIX): value for key, value in meta.pop("state_dict").items()}
+    state = {str(key).removeprefix(PREFIX): value for key, value in meta.pop("state_dict").items()}
     try:
         model = GPT(_fitting(meta["model_config"], state), len(state["embedding.weight"]))
         model.load_state_dict(state)

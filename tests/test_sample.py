@@ -94,7 +94,7 @@ def test_several_samples_differ_and_are_numbered(trained: Path, sample: Call) ->
         (["--num-chars", "1.5"], "a whole number"),
         (["--num-samples", "0"], "at least 1"),
         (["--device", "cuda:99"], "--device cuda:99"),
-        (["--device", "toaster"], "--device toaster"),
+        (["--device", "toaster"], "argument --device: toaster: must be cpu"),
         (["book.txt"], "is damaged or no checkpoint"),
     ],
 )

@@ -1,0 +1,151 @@
+"""A changed world is noticed before the first step: all that differs is listed with both values."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gpt.checkpoint import FORMAT, read
+from tests.conftest import Ended
+from tests.faults.test_checkpoints import contents_of
+
+Train = Callable[..., Ended]
+
+
+@pytest.fixture
+def stopped(train: Train) -> Train:
+    """A run of 10 steps that can go on, and a way to do so."""
+    assert train("name=a", "trainer.max_steps=10", "model.dropout=0.1").status == 0
+
+    def go_on(*arguments: str) -> Ended:
+        longer = [] if "minutes=1" in arguments else ["trainer.max_steps=20"]
+        return train("resume=runs/a", *longer, *arguments, defaults=False)
+
+    return go_on
+
+
+def refused(ended: Ended, *listed: str) -> None:
+    assert ended.status == 2 and ended.err.startswith("train.py: resume: cannot change ") and ended.err.count("\n") == 1
+    for each in listed:
+        assert re.search(each, ended.err), (each, ended.err)
+
+
+def change_text(prose: str) -> None:
+    Path("book.txt").write_text(prose[::-1], encoding="utf-8")
+
+
+TYPED = {
+    "seed=1": r"seed=1 \(the run has 0\)",
+    "data.batch=4": r"data.batch=4 \(the run has 8\)",
+    "data.micro_batch=2": r"data.micro_batch=2 \(the run has null\)",
+    "data.split=[0.8,0.1,0.1]": r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)",
+    "optim.lr=0.01": r"optim.lr=0.01 \(the run has 0.006\)",
+    "model.dropout=0.2": r"model.dropout=0.2 \(the run has 0.1\)",
+    "trainer.precision=64-true": r"trainer.precision=64-true \(the run has (bf16-mixed|32-true)\)",
+    "callbacks=ema": r"callbacks=.*EMA.* \(the run has {}\)",
+    "trainer.devices=2": r"world_size=2 \(the run has 1\)",
+}
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_is_typed_otherwise(typed: str, stopped: Train) -> None:
+    before = contents_of(Path("runs"))
+    ended = stopped(typed)
+    refused(ended, TYPED[typed], "allow=")
+    assert contents_of(Path("runs")) == before
+    # An average cannot be made up in the middle of a run, and two processes have their own tests.
+    if typed not in ("callbacks=ema", "trainer.devices=2"):
+        allowed = re.search(r"allow=\[\S+\]", ended.err)
+        assert allowed
+        ended = stopped(typed, allowed[0])
+        assert ended.status == 0 and "no longer bit for bit" in ended.out, ended
+
+
+@pytest.mark.parametrize("typed", ["model.dim=64", "model.layers=3", "model.context=16", "optim=adamw", "minutes=1"])
+def test_what_would_be_another_model(typed: str, stopped: Train) -> None:
+    before = contents_of(Path("runs"))
+    key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
+    for ended in (stopped(typed), stopped(typed, f"allow=[{key}]")):
+        refused(ended, rf"{key}=[\w.]+ \(the run has \w+\)", f"no allow= helps with .*{key}")
+    assert contents_of(Path("runs")) == before
+
+
+def test_another_text(stopped: Train, prose: str) -> None:
+    change_text(prose)
+    before = contents_of(Path("runs"))
+    refused(stopped(), r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)", r"allow=\[text\]")
+    assert contents_of(Path("runs")) == before
+    assert stopped("allow=[text]").status == 0
+
+
+def test_a_text_that_has_only_moved(stopped: Train) -> None:
+    Path("book.txt").rename("moved.txt")
+    ended = stopped("data.path=moved.txt")
+    assert ended.status == 0 and "bit for bit" not in ended.out
+
+
+def test_another_vocabulary(stopped: Train, prose: str) -> None:
+    Path("book.txt").write_text(prose + "ß", encoding="utf-8")
+    for ended in (stopped(), stopped("allow=[text,vocabulary]")):
+        refused(
+            ended, r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)", "no allow= helps with vocabulary"
+        )
+
+
+def test_another_machine(stopped: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another build of torch, another processor, other threads: as this process sees them."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0+other")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        ended = stopped()
+        refused(
+            ended,
+            r"torch=2.99.0\+other \(the run has 2\.\d+\.\d+",
+            r"device=cpu with NEON.* \(the run has cpu with ",
+            rf"threads={threads + 1} \(the run has {threads}\)",
+            r"allow=\[torch,device,threads\]",
+        )
+        refused(stopped("allow=[torch,threads]"), "device=", r"allow=\[torch,device,threads\]")
+        ended = stopped("allow=[torch,device,threads]")
+        assert ended.status == 0 and "goes on with torch=2.99.0+other (the run has" in ended.out
+    finally:
+        torch.set_num_threads(threads)
+    # From here on the run is that machine's.
+    assert read("runs/a/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
+
+
+def test_a_configuration_that_was_edited(stopped: Train) -> None:
+    """config.yaml is for reading: the checkpoint knows how it came about."""
+    path = Path("runs/a/config.yaml")
+    config = yaml.safe_load(path.read_text())
+    config["seed"], config["data"]["batch"], config["trainer"]["log_every_n_steps"] = 7, 16, 1
+    path.write_text(yaml.safe_dump(config))
+    refused(stopped(), r"seed=7 \(the run has 0\), data.batch=16 \(the run has 8\)")
+    path.write_text(yaml.safe_dump({**config, "seed": 0, "data": {**config["data"], "batch": 8}}))
+    assert stopped().status == 0
+
+
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+def test_another_format(version: int, stopped: Train) -> None:
+    for path in Path("runs/a/checkpoints").iterdir():
+        contents = torch.load(path)
+        path.unlink()
+        torch.save({**contents, "format": version}, path)
+    ended = stopped()
+    assert ended.status == 2 and ended.err.count("\n") == 1
+    assert f"has format {version}, this version reads format {FORMAT}" in ended.err
+
+
+def test_a_field_that_is_none(stopped: Train) -> None:
+    ended = stopped("allow=[sed]")
+    assert ended.status == 2 and "allow=[sed]: no such field; nearest: seed" in ended.err
+
+
+def test_what_is_free_to_change(stopped: Train) -> None:
+    ended = stopped("trainer.val_check_interval=5", "trainer.log_every_n_steps=1", "logger=csv", "data.cache_dir=other")
+    assert ended.status == 0 and "bit for bit" not in ended.out
