@@ -124,6 +124,7 @@ def run_bare(text: str) -> dict[str, float]:
         characters=torch.from_numpy(data.tokenizer.characters_per_token),
         bytes=torch.from_numpy(data.tokenizer.bytes_per_token),
         data={},
+        conditions={},
         max_steps=STEPS,
         compile=True,
     )
