@@ -76,6 +76,19 @@ def test_the_example_of_the_api_page_runs(train: Callable[..., Ended], workplace
     assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", ended.stdout)
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    """docs/reliability.md: a sentence without a test is no promise."""
+    text = (ROOT / "docs/reliability.md").read_text("utf-8")
+    promises = re.findall(r"^- (.*(?:\n(?!\n|- |#).*)*)", text, re.MULTILINE)
+    assert len(promises) > 25
+    for promise in promises:
+        named = re.findall(r"`(\S+\.py)::(test_\w+)`", promise)
+        assert named, promise
+        for file, test in named:
+            path = ROOT / (file if "/" in file else f"tests/faults/{file}")
+            assert f"\ndef {test}(" in path.read_text("utf-8"), f"{file}::{test}"
+
+
 def test_pinned_versions_exist_on_a_public_index() -> None:
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert "torch==2.13.0" in pins

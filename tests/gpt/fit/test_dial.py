@@ -132,7 +132,8 @@ class Slow(LitGPT):
 
     def __init__(self, characters: int) -> None:
         one = torch.ones(characters, dtype=torch.int64)
-        super().__init__(SMALL, OptimConfig(), vocabulary={}, characters=one, bytes=one, data={}, conditions={}, max_steps=1)
+        empty: dict = {"vocabulary": {}, "data": {}, "conditions": {}}
+        super().__init__(SMALL, OptimConfig(), **empty, characters=one, bytes=one, max_steps=1)
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
         self.steps = 0
 
