@@ -208,11 +208,12 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
             runs.check_free(typed.name)
         return typed, None
     run, passed = runs.to_resume(typed.resume, typed.name)
+    directory = run or runs.RUNS / str(typed.name)
     if runs.rank() == 0:
         for line in passed:
             print(f"resume: passes over {line}")
-        if run is not None:
-            runs.hold(run)
+        if directory.is_dir():
+            runs.hold(directory)
     if run is None:
         return typed, None
     try:
@@ -420,7 +421,7 @@ def fit(
     import torch
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
+    from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
     from gpt.fit.callbacks import Samples, Watch
@@ -494,25 +495,7 @@ def fit(
             write_summary(run, {"status": "running"})
             for logger in trainer.loggers:
                 logger.log_hyperparams(dict(leaves(to_dict(config))))
-            shape = config.model
-            say(f"text       {text.name}: {describe(text)}")
-            say(
-                f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
-                f"{module.net.num_parameters():,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
-            )
-            say(
-                f"machine    {choices.device}, {config.trainer.precision} ({choices.why_precision}), "
-                f"{'compiled' if choices.compiled else 'not compiled'} ({choices.why_compiled})"
-            )
-            part = min(VALIDATION_CHARACTERS, len(text.validation))
-            whole = part == len(text.validation)
-            which = "the whole split" if whole else f"{part:,} evenly spaced characters of the split"
-            say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
-            if settled:
-                say(settled)
-            say(
-                f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}"
-            )
+            introduce(say, run, config, text, choices, module.net.num_parameters(), settled)
 
         summary: dict[str, Any] = {"status": "failed"}
         try:
@@ -523,7 +506,8 @@ def fit(
             summary["status"] = "interrupted"
             raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            if point is None or watch.first is not None or isinstance(error, ConfigError):
+            elsewhere = isinstance(error, ConfigError) or is_lost_process(error)
+            if point is None or watch.first is not None or elsewhere:
                 raise
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
@@ -550,6 +534,30 @@ def fit(
         raise RunFailed(f"another process of this run has died or is silent; {way_on(run)}") from error
     finally:
         stops.give_back()
+
+
+def introduce(
+    say: "Speaker", run: Path, config: Config, text: "Text", choices: Choices, parameters: int, settled: str
+) -> None:
+    """Say what will be trained, on what, and how it will be measured."""
+    from data.datamodule import VALIDATION_CHARACTERS
+
+    shape = config.model
+    say(f"text       {text.name}: {describe(text)}")
+    say(
+        f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
+        f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
+    )
+    say(
+        f"machine    {choices.device}, {config.trainer.precision} ({choices.why_precision}), "
+        f"{'compiled' if choices.compiled else 'not compiled'} ({choices.why_compiled})"
+    )
+    part = min(VALIDATION_CHARACTERS, len(text.validation))
+    which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
+    say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+    if settled:
+        say(settled)
+    say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
 
 class RunFailed(Exception):

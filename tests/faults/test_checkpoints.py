@@ -17,7 +17,7 @@ import torch
 from gpt.checkpoint import CheckpointError, find_newest, read
 from tests.conftest import Ended
 from tests.faults import faults
-from tests.faults.processes import Process, run
+from tests.faults.processes import Process, events, run
 from tests.faults.test_resume import MUON, assert_as_if_never_touched, assert_same, whole  # noqa: F401
 
 LAST = Path("runs/cut/checkpoints/step-00000020.ckpt")
@@ -259,6 +259,20 @@ def test_the_second_in_one_run_directory_is_refused(whole: Any, workplace: Path)
     assert first.wait().status == -signal.SIGKILL
     assert run("name=cut", "resume=auto", *MUON).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_the_second_is_refused_before_the_first_checkpoint_too(workplace: Path) -> None:
+    """And has touched nothing by then: what the first has logged is still there."""
+    first = Process("name=cut", fault=(faults.wait_for_file, 8, "go"))
+    until = time.monotonic() + 30
+    while not Path("waiting").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    before = contents_of(Path("runs"))
+    one_line(run("name=cut", "resume=auto"), 2, "runs/cut: another process is training there")
+    assert contents_of(Path("runs")) == before
+    Path("go").touch()
+    assert first.wait().status == 0
+    assert [step for step, _ in events(Path("runs/cut"))["train/loss"]] == [5, 10, 15, 20, 25, 30]
 
 
 def test_jobs_started_in_the_same_second_get_directories_of_their_own(workplace: Path) -> None:
