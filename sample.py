@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from conf.fields import nearest
+from conf.fields import nearest, one_line
 from gpt import runs
 
 
@@ -39,6 +39,10 @@ def cli(arguments: list[str] | None = None) -> int:
         return refuse(ValueError(f"out of memory: {given} are too many at once; lower one of them"))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"sample.py: {one_line(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -48,7 +52,7 @@ class DeviceError(ValueError):
 
 def refuse(error: Exception) -> int:
     """Answer wrong input in one line."""
-    print(f"sample.py: {error}", file=sys.stderr)
+    print(f"sample.py: {one_line(error)}", file=sys.stderr)
     return 2
 
 

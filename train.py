@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from conf.overrides import (
     plugin_classes,
     presets,
     split_literals,
+    targets,
     typed_keys,
     usage,
 )
@@ -55,11 +57,20 @@ PROMPT_LENGTH = 200  # tokens at most
 
 def cli() -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, start_again)
     try:
         return run_typed(sys.argv[1:])
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+
+
+def start_again(number: int, _: Any) -> None:
+    """SLURM's time is up before there is anything to save: have the job start again."""
+    if runs.rank() == 0:
+        print(runs.requeue(), flush=True)
+    os._exit(128 + number)
 
 
 def run_typed(arguments: list[str]) -> int:
@@ -76,10 +87,11 @@ def run_typed(arguments: list[str]) -> int:
     # Hydra then raises what went wrong instead of printing it.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     flags = [argument for argument in arguments if argument.startswith("-")]
+    sweep = bool({"-m", "--multirun"} & set(flags))
     rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
     try:
         check_flags(flags)
-        check_overrides(rest, literals, sweep=bool({"-m", "--multirun"} & set(flags)))
+        check_overrides(rest, literals, sweep=sweep)
     except ValueError as error:
         return refuse(error)
 
@@ -99,8 +111,9 @@ def run_typed(arguments: list[str]) -> int:
         trials.append((composed, list(HydraConfig.get().overrides.task)))
 
     try:
-        with tempfile.TemporaryDirectory() as folder:  # where Hydra leaves a file of its own for a sweep
-            sys.argv[1:] = [*flags, *rest, f"hydra.sweep.dir='{folder}'"]
+        # Hydra leaves a file of its own for a sweep.
+        with tempfile.TemporaryDirectory() if sweep else nullcontext() as folder:
+            sys.argv[1:] = [*flags, *rest, *([f"hydra.sweep.dir='{folder}'"] if sweep else [])]
             with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
                 compose()
         sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
@@ -109,8 +122,9 @@ def run_typed(arguments: list[str]) -> int:
             (apply_literals(OmegaConf.to_object(composed), literals), typed_keys(overrides, literals))  # type: ignore[arg-type]
             for composed, overrides in trials
         ]
-        if len(typed) > 1 and literals.get("name") is not None:
-            raise ConfigError(f"name={literals['name']}: several runs cannot share a name; leave it out with -m")
+        for key in ("name", "resume"):
+            if len(typed) > 1 and literals.get(key) is not None:
+                raise ConfigError(f"{key}={literals[key]}: several runs cannot share it; leave it out with -m")
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         return refuse(error)
     status = 0
@@ -153,7 +167,7 @@ class ConfigError(ValueError):
 
 def refuse(error: Exception) -> int:
     """Answer wrong input in one line."""
-    print(f"train.py: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"train.py: {one_line(error)}", file=sys.stderr)
     return 2
 
 
@@ -200,41 +214,63 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         The configuration to run and the run directory to go on in, None for a fresh run.
     """
     if typed.resume is None and runs.restarted():  # SLURM types what was typed the first time
-        typed.resume, typed.name = "auto", typed.name or runs.new_name()
+        typed.resume, typed.name = "auto", typed.name or runs.new_name(to_yaml(typed))
     if typed.resume is None:
         if typed.allow:
             raise ConfigError(f"allow={shown(typed.allow)}: goes with resume=, has no meaning without")
         if typed.name is not None and runs.rank() == 0:
             runs.check_free(typed.name)
         return typed, None
-    run, passed = runs.to_resume(typed.resume, typed.name)
+    newest = typed.resume == "auto" and typed.name is None
+    run = newest_to_go_on() if newest else runs.to_resume(typed.resume, typed.name)
     directory = run or runs.RUNS / str(typed.name)
-    if runs.rank() == 0:
-        for line in passed:
-            print(f"resume: passes over {line}")
-        if directory.is_dir():
-            runs.hold(directory)
+    if directory.is_dir() and runs.rank() == 0:
+        runs.hold(directory)
     if run is None:
         return typed, None
     try:
         old = from_yaml((run / "config.yaml").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run}: cannot go on: {one_line(error)}") from None
-    check_classes(run, old, typed, keys)
+    check_classes(run, old, keys)
     return merge_resumed(old, typed, keys), run
 
 
-def check_classes(run: Path, old: Config, typed: Config, keys: list[str]) -> None:
+def newest_to_go_on() -> Path:
+    """Find the newest unfinished run that can go on, and say which newer ones cannot.
+
+    Raises:
+        RunError: there is none.
+    """
+    from gpt.checkpoint import find_newest
+
+    passed = []
+    for run in runs.unfinished():
+        path, _, skipped = find_newest(run / "checkpoints")
+        if runs.in_use(run):
+            passed.append(f"{run}: another process is training there")
+        elif not (run / "config.yaml").is_file():
+            passed.append(f"{run}: has no config.yaml")
+        elif path is None:
+            passed.append(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
+        else:
+            if runs.rank() == 0:
+                for line in passed:
+                    print(f"resume: passes over {line}")
+            return run
+    raise runs.RunError(f"resume=auto: no unfinished run in {runs.RUNS}/{'; '.join(['', *passed])}")
+
+
+def check_classes(run: Path, old: Config, keys: list[str]) -> None:
     """Refuse classes that a run's config.yaml names and neither this project nor the person who resumes it does.
 
     Raises:
         ConfigError: there is one.
     """
-    typed_too = [*typed.callbacks.values(), *typed.logger.values()]
-    known = plugin_classes() | {entry.get("_target_") for entry in typed_too if isinstance(entry, dict)}
+    known = plugin_classes()
     for group in ("callbacks", "logger"):
-        for name, entry in getattr(old, group).items():
-            if group not in keys and (not isinstance(entry, dict) or entry.get("_target_") not in known):
+        for name, entry in ({} if group in keys else getattr(old, group)).items():
+            if not set(targets(entry)) <= known or not isinstance(entry, dict):
                 raise ConfigError(
                     f"{run / 'config.yaml'}: {group}.{name} is a class that this project does not know; "
                     f"who trusts it types the {group} again"
@@ -257,20 +293,25 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     if isinstance(config.trainer.devices, int):  # the rest is known once torch is asked
         rows_per_device(config, config.trainer.devices * config.trainer.num_nodes)
     resume, allow, first_process = config.resume, config.allow, runs.rank() == 0
-    name = resumed.resolve().name if resumed else config.name or runs.new_name()
+    name = resumed.resolve().name if resumed else config.name or runs.new_name(to_yaml(config))
     run = resumed or runs.RUNS / name
     if resume == "auto" and first_process:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
 
     from data.arrays import open_text
-    from data.corpus import cache_dir
+    from data.corpus import DataError, cache_dir
 
     # What is compiled once serves later runs; torch reads this later.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
     # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    text = open_text(config.data, config.model.context)
+    try:
+        text = open_text(config.data, config.model.context)
+    except DataError as error:
+        if resumed is None or "data.path" in keys:
+            raise
+        raise DataError(f"{error} (as {run / 'config.yaml'} has it; data.path= says where the text is now)") from None
     choices = choose(config, text)
     config.name, config.resume, config.allow = name, None, []
     point = find_point(run, str(resume)) if resumed else None
@@ -282,8 +323,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         if differing:
             print(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
         clean_up(run, point)
-    if point and point.step >= config.trainer.max_steps:
-        print(f"{run} is finished: step {point.step} of {config.trainer.max_steps}; trainer.max_steps=N goes on")
+    if point and (point.step >= config.trainer.max_steps or point.ended_by(config.callbacks)):
+        way = "trainer.max_steps=N" if point.step >= config.trainer.max_steps else "callbacks=[] allow=[callbacks]"
+        print(f"{run} is finished: step {point.step} of {config.trainer.max_steps}; {way} goes on")
         done = runs.summary_of(run)
         if done.get("val_loss") is None and first_process:  # stopped while the trained model was evaluated
             from gpt.fit.report import Speaker
@@ -355,6 +397,11 @@ class Point:
         """Steps taken."""
         return self.contents["global_step"]
 
+    def ended_by(self, callbacks: dict[str, Any]) -> bool:
+        """Whether one of these, such as early stopping, had ended the run there."""
+        over = self.contents["callbacks"]["Checkpoints"].get("over") is True
+        return over and self.contents["conditions"]["callbacks"] == callbacks
+
 
 def clean_up(run: Path, point: Point | None) -> None:
     """Finish or remove what a process was killed in the middle of."""
@@ -378,7 +425,9 @@ def find_point(run: Path, resume: str) -> Point:
     """
     from gpt.checkpoint import CheckpointError, find_newest, read
 
-    typed = read(resume) if resume.endswith(".ckpt") else None
+    if (run / "checkpoints").is_symlink():  # files of steps are removed there as new ones come
+        raise CheckpointError(f"{run / 'checkpoints'}: is a link to somewhere else")
+    typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
     path, contents, skipped = find_newest(run / "checkpoints")
     if path is None:
         raise CheckpointError(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
@@ -439,6 +488,8 @@ def fit(
 
     if runs.started_by_another_rank():
         end_with_parent()
+    else:
+        runs.adopt()
     quieten_lightning()
     first_process = runs.rank() == 0
     tokenizer = text.tokenizer
@@ -467,16 +518,22 @@ def fit(
         if config.minutes is not None and not point:
             with naming_what_takes_memory(config, tokenizer.size, devices=1):
                 settled = turn_dial(config, keys, text, choices, make_module, started)
-        module = make_module()
+        with naming_what_takes_memory(config, tokenizer.size, choices.devices):
+            module = make_module()
         say = Speaker(run / "train.log" if first_process else None)
         watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
         callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+        loggers = config.logger
+        if not fresh:
+            if first_process:
+                cut_logs(point, run)
+            loggers = purging(loggers, point.step if point else 0)
         arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices, config.trainer.timeout)}
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
                 callbacks=[*callbacks, watch, stops],
-                logger=make(config.logger if fresh else after(point, run, config.logger), save_dir=str(run)),
+                logger=make(loggers, save_dir=str(run)),
                 plugins=[AtomicCheckpointIO(point.contents if point else None)],
                 max_epochs=-1,
                 check_val_every_n_epoch=None,
@@ -519,6 +576,8 @@ def fit(
             with suppress(OSError) if summary["status"] == "failed" else nullcontext():
                 if first_process:
                     write_summary(run, summary)
+        if stops.received:  # in the last validation, which has saved
+            raise Stopped(stops.received, trainer.global_step)
         return finish(run, config, text, say, summary) if first_process else None
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")
@@ -702,17 +761,22 @@ def quieten_lightning() -> None:
     )
 
 
-def after(point: Point | None, run: Path, loggers: dict[str, Any]) -> dict[str, Any]:
+def cut_logs(point: Point | None, run: Path) -> None:
     """Have TensorBoard's files go on where a run does: what a killed process logged beyond that is cut off."""
     from gpt.fit.durability import cut_events
 
-    step, files = point.step if point else 0, list(run.glob("events.out.tfevents.*"))
-    if runs.rank() == 0:
-        for file in files:
-            cut_events(file, step)
-    newest = max((int(file.name.split(".")[3]) for file in files), default=0)
+    pattern = re.compile(r"events\.out\.tfevents\.(\d{1,12})\..+")
+    named = [(pattern.fullmatch(file.name), file) for file in run.glob("events.out.tfevents.*")]
+    newest = 0
+    for match, file in named:
+        if match and not file.is_symlink():
+            cut_events(file, point.step if point else 0)
+            newest = max(newest, int(match[1]))
     time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
-    # A TensorBoard that is open all the while has read what was cut off, and is told to forget it.
+
+
+def purging(loggers: dict[str, Any], step: int) -> dict[str, Any]:
+    """Have a TensorBoard that is open all the while forget what it has read beyond `step`."""
     return {
         name: entry | ({"purge_step": step + 1} if entry["_target_"].endswith(".TensorBoardLogger") else {})
         for name, entry in loggers.items()

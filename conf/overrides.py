@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import itertools
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from conf.schema import REFUSED, Config, EarlyStopping, Ema, from_dict, to_dict
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
-FLAGS = ("-m", "--multirun", "--help", "--cfg", "--resolve")
-CFG = ("--cfg=job", "--cfg=all")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
+MOST_TRIALS = 10_000  # values of one key in a sweep
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume")
 
@@ -71,6 +72,16 @@ def plugin_classes() -> set[str]:
     return {entry["_target_"] for entry in entries}
 
 
+def targets(entry: Any) -> Iterator[Any]:
+    """Every `_target_` in nested dicts and lists: Hydra makes inner ones, too."""
+    if isinstance(entry, dict):
+        yield from (value for key, value in entry.items() if key == "_target_")
+        entry = list(entry.values())
+    if isinstance(entry, list):
+        for part in entry:
+            yield from targets(part)
+
+
 def presets() -> list[ModelConfig]:
     """The presets of `model=`, from small to large."""
     found = [ModelConfig(**yaml.safe_load(file.read_text("utf-8"))) for file in (CONF / "model").glob("*.yaml")]
@@ -100,9 +111,8 @@ def check_flags(flags: list[str]) -> None:
         ValueError: one line with the flag and those that are taken.
     """
     for flag in flags:
-        if flag.partition("=")[0] not in FLAGS or (flag.startswith("--cfg") and flag not in CFG):
-            taken = ", ".join([*FLAGS[:3], *CFG, *FLAGS[4:]])
-            raise ValueError(f"{flag}: is no flag, must be one of {taken}{nearest(flag, FLAGS)}")
+        if flag not in FLAGS:
+            raise ValueError(f"{flag}: is no flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
 
 
 def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep: bool) -> None:
@@ -155,8 +165,8 @@ def _check_override(
     sweep: bool,
 ) -> None:
     key = override.key_or_group
-    if key.startswith("hydra."):
-        return
+    if key.startswith("hydra"):
+        raise ValueError(f"{key}: is not taken: runs are kept in runs/<name>, and nothing of Hydra's own is written")
     names = [*known, *choices]
     if override.type == OverrideType.DEL:
         raise ValueError(f"{argument}: keys cannot be taken away; give {key} a value")
@@ -166,7 +176,12 @@ def _check_override(
     elif plain in PLUGINS:
         known, given = known | PLUGINS, _values(override)
     elif plain.partition(".")[0] in ("callbacks", "logger"):
-        return  # arguments of Lightning's own classes
+        group, _, name = plain.partition(".")
+        name = name.partition(".")[0]
+        if name in choices[group] and name != "wandb":
+            takes = [each.rpartition(".")[2] for each in PLUGINS if each.startswith(f"{group}.{name}.")]
+            raise ValueError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
+        return  # an argument of someone else's class
     elif key.removeprefix("trainer.") in REFUSED and key.startswith("trainer."):
         raise ValueError(f"{key}: is not taken: {REFUSED[key.removeprefix('trainer.')]}")
     elif key not in known:
@@ -192,7 +207,11 @@ def _check_override(
 
 def _values(override: Override) -> list[Any]:
     if override.is_sweep_override():
-        return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
+        values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
+        given = list(itertools.islice(values, MOST_TRIALS + 1))
+        if len(given) > MOST_TRIALS:
+            raise ValueError(f"{override.input_line}: more than {MOST_TRIALS:,} values")
+        return given
     return [override.value()]
 
 

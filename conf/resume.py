@@ -28,6 +28,8 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
         keys: which keys of `typed` were typed.
     """
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
+    # Compiled code is kept there and run: a place for whoever resumes to name, not for a run from somewhere else.
+    set_leaf(values, "data.cache_dir", typed.data.cache_dir)
     for key in keys:
         # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
         if key != "name" and new[key] != "auto" and not (key == "trainer.max_steps" and "minutes" in keys):
@@ -38,6 +40,11 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
 def settings(config: Config) -> dict[str, Any]:
     """Every setting that the bits of a run depend on, by its key."""
     return {key: value for key, value in leaves(to_dict(config)) if key not in FREE}
+
+
+def is_fixed(name: str) -> bool:
+    """Whether no `allow` can change it."""
+    return name.startswith(FIXED) and name not in LOOSE
 
 
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:
@@ -58,10 +65,12 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
         if name not in now:
             raise ValueError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if name not in before or before[name] != now[name]]
-    fixed = [name for name in differing if name.startswith(FIXED) and name not in LOOSE]
+    fixed = [name for name in differing if is_fixed(name)]
     listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before.get(name))})" for name in differing)
     if fixed:
         raise ValueError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
+    for name in filter(is_fixed, allow):
+        raise ValueError(f"allow=[{name}]: cannot be allowed: the weights would not fit or mean something else")
     if set(differing) - set(allow):
         raise ValueError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] goes on all the same")
     return listed

@@ -1,6 +1,7 @@
 """Everything `train.py` can be told, as one typed whole. Imports nothing heavy."""
 
 import dataclasses
+import os
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,15 +51,15 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 class TrainerConfig:
     """Where and how long a run trains: arguments of `L.Trainer`, and `timeout`."""
 
-    max_steps: int = option(1200, "optimizer steps", least=1)
+    max_steps: int = option(1200, "optimizer steps", least=1, most=10**9)
     accelerator: str = option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option("auto", "how many devices, or a list of their numbers")
     strategy: str = option("auto", "how several devices work together; auto is ddp", choices=("auto", "ddp"))
     num_nodes: int = option(1, "machines", least=1)
     timeout: float = option(600.0, "seconds after which devices give up one that is silent", above=0, most=10**6)
     precision: str = option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)
-    val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1)
-    log_every_n_steps: int = option(10, "steps between logged values", least=1)
+    val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
+    log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
         False, "refuse operations that differ from run to run; warn only names them", choices=("true", "false", "warn")
     )
@@ -82,10 +83,11 @@ class TrainerConfig:
 
 @dataclass
 class EarlyStopping:
-    """What can be typed about `callbacks=early_stopping`; any further argument of Lightning's class with a +."""
+    """What can be typed about `callbacks=early_stopping`; one's own is `+callbacks.NAME._target_=CLASS`."""
 
     monitor: str = option("val/loss", "the value watched", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: int = option(5, "validations without a better value", least=0)
+    min_delta: float = option(0.0, "by how much a value must be better", least=0)
 
 
 @dataclass
@@ -126,8 +128,8 @@ class Config:
             self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
         ):
             raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
-        if self.name is not None and len(self.name.encode()) > 200:
-            raise ValueError(f"name={self.name[:20]}…: must be at most 200 bytes long, has {len(self.name.encode())}")
+        if self.name is not None and (len(os.fsencode(self.name)) > 200 or not self.name.isprintable()):
+            raise ValueError(f"name={self.name[:40]}: must be printable and at most 200 bytes long")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

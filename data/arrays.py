@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -242,10 +243,12 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], folder: Path) -> N
             tokenizer = _tokenizer(corpus, characters, joined=sum(size > 0 for size in sizes) > 1)
             lengths = dict.fromkeys(SPLITS, 0)
             counts = dict.fromkeys(SPLITS, 0)
+            checksums = dict.fromkeys(SPLITS, 0)
             with ExitStack() as stack:
                 files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
                 for split, piece in _pieces(corpus, _cuts(corpus, sizes, shares), tokenizer, progress):
                     files[split].write(piece.data)
+                    checksums[split] = zlib.crc32(piece.data, checksums[split])
                     lengths[split] += len(piece)
                     counts[split] += len(piece)
                     if isinstance(tokenizer, ByteTokenizer):  # a byte 10xxxxxx continues a character
@@ -255,7 +258,8 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], folder: Path) -> N
         if corpus.digest() != digest:
             raise changed
         with open(unfinished / "meta.json", "w", encoding="ascii") as meta:
-            json.dump({"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}, meta)
+            kept = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
+            json.dump(kept | {"checksums": checksums}, meta)
             _to_disk(meta)
         _publish(unfinished, folder)
     except UnknownCharacter:  # the first pass has seen every character there was
@@ -295,6 +299,8 @@ def _load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
         arrays = {split: _map(folder / f"{split}.bin", tokenizer.dtype, meta["lengths"][split]) for split in SPLITS}
+        if any(zlib.crc32(arrays[split].data) != meta["checksums"][split] for split in SPLITS):
+            return None
         return arrays, tokenizer, {split: int(meta["characters"][split]) for split in SPLITS}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -123,8 +123,8 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(contents, dict):
         raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
     wrong = [key for key, kind in REQUIRED.items() if not isinstance(contents.get(key), kind)]
-    if wrong:
-        raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
+    if wrong or contents["global_step"] < 0:
+        raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong) or 'a step'})")
     if contents["format"] != FORMAT:
         raise CheckpointError(
             f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
@@ -201,7 +201,7 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
     Returns:
         Its path, None when there is none; its contents; a line for each newer one that was passed over.
     """
-    files = sorted(directory.glob("step-*.ckpt"), reverse=True)
+    files = sorted(filter(Path.exists, directory.glob("step-*.ckpt")), reverse=True)
     for name in ("last", "best"):  # further names of such files, or copies where the file system has no links
         named = directory / f"{name}.ckpt"
         if named.exists() and not any(named.samefile(file) for file in files):
@@ -296,6 +296,8 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     meta = read(path)
     state = {str(key).removeprefix(PREFIX): value for key, value in meta.pop("state_dict").items()}
     try:
+        if not is_finite(state):
+            raise ValueError("weights that are no numbers")
         model = GPT(_fitting(meta["model_config"], state), len(state["embedding.weight"]))
         model.load_state_dict(state)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

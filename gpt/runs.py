@@ -3,11 +3,13 @@
 Imports nothing heavy: a wrong name is answered before torch is loaded.
 """
 
+import hashlib
 import json
 import os
 import secrets
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +23,50 @@ class RunError(ValueError):
 
 
 def rank() -> int:
-    """This process' number among all that fit together, known before any of them has talked to another."""
+    """This process' number among all that fit together, known before any of them has talked to another.
+
+    Raises:
+        RunError: a variable that should hold it holds something else.
+    """
     for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
         if variable in os.environ:
-            return int(os.environ[variable])
+            return _number(variable)
     return 0
+
+
+def _number(variable: str) -> int:
+    value = os.environ.get(variable, "1")
+    if not value.isdecimal():
+        raise RunError(f"{variable}={value}: this environment variable must be a whole number")
+    return int(value)
+
+
+def adopt() -> None:
+    """Have the processes that Lightning starts from here know that it was this one that started them."""
+    os.environ["CHARGPT_PARENT"] = str(os.getpid())
 
 
 def started_by_another_rank() -> bool:
     """Whether rank 0 has started this process itself, and not torchrun or SLURM, which look after theirs."""
-    return os.environ.get("LOCAL_RANK", "0") != "0" and not {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & set(os.environ)
+    return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
 
 
-def new_name() -> str:
-    """Make up a name from the time and a short unique id; every process of a job gets the same one."""
+def new_name(settings: str) -> str:
+    """Make up a name from the time and a short unique id; every process of a job gets the same one.
+
+    Args:
+        settings: what the run is to be. A job may make several; started again, it finds each of them by this.
+    """
     job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     job = os.environ.get("SLURM_JOB_ID", "none") if job == "none" else job
     if "CHARGPT_RUN" not in os.environ:
-        if job == "none" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if job == "none" and _number("WORLD_SIZE") > 1:
             raise RunError("name=null: several processes need one directory; give name=…")
-        unique = secrets.token_hex(3) if job == "none" else job
-        clock = time.strftime("%Y-%m-%d_%H-%M-%S_") if job == "none" else ""
-        os.environ["CHARGPT_RUN"] = f"{clock}{unique}"  # inherited by the processes that Lightning starts
+        if job == "none":
+            name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+        else:
+            name = f"{job}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
+        os.environ["CHARGPT_RUN"] = name  # inherited by the processes that Lightning starts
     return os.environ["CHARGPT_RUN"]
 
 
@@ -59,8 +83,9 @@ def checkpoint_of(run: Path, name: str = "last") -> Path:
 def summary_of(run: Path) -> dict[str, Any]:
     """The run's summary.json; empty when there is none yet or it cannot be read."""
     try:
-        return json.loads((run / "summary.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        summary = json.loads((run / "summary.json").read_text("utf-8"))
+        return summary if isinstance(summary, dict) else {}
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -96,7 +121,9 @@ def hold(run: Path) -> None:
 
 
 def let_go() -> None:
-    """Let the next process in."""
+    """Let the next process in; what this one starts from now on has no part in the run."""
+    if os.environ.get("CHARGPT_PARENT") == str(os.getpid()):
+        del os.environ["CHARGPT_PARENT"]
     while _held:
         _held.popitem()[1].release()
 
@@ -116,56 +143,67 @@ def all_runs() -> list[Path]:
     """Every run with a checkpoint, the most recently written one first."""
 
     def written(run: Path) -> int:
-        return max((file.stat().st_mtime_ns for file in (run / "checkpoints").glob("*.ckpt")), default=0)
+        times = [0]
+        for file in (run / "checkpoints").glob("*.ckpt"):
+            with suppress(OSError):  # a run that is going on has just removed it
+                times.append(file.stat().st_mtime_ns)
+        return max(times)
 
     return sorted(filter(written, RUNS.glob("*")), key=written, reverse=True)
 
 
-def to_resume(resume: str, name: str | None) -> tuple[Path | None, list[str]]:
+def unfinished() -> list[Path]:
+    """Every run with a checkpoint that has not come to its end, the most recently written one first."""
+    return [run for run in all_runs() if summary_of(run).get("status") != "finished"]
+
+
+def in_use(run: Path) -> bool:
+    """Whether another process is training there."""
+    lock = _lock(run)
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
+def to_resume(resume: str, name: str | None) -> Path | None:
     """Find the run that `resume` means.
 
     Args:
-        resume: `auto`, a run directory or a checkpoint file.
+        resume: `auto` with a name, a run directory or a checkpoint file.
         name: the name given beside it.
 
     Returns:
-        The run's directory, or None for a fresh start, which only `resume=auto` with a name allows; and a line for
-        each newer run that was passed over.
+        The run's directory, or None for a fresh start, which only `resume=auto` with a name allows.
 
     Raises:
         RunError: there is no such run, or it has nothing to go on from.
     """
-    if resume == "auto" and name is not None:
-        return (RUNS / name if RUNS / name in all_runs() else None), []
+    if resume == "auto":
+        run = RUNS / str(name)
+        return run if run in all_runs() else None
     if name is not None:
         raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
-    if resume == "auto":
-        passed: list[str] = []
-        for run in all_runs():
-            if summary_of(run).get("status") == "finished":
-                continue
-            lock = _lock(run)
-            if lock is not None:
-                lock.release()
-                return run, passed
-            passed.append(f"{run}: another process is training there")
-        raise RunError(f"resume=auto: no unfinished run in {RUNS}/{'; '.join(['', *passed])}")
     path = Path(resume)
-    whole = path if path.name and path.parent.name else path.resolve()
-    run = whole.parent.parent if path.suffix == ".ckpt" else whole
-    if not path.exists():
+    try:
+        found = path.exists()
+        whole = path if path.name and path.parent.name else path.resolve()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
+        raise RunError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
+    run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
+    if not found:
         raise RunError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
     if not (run / "config.yaml").exists():
         raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
     if not list((run / "checkpoints").glob("*.ckpt")):
         fresh = f"; name={run.name} resume=auto starts it afresh" if run.parent.resolve() == RUNS.resolve() else ""
         raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
-    return run, []
+    return run
 
 
 def restarted() -> bool:
-    """Whether SLURM has started this job before and requeued it."""
-    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    """Whether SLURM has requeued this job, or torchrun has started its processes again."""
+    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return any(count not in ("", "0") for count in counts)
 
 
 def requeue() -> str:
@@ -183,7 +221,7 @@ def requeue() -> str:
 
 def check_free(name: str) -> None:
     """Raise `RunError` when a run of that name exists."""
-    if (RUNS / name).exists():
+    if os.path.lexists(RUNS / name):
         raise RunError(f"name={name}: {RUNS / name} exists; resume=auto goes on with it, another name starts afresh")
 
 
@@ -205,11 +243,14 @@ def find_checkpoint(argument: str | None) -> Path:
             raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a checkpoint")
         return _best(runs[0])
     path = Path(argument)
-    if path.is_file():
-        return path
-    for run in (path, RUNS / argument):
-        if run.is_dir():
-            return _best(run)
+    try:
+        if path.is_file():
+            return path
+        found = [run for run in (path, RUNS / argument) if run.is_dir()]
+    except OSError as error:  # such as a name that is too long
+        raise RunError(f"{argument[:80]}: {error.strerror}") from None
+    if found:
+        return _best(found[0])
     raise RunError(f"{argument}: no such checkpoint or run{_known_runs()}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from google.protobuf.message import DecodeError
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from tensorboard.compat.proto.event_pb2 import Event
@@ -64,11 +65,12 @@ class Checkpoints(L.Callback):
     def __init__(self, directory: Path) -> None:
         """Nothing is best yet."""
         self.directory = directory
+        self.over = False  # whether something other than the number of steps has ended the run, such as early stopping
         self.best_loss, self.best_step = math.inf, -1
 
     def state_dict(self) -> dict[str, Any]:
         """What is best so far, so that a resumed run does not take a worse model for it."""
-        return {"best_loss": self.best_loss, "best_step": self.best_step}
+        return {"best_loss": self.best_loss, "best_step": self.best_step, "over": self.over}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember what was best."""
@@ -80,6 +82,7 @@ class Checkpoints(L.Callback):
         best = pl_module.score.loss < self.best_loss
         if best:
             self.best_loss, self.best_step = pl_module.score.loss, trainer.global_step
+        self.over = trainer.should_stop and trainer.global_step < trainer.max_steps
         self.save(trainer, best)
 
     def save(self, trainer: L.Trainer, best: bool = False) -> None:
@@ -102,11 +105,15 @@ def cut_events(file: Path, step: int) -> None:
     A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
     """
     with open(file, "r+b") as events:
-        end = 0
+        end, size = 0, os.fstat(events.fileno()).st_size
         while len(head := events.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
-            data = events.read(length + 4)[:-4]
-            if len(data) < length or Event.FromString(data).step > step:
+            if events.tell() + length + 4 > size:
+                break
+            try:
+                if Event.FromString(events.read(length + 4)[:-4]).step > step:
+                    break
+            except DecodeError:
                 break
             end = events.tell()
         events.truncate(end)

@@ -69,7 +69,7 @@ def test_wrong_overrides_are_named(typed: str, parts: list[str]) -> None:
     "typed",
     [
         "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=simple",
-        "optim.lr=1e-3", "optim.lr=1", "hydra.verbose=true", "callbacks=[ema,early_stopping]",
+        "optim.lr=1e-3", "optim.lr=1", "callbacks=[ema,early_stopping]",
         "name=x", "data.micro_batch=null",
     ],
 )  # fmt: skip

@@ -191,7 +191,8 @@ def seed_no_dropout() -> None:
 
 def cut_no_events() -> None:
     """Leave TensorBoard's files as the killed process left them."""
-    train_script.after = lambda point, run, loggers: loggers
+    train_script.cut_logs = lambda point, run: None
+    train_script.purging = lambda loggers, step: loggers
 
 
 def stock_in_write(number: int, size: int) -> None:
@@ -366,3 +367,26 @@ def signal_at(step: int, number: int) -> None:
 def signal_in_finish(number: int) -> None:
     """Send oneself a signal while the trained model is evaluated."""
     before(train_script, "finish", lambda *_: os.kill(os.getpid(), number))
+
+
+def signal_in_validation(number: int, where: str, signal_number: int) -> None:
+    """Send oneself a signal at the begin or in the middle of a validation (from 1)."""
+    count = [0]
+
+    def begun(*_: Any) -> None:
+        count[0] += 1
+        if where == "begin" and count[0] == number:
+            os.kill(os.getpid(), signal_number)
+
+    before(LitGPT, "on_validation_epoch_start", begun)
+    if where == "middle":
+        after(
+            LitGPT,
+            "validation_step",
+            lambda *_: os.kill(os.getpid(), signal_number) if count[0] == number else None,
+        )
+
+
+def signal_before_fit(number: int) -> None:
+    """Send oneself a signal before anything of a run is there."""
+    before(train_script, "choose", lambda *_: os.kill(os.getpid(), number))

@@ -182,6 +182,10 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "a vocabulary of another size": lambda: written({**contents(), "vocabulary": {"kind": "byte"}}),
     "a vocabulary of no kind": lambda: written({**contents(), "vocabulary": {"kind": doubled(2)}}),
     "a vocabulary in disorder": lambda: written({**contents(), "vocabulary": {"kind": "char", "characters": "b" * 11}}),
+    "weights that are no numbers": lambda: written(
+        {**contents(), "state_dict": {**STATE, "net.embedding.weight": EMBEDDING * float("nan")}}
+    ),
+    "a step before the first": lambda: written({**contents(), "global_step": -5}),
     "colours for the terminal": lambda: written({**contents(), "model_config": {"\x1b[31m\nred": 1}}),
 }  # fmt: skip
 
@@ -283,10 +287,41 @@ def test_a_run_s_configuration_makes_no_class_of_its_own(train: Callable[..., En
         path.write_text(yaml.safe_dump(changed))
         ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
         assert ended.status == 2 and ended.err.count("\n") == 1 and f"{group}.evil" in ended.err, ended
+    inner = {"_target_": "shutil.copy", "src": "book.txt", "dst": "got-in"}
+    nested = {"tensorboard": {**settings["logger"]["tensorboard"], "prefix": [inner]}}
+    path.write_text(yaml.safe_dump({**settings, "logger": nested}))
+    ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
+    assert ended.status == 2 and ended.err.count("\n") == 1 and "logger.tensorboard" in ended.err, ended
     path.write_text("x: !!python/object/apply:os.system ['touch got-in']")
     ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
     assert ended.status == 2 and ended.err.count("\n") == 1, ended
     assert not list(Path().rglob("got-in"))
+
+
+def test_a_run_names_no_place_for_compiled_code(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would be loaded and run: it is kept where whoever resumes wants it."""
+    assert train("name=a", "trainer.max_steps=10", "data.cache_dir=theirs").status == 0
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert train("resume=runs/a", "trainer.max_steps=20", defaults=False).status == 0
+    assert "theirs" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_links_in_a_run_lead_nowhere(train: Callable[..., Ended]) -> None:
+    """Nothing is cut or removed outside of the run."""
+    assert train("name=a", "trainer.max_steps=10").status == 0
+    Path("mine").write_bytes(bytes(5000))
+    Path("runs/a/events.out.tfevents.2.z").symlink_to(Path("mine").absolute())
+    assert train("resume=runs/a", "trainer.max_steps=20", defaults=False).status == 0
+    assert Path("mine").read_bytes() == bytes(5000)
+    Path("elsewhere").mkdir()
+    for path in Path("runs/a/checkpoints").iterdir():
+        path.rename(Path("elsewhere") / path.name)
+    Path("elsewhere/step-00000001.ckpt").write_text("mine")
+    Path("runs/a/checkpoints").rmdir()
+    Path("runs/a/checkpoints").symlink_to(Path("elsewhere").absolute())
+    ended = train("resume=runs/a", "trainer.max_steps=30", defaults=False)
+    assert ended.status == 2 and "is a link to somewhere else" in ended.err
+    assert Path("elsewhere/step-00000001.ckpt").read_text() == "mine"
 
 
 def test_nothing_is_fetched_over_the_network(train: Callable[..., Ended], sample: Callable[..., Ended]) -> None:

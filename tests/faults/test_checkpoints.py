@@ -171,6 +171,41 @@ def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: P
     assert read("runs/cut/checkpoints/best.ckpt")["global_step"] == 20
 
 
+def test_runs_that_cannot_go_on_are_passed_over(workplace: Path) -> None:
+    """The newest that can is taken, whatever is wrong with newer ones."""
+    for name in ("good", "broken", "bare"):
+        assert run(f"name={name}", fault=(faults.at_step, 15)).status == -signal.SIGKILL
+    for path in Path("runs/broken/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    Path("runs/bare/config.yaml").unlink()
+    Path("runs/bare/summary.json").write_text("[]")
+    Path("runs/bare/checkpoints/step-00000099.ckpt").symlink_to("nowhere")
+    ended = run("resume=auto", defaults=False)
+    assert ended.status == 0, ended
+    for said in ("passes over runs/bare: has no config.yaml", "passes over runs/broken/", "going on in runs/good"):
+        assert said in ended.out, ended.out
+
+
+def test_damaged_event_files_are_no_reason_to_stop(whole: Any, workplace: Path) -> None:  # noqa: F811
+    killed_at_25()
+    (events_file,) = Path("runs/cut").glob("events*")
+    with open(events_file, "ab") as file:
+        file.write(b"\xff" * 30)
+    Path("runs/cut/events.out.tfevents.9.x").write_bytes(struct.pack("<QI", 20, 0) + b"\xff" * 24)
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_encoded_text_that_was_damaged_is_encoded_anew(whole: Any, workplace: Path) -> None:  # noqa: F811
+    killed_at_25()
+    (encoded,) = workplace.glob("cache/**/train.bin")
+    data = encoded.read_bytes()
+    encoded.write_bytes(bytes(1000) + data[1000:])
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert encoded.read_bytes() == data
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
 # -- The disk ----------------------------------------------------------------------------------------
 
 

@@ -105,7 +105,15 @@ OTHERS = {
     "+trainer.foo=1": "trainer.foo",
     "++optim.lr=x": "optim.lr=x",
     "~seed": "cannot be taken away",
-    "hydra.foo=1": "hydra.foo",
+    "hydra.foo=1": "hydra.foo: is not taken",
+    "hydra.run.dir=x": "hydra.run.dir: is not taken",
+    "hydra/launcher=x": "is not taken",
+    "seed=range(0,1000000000)": "seed=range(0,1000000000)",
+    "seed=range(0,5)": "-m",
+    "-m=1": "-m=1",
+    "--help=1": "--help=1",
+    "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
+    "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
     # contradictory
     "model.heads=3": "must divide model.dim=32",
     "data.micro_batch=3": "must divide data.batch=8",
@@ -121,6 +129,7 @@ OTHERS = {
     "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
     "callbacks.ema.decay=0.5": "goes with callbacks=ema",
+    "trainer.max_steps=1000000000000": "at most 1000000000",
     "allow=[seeed]": "goes with resume=",
     "allow=seed": "a list",
     "allow=[seed]": "resume",
@@ -157,6 +166,7 @@ def odd_texts(workplace: Path) -> Path:
     (workplace / "empty.txt").touch()
     (workplace / "one.txt").write_text("a" * 5000)
     (workplace / "short.txt").write_text("abc")
+    (workplace / "loop").symlink_to("loop")
     return workplace
 
 
@@ -210,6 +220,8 @@ def test_every_option_of_sample(train: Callable[..., Ended], sample: Callable[..
         assert said in ended.err, (argument, ended.err)
     one_line(sample("a", "--prompt", "a\udcff"), "sample.py")
     one_line(sample("a", "b"), "sample.py")
+    one_line(sample("x" * 5000), "sample.py")
+    one_line(sample("runs/\nx"), "sample.py")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +248,44 @@ def test_a_process_answers_within_three_seconds(command: list[str], workplace: P
         times.append(time.perf_counter() - begun)
         one_line(Ended(ended.returncode, ended.stdout, ended.stderr), command[0])
     assert min(times) < SECONDS, times
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+def test_variables_that_hold_no_number(
+    variable: str, train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("abc", "", "-1"):
+        monkeypatch.setenv(variable, value)
+        ended = train()
+        one_line(ended)
+        assert f"{variable}={value}: this environment variable must be a whole number" in ended.err
+
+
+def test_arguments_of_callbacks(train: Callable[..., Ended]) -> None:
+    for argument, said in (
+        ("+callbacks.ema.start_step=abc", "callbacks=ema takes decay"),
+        ("callbacks.ema._target_=nope.Nope", "callbacks=ema takes decay"),
+        ("+callbacks.early_stopping.divergence_threshold=abc", "takes monitor, patience, min_delta"),
+        ("callbacks.early_stopping.min_delta=abc", "must be a number, at least 0"),
+    ):
+        ended = train("callbacks=[ema,early_stopping]", argument)
+        one_line(ended)
+        assert said in ended.err
+
+
+def test_several_runs_share_no_resume(train: Callable[..., Ended]) -> None:
+    ended = train("-m", "resume=auto", "seed=1,2")
+    one_line(ended)
+    assert "resume=auto: several runs cannot share it" in ended.err
+    ended = train("-m", "seed=range(0,1000000)")
+    one_line(ended)
+    assert "more than 10,000 values" in ended.err
+
+
+def test_a_model_that_no_memory_holds(train: Callable[..., Ended]) -> None:
+    ended = train("model.dim=131072", "model.heads=1024")
+    one_line(ended)
+    assert "out of memory" in ended.err
 
 
 def test_no_two_wrong_words_make_a_traceback(train: Callable[..., Ended]) -> None:

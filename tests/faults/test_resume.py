@@ -192,6 +192,22 @@ def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path)
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
+def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
+    """Killed after the save that early stopping has decided in, before it has stopped."""
+    stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 optim.lr=0.3 optim.muon_lr=0.5".split()
+    stopping += ["optim.warmup=1", "trainer.max_steps=200", "trainer.val_check_interval=5"]
+    assert run("name=whole", *stopping).status == 0
+    saves = len(events(Path("runs/whole"))["val/loss"])
+    assert saves < 20
+    assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
+    ended = run("name=cut", "resume=auto", *stopping)
+    assert ended.status == 0 and "callbacks=[] allow=[callbacks] goes on" in ended.out, ended
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+    assert "is finished" in run("name=cut", "resume=auto", *stopping).out
+    ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)
+    assert ended.status == 0 and "step 200/200" in ended.out, ended
+
+
 # -- The same without what protects ----------------------------------------------------------------
 
 

@@ -80,6 +80,34 @@ def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
+@pytest.mark.parametrize("when", ["begin", "middle"])
+def test_a_stop_in_the_last_validation(when: str, whole: Any, workplace: Path) -> None:  # noqa: F811
+    """It is saved, and not evaluated: time may be up."""
+    ended = run("name=cut", *MUON, fault=(faults.signal_in_validation, 3, when, signal.SIGTERM))
+    assert ended.status == 143 and "stopped by SIGTERM after step 30" in ended.out, ended
+    assert run("resume=auto", defaults=False).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_slurm_requeues_what_has_not_begun(workplace: Path) -> None:
+    (workplace / "scontrol").write_text('#!/bin/sh\necho "$@" >> asked\n')
+    (workplace / "scontrol").chmod(0o755)
+    slurm = {"PATH": f"{workplace}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    ended = run(fault=(faults.signal_before_fit, signal.SIGUSR1), environment=slurm)
+    assert ended.status == 138 and "SLURM job 5 is requeued" in ended.out, ended
+    assert Path("asked").read_text() == "requeue 5\n" and not Path("runs").exists()
+
+
+def test_a_job_may_make_several_runs(workplace: Path) -> None:
+    slurm = {"SLURM_JOB_ID": "6"}
+    assert run("trainer.max_steps=2", environment=slurm).status == 0
+    assert run("trainer.max_steps=3", environment=slurm).status == 0
+    assert run("-m", "seed=1,2", "trainer.max_steps=2", environment=slurm).status == 0
+    assert len(list(Path("runs").iterdir())) == 4
+    again = run("trainer.max_steps=3", environment=slurm | {"SLURM_RESTART_COUNT": "1"})
+    assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
+
+
 def test_slurm_requeues_and_the_same_command_goes_on(
     whole: Any,  # noqa: F811
     workplace: Path,
@@ -99,11 +127,11 @@ def test_slurm_requeues_and_the_same_command_goes_on(
     assert first.status == 138 and "SLURM job 4711 is requeued and will go on with this run" in first.out, first
     assert Path("asked").read_text() == "requeue 4711\n"
     second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
-    assert second.status == 0 and "resume: going on in runs/4711" in second.out, second
-    assert [path.name for path in Path("runs").iterdir()] == ["4711"]
-    ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), Path("runs/4711")))
+    (cut,) = Path("runs").iterdir()
+    assert second.status == 0 and f"resume: going on in {cut}" in second.out and cut.name.startswith("4711_"), second
+    ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), cut))
     assert_same(ours["state_dict"], theirs["state_dict"], "state_dict")
-    assert events(whole(MUON)) == events(Path("runs/4711"))
+    assert events(whole(MUON)) == events(cut)
     # A job of an array is named by both numbers; a scontrol that fails is heard.
     (tools / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
     array = slurm | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
