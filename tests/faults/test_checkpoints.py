@@ -182,7 +182,7 @@ def test_runs_that_cannot_go_on_are_passed_over(workplace: Path) -> None:
     Path("runs/bare/checkpoints/step-00000099.ckpt").symlink_to("nowhere")
     ended = run("resume=auto", defaults=False)
     assert ended.status == 0, ended
-    for said in ("passes over runs/bare: has no config.yaml", "passes over runs/broken: no checkpoint", "going on in runs/good"):
+    for said in ("over runs/bare: has no config.yaml", "over runs/broken: no checkpoint", "going on in runs/good"):
         assert said in ended.out, ended.out
 
 
