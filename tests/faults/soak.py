@@ -1,4 +1,4 @@
-"""Kill runs at random moments, many times, and count what came of it: `python -m tests.faults.soak --kills 300`.
+"""Kill runs at random moments, many times, and count what came of it: `python -m tests.faults.soak --kills 200`.
 
 It works in a temporary directory and prints a row of the table in docs/reliability.md.
 """
@@ -48,7 +48,7 @@ def soak(kills: int, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
