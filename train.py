@@ -242,10 +242,10 @@ def newest_to_go_on() -> Path:
     Raises:
         RunError: there is none.
     """
-    from gpt.checkpoint import find_newest
-
     passed = []
     for run in runs.unfinished():
+        from gpt.checkpoint import find_newest  # loads torch, which takes a second
+
         path, _, skipped = find_newest(run / "checkpoints")
         if runs.in_use(run):
             passed.append(f"{run}: another process is training there")

