@@ -8,6 +8,8 @@ import struct
 import subprocess
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +220,26 @@ def test_a_file_that_may_not_grow(workplace: Path) -> None:
     assert read(folder / "last.ckpt")["global_step"] == 10
 
 
-def test_a_full_disk(whole: Any, workplace: Path) -> None:  # noqa: F811
-    """A real one: a small tmpfs, in which there is room for two checkpoints and not for a third."""
+@contextmanager
+def small_disk(workplace: Path, size: str) -> Iterator[Path]:
+    """A file system of its own to work in, in memory."""
     disk = workplace / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "none", disk], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
     try:
         shutil.copy("book.txt", disk)
         os.chdir(disk)
+        yield disk
+    finally:
+        os.chdir(workplace)
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk(whole: Any, workplace: Path) -> None:  # noqa: F811
+    """A real one: a small tmpfs, in which there is room for two checkpoints and not for a third."""
+    with small_disk(workplace, "800k") as disk:
         ended = run("name=cut", *MUON)
         one_line(ended, 1, "could not be written")
         path, contents, skipped = find_newest(Path("runs/cut/checkpoints"))
@@ -236,30 +248,17 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:  # noqa: F811
         subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
         assert run("name=cut", "resume=auto", *MUON).status == 0
         assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-    finally:
-        os.chdir(workplace)
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:  # noqa: F811
     """Not even the log, the summary and TensorBoard can be written: it is still one line."""
-    disk = workplace / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
-    try:
-        shutil.copy("book.txt", disk)
-        os.chdir(disk)
+    with small_disk(workplace, "4m"):
         ended = run("name=cut", *MUON, fault=(faults.fill_disk, 13))
         one_line(ended, 1, "No space left on device")
         assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
         Path("filler").unlink()
         assert run("name=cut", "resume=auto", *MUON).status == 0
         assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-    finally:
-        os.chdir(workplace)
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_a_directory_that_became_read_only(workplace: Path) -> None:
