@@ -242,12 +242,14 @@ def newest_to_go_on() -> Path:
     Raises:
         RunError: there is none.
     """
+    if runs.started_by_another_rank():  # which has found it, and holds it
+        return Path(os.environ["CHARGPT_RESUMED"])
     passed = []
     for run in runs.unfinished():
         from gpt.checkpoint import find_newest  # loads torch, which takes a second
 
         path, _, skipped = find_newest(run / "checkpoints")
-        if runs.in_use(run):
+        if runs.rank() == 0 and runs.in_use(run):
             passed.append(f"{run}: another process is training there")
         elif not (run / "config.yaml").is_file():
             passed.append(f"{run}: has no config.yaml")
@@ -257,6 +259,7 @@ def newest_to_go_on() -> Path:
             if runs.rank() == 0:
                 for line in passed:
                     print(f"resume: passes over {line}")
+            os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
     raise runs.RunError(f"resume=auto: no unfinished run in {runs.RUNS}/{'; '.join(['', *passed])}")
 

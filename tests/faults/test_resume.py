@@ -266,7 +266,7 @@ def test_two_processes_killed_and_resumed(workplace: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
         process.communicate()
-    process = start("name=cut", "resume=auto", *TWO)
+    process = start("resume=auto", *TWO)  # the second process goes on in the run that the first has found
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
