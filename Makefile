@@ -5,6 +5,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 
+# What the tests are installed with; EXTRAS=dev,export also runs those of the exports.
+EXTRAS := $(or $(EXTRAS),dev)
+
 .PHONY: train test quick check clean
 
 train: $(VENV)/.installed
@@ -43,5 +46,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(INSTALL) -e '.[dev]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
+	@$(INSTALL) -e '.[$(EXTRAS)]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
 	@touch $@

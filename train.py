@@ -645,7 +645,8 @@ def naming_what_takes_memory(config: Config, vocabulary: int, devices: int) -> "
         vocabulary: number of tokens.
         devices: how many share the batch.
     """
-    from gpt.fit.report import is_out_of_memory, out_of_memory
+    from conf.commandline import is_out_of_memory
+    from gpt.fit.report import out_of_memory
 
     try:
         yield

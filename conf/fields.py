@@ -15,6 +15,10 @@ from typing import Any
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
+class InputError(ValueError):
+    """What a person gave cannot be used; the message is one line that says why."""
+
+
 def option(
     default: Any,
     help: str,

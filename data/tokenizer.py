@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from conf.fields import InputError
+
 MOST_CHARACTERS = 65_536  # what uint16 can number
 
 
-class UnknownCharacter(ValueError):
+class UnknownCharacter(InputError):
     """A text holds a character that the vocabulary does not; the message is one line."""
 
 

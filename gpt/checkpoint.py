@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from conf.fields import one_line, printable
+from conf.fields import InputError, one_line, printable
 from gpt.config import ModelConfig
 from gpt.model import GPT
 
@@ -36,7 +36,7 @@ DEEPEST = 64  # levels of nesting
 TABLES = 2**30  # bytes of tables that a model may compute for its positions
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint that cannot be used, in one line."""
 
     def __init__(self, message: str) -> None:
@@ -300,9 +300,12 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
             raise ValueError("weights that are no numbers")
         model = GPT(_fitting(meta["model_config"], state), len(state["embedding.weight"]))
         model.load_state_dict(state)
+        _check_vocabulary(meta["vocabulary"], model.vocabulary)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = one_line(error)
-        raise CheckpointError(f"{path}: weights and model_config do not fit together ({reason[:160]})") from error
+        raise CheckpointError(
+            f"{path}: weights, model_config and vocabulary do not fit together ({reason[:160]})"
+        ) from error
     return model.eval(), meta
 
 
@@ -326,3 +329,22 @@ def _fitting(config: dict[str, Any], state: dict[str, Any]) -> ModelConfig:
     if sum(buffer.nbytes for buffer in model.buffers()) > TABLES:
         raise ValueError(f"context={checked.context} needs tables of more than {TABLES >> 30} GiB")
     return checked
+
+
+def _check_vocabulary(vocabulary: dict[str, Any], size: int) -> None:
+    """Check that a vocabulary is one of `size` tokens, whose numbers mean what they did in training.
+
+    Raises:
+        ValueError: it is not.
+    """
+    match vocabulary:
+        case {"kind": "byte"}:
+            count = 256
+        case {"kind": "char", "characters": str(characters)}:
+            if list(characters) != sorted(set(characters)) or any("\ud800" <= each <= "\udfff" for each in characters):
+                raise ValueError("a vocabulary that is not sorted, distinct characters")
+            count = len(characters)
+        case _:
+            raise ValueError("no vocabulary")
+    if count != size:
+        raise ValueError(f"a vocabulary of {count} for a model of {size}")

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conf.fields import one_line
+from conf.fields import InputError, one_line
 
 RUNS = Path("runs")
 
 
-class RunError(ValueError):
+class RunError(InputError):
     """A run that cannot be made or found, in one line."""
 
 

@@ -1,12 +1,14 @@
 """What the tests of the entry points share: a small text and a way to call `train.py` and `sample.py`."""
 
+import importlib.util
 import os
 import random
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Models this small are fastest on one thread, and on a busy machine much faster; set before torch is loaded.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -30,6 +32,35 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+def missing(reason: str) -> None:
+    """Skip a test for want of something that users may do without; where CI=true it must be there."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI lacks what this test needs: {reason}")
+    pytest.skip(reason)
+
+
+def needs(*packages: str) -> None:
+    """Skip a test unless the packages of an extra are installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            missing(f"{package} is not installed: pip install -e .[export]")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium: a `playwright` browser without a network."""
+    needs("playwright")
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        missing("no chromium: on Debian and Ubuntu, apt install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

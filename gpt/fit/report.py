@@ -71,16 +71,6 @@ def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
     say(f"watch      {board} --logdir {run.parent}")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device or the machine has no memory left."""
-    words = ("not enough memory", "can't allocate memory")  # torch's CPU allocator on Windows, and elsewhere
-    return (
-        type(error).__name__ == "OutOfMemoryError"
-        or isinstance(error, MemoryError)
-        or any(word in str(error) for word in words)
-    )
-
-
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
     """One line that names the key to lower.
 

@@ -95,14 +95,17 @@ def test_freed_memory_is_kept() -> None:
         "import resource, sys, torch; from gpt.fit.automatic import keep_freed_memory\n"
         "if sys.argv[1] == 'kept': keep_freed_memory()\n"
         "work = lambda: torch.ones(10 * 2**20)\n"  # more than what glibc comes to keep by itself
-        "[work() for _ in range(30)]; before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "for _ in range(5): work()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+        "[work() for _ in range(30)]\n"
+        "counts = []\n"
+        "for _ in range(9):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt; work()\n"
+        "    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+        "print(sorted(counts)[4])"  # a kernel short of memory may take pages back now and then
     )
     faults = {}
     for how in ("usual", "kept"):
         command = [sys.executable, "-c", program, how]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         faults[how] = int(ended.stdout)
-    pages = 5 * 4 * 10 * 2**20 / os.sysconf("SC_PAGE_SIZE")
+    pages = 4 * 10 * 2**20 / os.sysconf("SC_PAGE_SIZE")
     assert faults["kept"] < 0.01 * pages < 0.5 * pages < faults["usual"]

@@ -1,0 +1,104 @@
+"""What the commands that work on a checkpoint share: sample.py, score.py and export.py. Imports nothing heavy."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from conf.fields import InputError, nearest, one_line
+
+
+def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
+    """Do the work of a command; what goes wrong is said in one line.
+
+    Args:
+        program: name of the command, in front of the line.
+        work: what to do.
+        out_of_memory: what to say, and to lower, when memory runs out.
+
+    Returns:
+        The exit status: 0, 2 for what a person gave wrong, 1 for a file or terminal that failed, 130 for Ctrl-C.
+    """
+    try:
+        work()
+        sys.stdout.flush()
+    except InputError as error:
+        return refuse(program, error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return refuse(program, f"out of memory: {out_of_memory}")
+    return 0
+
+
+def refuse(program: str, reason: object) -> int:
+    """Answer wrong input in one line."""
+    print(f"{program}: {one_line(reason)}", file=sys.stderr)
+    return 2
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the machine has no memory left."""
+    words = ("not enough memory", "can't allocate memory")  # torch's CPU allocator on Windows, and elsewhere
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or any(word in str(error) for word in words)
+    )
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that answers in one line and names the nearest option."""
+
+    def error(self, message: str) -> Any:
+        """Leave with exit status 2."""
+        words = message.rpartition("unrecognized arguments: ")[2].split()
+        flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
+        self.exit(2, f"{self.prog}: {one_line(message)}{near}\n")
+
+
+def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
+    """A parser of numbers from `least` to `most`."""
+    what = "a whole number" if kind is int else "a number"
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least} and at most {most}")
+        return value
+
+    return read
+
+
+def device(text: str) -> str:
+    """A parser of names of devices that can compute."""
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
+        raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
+    return text
+
+
+def to_device(model: Any, name: str) -> None:
+    """Move a model to the device that `--device` names.
+
+    Raises:
+        InputError: this machine does not have it.
+    """
+    try:
+        model.to(name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--device {name}: cannot be used here: {reason}") from None
