@@ -3,78 +3,326 @@
 import argparse
 import codecs
 import io
+import json
+import os
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from conf.commandline import Parser, answer, device, number, refuse, to_device
+from conf.commandline import Parser, answer, device, number, refuse
+from conf.fields import InputError, one_line
 from gpt import runs
+
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from gpt.decode import Weights
+
+HELP = """Type a prompt and press Enter: the model goes on from it. Ctrl-C stops a text.
+:set                      what is set
+:set temperature 0.7      any option below without its dashes; :set top-k alone puts it back
+:quit                     or Ctrl-D"""
 
 
 def cli(arguments: list[str] | None = None) -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
-    options = parse(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     try:
         checkpoint = runs.find_checkpoint(options.checkpoint)
     except runs.RunError as error:
         return refuse("sample.py", error)
     given = f"--num-samples {options.num_samples} of --num-chars {options.num_chars}"
     too_much = f"{given} are too many at once; lower one of them"
-    return answer("sample.py", lambda: sample(checkpoint, options), out_of_memory=too_much)
+    return answer("sample.py", lambda: sample(checkpoint, parser, options), out_of_memory=too_much)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+def make_parser() -> Parser:
+    """What the command line takes."""
     parser = Parser(prog="sample.py", description="Write text with a trained model.", allow_abbrev=False)
     parser.add_argument(
         "checkpoint", nargs="?", help="checkpoint, run directory or name of a run (default: the newest)"
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="text to go on from (default: a line break)")
-    chars, samples = number(int, 0, 10**9), number(int, 1, 10_000)
-    heat, most = number(float, 0, 1000), number(int, 1, 2**31)
-    seed = number(int, 0, 2**63 - 1)
-    add = parser.add_argument
-    add("--num-chars", type=chars, default=500, metavar="N", help="length (default 500)")
-    add("--num-samples", type=samples, default=1, metavar="N", help="how many (default 1)")
-    add("--temperature", type=heat, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    add("--top-k", type=most, metavar="K", help="draw from the K most likely characters (default: all)")
-    add("--seed", type=seed, metavar="N", help="the same seed writes the same text")
+    add = parser.add_argument_group("what to go on from").add_argument
+    add("--prompt", metavar="TEXT", action="append", default=[], help="text; several are gone on from side by side")
+    add(
+        "--prompt-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="text of a file; - is what comes in by a pipe",
+    )
+    unknown = ("error", "skip", "replace")
+    add("--unknown", choices=unknown, default="error", help="what to do with characters that the model does not know")
+    add = parser.add_argument_group("how to write").add_argument
+    add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help="length (default 500)")
+    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
+    add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help="0 is greedy (default 0.8)")
+    add("--top-k", type=number(int, 1, 2**31), metavar="K", help="draw from the K most likely characters")
+    add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help="draw from the likeliest that make up P")
+    add(
+        "--min-p",
+        type=number(float, 0, 1),
+        default=0.0,
+        metavar="P",
+        help="draw from those P times as likely as the first",
+    )
+    penalty = number(float, 1e-3, 1000)
+    add(
+        "--repetition-penalty", type=penalty, default=1.0, metavar="R", help="above 1: what has occurred is less likely"
+    )
+    add(
+        "--stop", metavar="TEXT", action="append", default=[], help="end a text before this; may be given several times"
+    )
+    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="the same seed and prompt give the same text")
+    add = parser.add_argument_group("where to").add_argument
+    add("--output", metavar="FILE", help="write to a file")
+    add("--json", action="store_true", help="a line of JSON for each text, with the log-probability of each character")
+    add("--interactive", action="store_true", help="ask for prompts")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
-    return parser.parse_args(arguments)
+    return parser
 
 
-def sample(checkpoint: Path, options: argparse.Namespace) -> None:
-    """Load a checkpoint and print text: one sample as it is drawn, several one below the other."""
-    import torch
-
+def sample(checkpoint: Path, parser: Parser, options: argparse.Namespace) -> None:
+    """Open a checkpoint and do as the options say."""
+    if "" in options.stop:
+        raise InputError("--stop '': must be a text, at least one character long")
     from data.tokenizer import tokenizer_from
-    from gpt.checkpoint import load_checkpoint
-    from gpt.generate import generate, stream
+    from gpt.decode import load_weights
 
-    model, meta = load_checkpoint(checkpoint)
+    weights, meta = load_weights(checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    characters = meta["vocabulary"].get("characters", "\n")
-    start = "\n" if "\n" in characters else characters[0]
-    prompt = torch.from_numpy(tokenizer.encode(options.prompt or start)).expand(options.num_samples, -1)
-    to_device(model, options.device)
-
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": seed}
-    print(f"{checkpoint}, step {meta['global_step']}, --seed {seed}", file=sys.stderr)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    if options.num_samples > 1:
-        for number, tokens in enumerate(generate(model, prompt, options.num_chars, **drawing), start=1):
-            print(f"--- {number}\n{tokenizer.decode((tokens if options.prompt else tokens[1:]).numpy())}")
+    if options.interactive:
+        print(f"{checkpoint}, step {meta['global_step']}; :help says more", file=sys.stderr)
+        return talk(weights, tokenizer, parser, options)
+    prompts = options.prompt + [read_prompt(name) for name in options.prompt_file]
+    prompts = [known(prompt, options.unknown, tokenizer) for prompt in prompts]
+    if "" in prompts:
+        raise InputError("--prompt '': must hold at least one character that the model knows")
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    print(f"{checkpoint}, step {meta['global_step']}, --seed {seed}", file=sys.stderr)
+    with writing_to(options.output) as out:
+        write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
+
+
+def read_prompt(name: str) -> str:
+    """The text of a file, or of standard input.
+
+    Raises:
+        InputError: it cannot be read, is empty or no UTF-8.
+    """
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = raw.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"is no UTF-8: {error}"
+        raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
+    if not text:
+        raise InputError(f"--prompt-file {name}: is empty, must hold at least one character")
+    return text
+
+
+def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
+    """The prompt in characters that the model knows.
+
+    Raises:
+        UnknownCharacter: it has others, and they are neither to be skipped nor to be replaced.
+    """
+    from data.tokenizer import UnknownCharacter
+
+    if unknown == "error":
+        try:
+            tokenizer.encode(prompt)
+        except UnknownCharacter as error:
+            raise InputError(f"{error}; --unknown skip leaves out, --unknown replace takes what is nearest") from None
+        return prompt
+    return tokenizer.adapt(prompt, replace=unknown == "replace")
+
+
+@contextmanager
+def writing_to(name: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that takes its name when all is written; on Ctrl-C, with what there is."""
+    if name is None:
+        yield sys.stdout
         return
-    print(options.prompt or "", end="", flush=True)
-    # A character of several bytes is shown once its last byte is there.
-    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    whole_bytes = meta["vocabulary"]["kind"] == "byte"
-    for token in stream(model, prompt, options.num_chars, **drawing):
-        text = utf8.decode(bytes(token.tolist())) if whole_bytes else tokenizer.decode(token.numpy())
-        print(text, end="", flush=True)
-    print()
+    path = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as file:
+            yield file
+    except KeyboardInterrupt:
+        os.replace(temporary, path)
+        raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    os.replace(temporary, path)
+
+
+class Continuation:
+    """What is written after a prompt, as it grows.
+
+    Args:
+        tokenizer: of the model.
+        stops: texts that it ends before.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
+        """Nothing is written yet."""
+        self.tokenizer, self.stops = tokenizer, stops
+        self.text, self.ended = "", False
+        self.ends: list[int] = []  # the length of the text after each token
+        self.logprobs: list[float] = []
+        # A character of several bytes is there once its last byte is.
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int, logprob: float) -> None:
+        """Go on by one token."""
+        bytewise = self.tokenizer.vocabulary["kind"] == "byte"
+        new = self.utf8.decode(bytes([token])) if bytewise else self.tokenizer.decode([token])
+        start = len(self.text)
+        self.text += new
+        self.ends.append(len(self.text))
+        self.logprobs.append(logprob)
+        longest = max(map(len, self.stops), default=0)
+        found = [self.text.find(stop, max(0, start + 1 - longest)) for stop in self.stops]
+        if places := [place for place in found if place >= 0]:
+            self.text, self.ended = self.text[: min(places)], True
+            self.logprobs = [each for each, end in zip(self.logprobs, self.ends, strict=True) if end <= min(places)]
+
+    def close(self) -> None:
+        """Nothing comes after this: bytes that wait for others are no character."""
+        if not self.ended:
+            self.text += self.utf8.decode(b"", final=True)
+            self.ended = True
+
+    def settled(self) -> int:
+        """How much of the text is sure to stay: not what may turn out to begin a stop."""
+        if self.ended:
+            return len(self.text)
+        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n])]
+        return len(self.text) - max(begun, default=0)
+
+
+def continuations(
+    weights: "Weights", prompts: list[Any], seeds: list[int], tokenizer: "Tokenizer", options: argparse.Namespace
+) -> Iterator[list[Continuation]]:
+    """Write after prompts, side by side; yields the same list after each token."""
+    from gpt.generate import Drawing, log_probabilities, stream
+
+    rules = Drawing(options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p)
+    written = [Continuation(tokenizer, options.stop) for _ in prompts]
+    for tokens, logits in stream(weights, prompts, options.num_chars, rules, seeds):
+        logprobs = log_probabilities(logits) if options.json else None
+        for row, (text, token) in enumerate(zip(written, tokens.tolist(), strict=True)):
+            if not text.ended:
+                text.add(token, 0.0 if logprobs is None else float(logprobs[row, token]))
+        yield written
+        if all(text.ended for text in written):
+            break
+    for text in written:
+        text.close()
+    yield written
+
+
+def write(
+    weights: "Weights",
+    tokenizer: "Tokenizer",
+    prompts: list[str],
+    seed: int,
+    options: argparse.Namespace,
+    out: TextIO,
+    checkpoint: str,
+) -> None:
+    """Write the texts: one as it is drawn, several one below the other."""
+    from gpt.generate import side_by_side
+
+    # Something has to come first: a line break, where nothing is asked for. It is not shown.
+    characters = tokenizer.vocabulary.get("characters", "\n")
+    begin = "\n" if "\n" in characters else characters[0]
+    rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
+    encoded = [tokenizer.encode(prompt or begin) for prompt, _ in rows]
+    seeds = [seed + number for _, number in rows]
+    if len(rows) == 1 and not options.json:
+        out.write(prompts[0] if prompts else "")
+        show(continuations(weights, encoded, seeds, tokenizer, options), out)
+        out.write("\n")
+        return
+
+    def work(part: slice) -> list[Continuation]:
+        *_, written = continuations(weights, encoded[part], seeds[part], tokenizer, options)
+        return written
+
+    texts = (text for part in side_by_side(work, len(rows), weights) for text in part)
+    for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
+        if options.json:
+            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
+            out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
+        else:
+            out.write(f"--- {count}\n{prompt}{text.text}\n")
+        out.flush()
+
+
+def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
+    """Write one text as it grows."""
+    out.flush()
+    shown = 0
+    for (text,) in texts:
+        settled = text.settled()
+        if settled > shown:
+            out.write(text.text[shown:settled])
+            out.flush()
+            shown = settled
+
+
+def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
+    """Ask for prompts until there are no more; Ctrl-C stops a text, not the loop."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives input() a history and keys to edit a line with
+    while True:
+        try:
+            line = input("> ")
+            if line.startswith(":"):
+                if line.split()[0] in (":quit", ":q"):
+                    return
+                command(line, parser, options)
+            elif line:
+                prompt = known(line, options.unknown, tokenizer)
+                if not prompt:
+                    raise InputError("the model knows none of these characters")
+                seed = secrets.randbits(32) if options.seed is None else options.seed
+                sys.stdout.write(prompt)
+                show(continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options), sys.stdout)
+                print(f"\n[seed {seed}]")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except InputError as error:
+            print(error)
+
+
+def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
+    """Do what a line that begins with a colon says."""
+    names = ("num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "stop", "seed", "unknown")
+    word, _, rest = line.partition(" ")
+    name, _, value = rest.strip().partition(" ")
+    if word == ":set" and not name:
+        print("\n".join(f"{each:20} {getattr(options, each.replace('-', '_'))}" for each in names))
+    elif word == ":set" and name in names:
+        setattr(options, name.replace("-", "_"), parser.get_default(name.replace("-", "_")))
+        if value:
+            with suppress(SystemExit):  # the parser has said what is wrong
+                parser.parse_args([f"--{name}={value}"], namespace=options)
+    elif word == ":help":
+        print(HELP + "\n" + ", ".join(names))
+    else:
+        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, with a NAME of {', '.join(names)}")
 
 
 if __name__ == "__main__":

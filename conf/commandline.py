@@ -91,14 +91,14 @@ def device(text: str) -> str:
     return text
 
 
-def to_device(model: Any, name: str) -> None:
-    """Move a model to the device that `--device` names.
+def to_device(thing: Any, name: str) -> Any:
+    """Move a model or a tensor to the device that `--device` names.
 
     Raises:
         InputError: this machine does not have it.
     """
     try:
-        model.to(name)
+        return thing.to(name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"--device {name}: cannot be used here: {reason}") from None

@@ -3,6 +3,7 @@
 A tokenizer is fully described by its `vocabulary`, plain data that a checkpoint can hold.
 """
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,16 @@ class UnknownCharacter(InputError):
     """A text holds a character that the vocabulary does not; the message is one line."""
 
 
-def _unknown(text: str, position: int) -> UnknownCharacter:
-    """Name the character at `position`, also where it cannot be printed."""
+def _unknown(text: str, position: int, nearest: str = "") -> UnknownCharacter:
+    """Name the character at `position`, also where it cannot be printed, and the `nearest` in the vocabulary."""
     code = ord(text[position])
     if 0xD800 <= code <= 0xDFFF:
         what = "is half of a surrogate pair and no character: the text was cut or decoded wrongly"
     else:
         what = "is not in the vocabulary of this model"
     name = f"{text[position]!r} (U+{code:04X})" if text[position].isprintable() else f"U+{code:04X}"
-    return UnknownCharacter(f"character {name} at position {position} {what}")
+    near = f"; nearest: {nearest!r}" if nearest else ""
+    return UnknownCharacter(f"character {name} at position {position} {what}{near}")
 
 
 class CharTokenizer:
@@ -55,6 +57,19 @@ class CharTokenizer:
         ascii_part = self.characters.encode("ascii", "ignore")
         self._ascii = ascii_part
         self._ascii_tokens = bytes.maketrans(ascii_part, bytes(range(len(ascii_part))))
+
+    def nearest(self, character: str) -> str:
+        """What stands nearest to a character in this vocabulary: itself, another form, case or accent, or nothing."""
+        plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
+        forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
+        forms += [form.swapcase() for form in forms]
+        return next((form for form in forms if form and set(form) <= set(self.characters)), "")
+
+    def adapt(self, text: str, *, replace: bool) -> str:
+        """Leave out the characters that the vocabulary does not have, or replace them by what is nearest."""
+        known = set(self.characters)
+        forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
+        return "".join(forms[c] for c in text)
 
     @property
     def size(self) -> int:
@@ -94,7 +109,7 @@ class CharTokenizer:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
         if tokens.size and tokens.min() < 0:
-            raise _unknown(text, int(np.argmax(tokens < 0)))
+            raise _unknown(text, int(np.argmax(tokens < 0)), self.nearest(text[int(np.argmax(tokens < 0))]))
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
@@ -149,6 +164,10 @@ class ByteTokenizer:
             UnknownCharacter: half of a surrogate pair, which has no UTF-8.
         """
         return self.pack(text).astype(np.int64)
+
+    def adapt(self, text: str, *, replace: bool) -> str:
+        """Leave out, or replace by U+FFFD, halves of surrogate pairs, the one thing without UTF-8."""
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Decode tokens 0..255; bytes that are no UTF-8 become U+FFFD, the replacement character."""

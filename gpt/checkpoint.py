@@ -2,46 +2,22 @@
 
 A file holds `format model_config vocabulary data state_dict global_step` and, to go on training, `conditions`
 (what the bits of the run depend on) and what Lightning adds (`optimizer_states loops ...`). `torch.load` opens it
-with its defaults, which run no code. Files from strangers are welcome: one is looked through before anything in it
-is believed, and refused in one line.
+with its defaults; here it is opened by `gpt/archive.py`, which trusts nobody.
 """
 
 import os
-import pickletools
-import re
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from conf.fields import InputError, one_line, printable
-from gpt.config import ModelConfig
+from gpt import archive
+from gpt.archive import CheckpointError
 from gpt.model import GPT
 
-FORMAT = 4
-REQUIRED = {
-    "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
-}  # fmt: skip
 KEEP = 2  # step-*.ckpt files of a run, beside best and last
-PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
-# What `torch.save` writes of plain data and tensors, and nothing else: the records of the archive, and the names in its
-# pickle. Torch's own list of harmless names is longer; some of them take any amount of memory.
-RECORD = re.compile(
-    r"(?!\.)[^/\\:]+/(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+)"
-)
-NAME = re.compile(r"torch\._utils _rebuild_tensor_v2|collections OrderedDict|torch \w+Storage")
-DEEPEST = 64  # levels of nesting
-TABLES = 2**30  # bytes of tables that a model may compute for its positions
-
-
-class CheckpointError(InputError):
-    """A checkpoint that cannot be used, in one line."""
-
-    def __init__(self, message: str) -> None:
-        """Keep the line printable: names of files and what they hold may be anything."""
-        super().__init__(printable(message))
 
 
 def save(path: str | Path, contents: dict[str, Any]) -> None:
@@ -106,90 +82,16 @@ def read(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: missing, damaged, made to do harm, or not a chargpt checkpoint.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such checkpoint")
-    try:
-        # Both from one open file: what was looked through is what is loaded, whatever becomes of its name.
-        with open(path, "rb") as file:
-            size = _look_through(file)
-            file.seek(0)
-            contents = torch.load(file, map_location="cpu", weights_only=True)
-        if isinstance(contents, dict):
-            _check_plain(contents, size)
-    except Exception as error:  # a damaged file can fail in any way that zipfile, pickle and torch know
-        reason = one_line(error) or type(error).__name__
-        raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
-    if not isinstance(contents, dict):
-        raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
-    wrong = [key for key, kind in REQUIRED.items() if not isinstance(contents.get(key), kind)]
-    if wrong or contents["global_step"] < 0:
-        raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong) or 'a step'})")
-    if contents["format"] != FORMAT:
-        raise CheckpointError(
-            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
-        )
-    return contents
+    return archive.read(path, _tensor)
 
 
-def _look_through(file: Any) -> int:
-    """Check all of a file that can be checked without loading it.
-
-    Returns:
-        The size of its pickle in bytes.
-
-    Raises:
-        ValueError: it is not what `torch.save` writes of plain data, or has changed since.
-        zipfile.BadZipFile: it is no zip file, or a damaged one.
-    """
-    size = os.fstat(file.fileno()).st_size
-    with zipfile.ZipFile(file) as archive:
-        records = archive.infolist()
-        names = {record.filename for record in records}
-        if archive.comment or len(names) < len(records) or len({name.partition("/")[0] for name in names}) > 1:
-            raise ValueError("not one archive")
-        for record in records:
-            # torch.load takes a record that is marked as a directory for an empty one: weights from nowhere.
-            if not RECORD.fullmatch(record.filename) or record.external_attr or record.compress_type:
-                raise ValueError(f"record {record.filename!r}")
-        if sum(record.file_size for record in records) > size:
-            raise ValueError("records larger than the file")
-        if damaged := archive.testzip():  # torch.load does not compare checksums
-            raise ValueError(f"checksum of {damaged!r}")
-        pickle = archive.read(next((name for name in names if name.endswith("/data.pkl")), "data.pkl"))
-    for code, argument, _ in pickletools.genops(pickle):
-        if code.name in ("GLOBAL", "INST") and not NAME.fullmatch(str(argument)):
-            raise ValueError(f"asks for {argument!r}")
-    return len(pickle)
-
-
-def _check_plain(contents: dict, size: int) -> None:
-    """Check that contents are dicts, lists, text, numbers and tensors, no more of them than `size` bytes can hold.
-
-    Raises:
-        ValueError: they are not.
-    """
-    waiting, count = [(contents, 0)], 0
-    while waiting:
-        value, depth = waiting.pop()
-        count += 1
-        # A list that holds itself, or another many times over, has more parts than any file.
-        if count > 4 * size or depth > DEEPEST:
-            raise ValueError("parts that hold each other")
-        if isinstance(value, dict):
-            if not all(isinstance(key, str | int) for key in value) or value.keys() & {"_instantiator", "_class_path"}:
-                raise ValueError("keys that are no plain data")
-            waiting += ((part, depth + 1) for part in value.values())
-        elif isinstance(value, list | tuple):
-            waiting += ((part, depth + 1) for part in value)
-        elif isinstance(value, torch.Tensor):
-            if value.layout != torch.strided or value.nbytes > value.untyped_storage().nbytes():
-                raise ValueError("a tensor larger than its numbers")
-        elif not (value is None or isinstance(value, str | float | bool)):
-            if not isinstance(value, int) or abs(value) >= 2**63:
-                raise ValueError(f"a {type(value).__name__}")
-    if "hyper_parameters" in contents:  # where Lightning finds names to import
-        raise ValueError("hyper_parameters, which no checkpoint of this project has")
+def _tensor(
+    dtype: str, memory: bytearray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(memory, dtype=kind) if memory else torch.empty(0, dtype=kind)
+    # Copied to memory of torch's own, aligned as ever: some products round by where their numbers lie.
+    return flat.as_strided(shape, strides, offset).clone()
 
 
 def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
@@ -294,57 +196,17 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
         CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
     """
     meta = read(path)
-    state = {str(key).removeprefix(PREFIX): value for key, value in meta.pop("state_dict").items()}
-    try:
-        if not is_finite(state):
-            raise ValueError("weights that are no numbers")
-        model = GPT(_fitting(meta["model_config"], state), len(state["embedding.weight"]))
-        model.load_state_dict(state)
-        _check_vocabulary(meta["vocabulary"], model.vocabulary)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = one_line(error)
-        raise CheckpointError(
-            f"{path}: weights, model_config and vocabulary do not fit together ({reason[:160]})"
-        ) from error
+    config, state = archive.weights(path, meta, lambda tensor: bool(tensor.isfinite().all()))
+    with _Unfilled():
+        model = GPT(config, len(state["embedding.weight"]))
+    model.load_state_dict(state)
     return model.eval(), meta
 
 
-def _fitting(config: dict[str, Any], state: dict[str, Any]) -> ModelConfig:
-    """The configuration, once the weights are known to be those of its model: only then is memory taken for one.
+class _Unfilled(TorchFunctionMode):
+    """Makes modules whose weights are not drawn: they are about to be read, and torch's generator stays as it is."""
 
-    Raises:
-        KeyError, TypeError, ValueError: they are not.
-    """
-    checked = ModelConfig(**config)
-    layers = 1 + max((int(key.split(".")[1]) for key in state if re.match(r"blocks\.\d{1,4}\.", key)), default=-1)
-    if layers != checked.layers:
-        raise ValueError(f"weights of {layers} layers for layers={checked.layers}")
-    with torch.device("meta"):
-        model = GPT(checked, len(state["embedding.weight"]))
-    for key, value in model.state_dict().items():
-        given = state.get(key)
-        if not isinstance(given, torch.Tensor) or given.shape != value.shape or not given.is_floating_point():
-            shape = tuple(given.shape) if isinstance(given, torch.Tensor) else None
-            raise ValueError(f"{key} is {shape}, must be {tuple(value.shape)}")
-    if sum(buffer.nbytes for buffer in model.buffers()) > TABLES:
-        raise ValueError(f"context={checked.context} needs tables of more than {TABLES >> 30} GiB")
-    return checked
-
-
-def _check_vocabulary(vocabulary: dict[str, Any], size: int) -> None:
-    """Check that a vocabulary is one of `size` tokens, whose numbers mean what they did in training.
-
-    Raises:
-        ValueError: it is not.
-    """
-    match vocabulary:
-        case {"kind": "byte"}:
-            count = 256
-        case {"kind": "char", "characters": str(characters)}:
-            if list(characters) != sorted(set(characters)) or any("\ud800" <= each <= "\udfff" for each in characters):
-                raise ValueError("a vocabulary that is not sorted, distinct characters")
-            count = len(characters)
-        case _:
-            raise ValueError("no vocabulary")
-    if count != size:
-        raise ValueError(f"a vocabulary of {count} for a model of {size}")
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.endswith("_") and not func.__name__.endswith("__"):  # works in place
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs or {})

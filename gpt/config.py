@@ -1,5 +1,6 @@
 """What can be chosen about the model and its optimizer. Imports nothing heavy."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conf.fields import check, option
@@ -50,6 +51,35 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Width of one head, `dim / heads`."""
         return self.dim // self.heads
+
+    def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each weight of the model with this many tokens, as in its state dict."""
+        dim, bias = self.dim, self.bias
+
+        def linear(name: str, width: int, out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+            yield f"{name}.weight", (out, width)
+            if bias:
+                yield f"{name}.bias", (out,)
+
+        def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+            yield f"{name}.weight", (dim,)
+            if bias and self.norm == "layernorm":
+                yield f"{name}.bias", (dim,)
+
+        if self.token_shift:
+            yield "shift", (dim,)
+        yield "embedding.weight", (vocabulary, dim)
+        if self.positions == "learned":
+            yield "position_embedding.weight", (self.context, dim)
+        for i in range(self.layers):
+            yield from norm(f"blocks.{i}.norm1")
+            yield from linear(f"blocks.{i}.attention.qkv", dim, 3 * dim)
+            yield from linear(f"blocks.{i}.attention.proj", dim, dim)
+            yield from norm(f"blocks.{i}.norm2")
+            yield from linear(f"blocks.{i}.mlp.up", dim, 4 * dim)
+            yield from linear(f"blocks.{i}.mlp.down", 4 * dim, dim)
+        yield from norm("norm")
+        yield "head.weight", (vocabulary, dim)
 
 
 @dataclass

@@ -1,102 +1,240 @@
-"""From logits to text."""
+"""From logits to text: which token comes next, again and again."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from gpt.model import GPT
+from gpt.decode import Decoder, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpt.model import GPT
+
+BLOCK = 256  # random numbers drawn at once
+LEAST_ROWS = 8  # texts that are worth a thread of their own
+MOST_ROWS = 64  # texts read side by side in a thread
+MOST_CACHE = 2**29  # bytes of keys and values in a thread
+Result = TypeVar("Result")
 
 
-def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Turn logits into the distribution a character is drawn from.
+@dataclass(frozen=True)
+class Drawing:
+    """How the next token is drawn from the logits, in the order in which the rules apply.
 
     Args:
-        logits: (..., V).
-        temperature: divides the logits; 0 puts everything on the largest.
-        top_k: keep only that many of the most likely; more than V keeps all.
-
-    Returns:
-        (..., V) float64, each row adding up to 1.
+        repetition_penalty: what has occurred in the text becomes less likely: its logit is divided by this where it is
+            positive, and multiplied where it is negative. Source: CTRL, arXiv:1909.05858, section 4.1.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep only that many of the most likely; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
+        top_p: keep the most likely ones that together reach this share. Source: arXiv:1904.09751, section 3.1.
+        min_p: keep those that are at least this many times as likely as the first. Source: arXiv:2407.01082, section 3.
 
     Raises:
-        ValueError: temperature below 0 or top_k below 1.
+        ValueError: a number out of its range, in one line.
     """
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature:g}: must be a number, at least 0")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k}: must be a whole number, at least 1")
-    logits = logits.double()
-    if temperature == 0:
-        return torch.zeros_like(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty:g}: must be a number above 0")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature:g}: must be a number, at least 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k}: must be a whole number, at least 1")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p:g}: must be a number, above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p:g}: must be a number, at least 0 and at most 1")
+
+
+def probabilities(logits: np.ndarray, drawing: Drawing, seen: np.ndarray | None = None) -> np.ndarray:
+    """Turn logits into the distribution that a token is drawn from.
+
+    Args:
+        logits: (B, V) float64.
+        drawing: the rules.
+        seen: (B, V) bool, which tokens have occurred; only a repetition penalty looks at it.
+
+    Returns:
+        (B, V) float64, each row adding up to 1.
+    """
+    if drawing.repetition_penalty != 1 and seen is not None:
+        penalty = np.where(logits > 0, 1 / drawing.repetition_penalty, drawing.repetition_penalty)
+        logits = np.where(seen, logits * penalty, logits)
+    if drawing.temperature == 0:
+        return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
     # The largest logit becomes 0 first: a tiny temperature then gives -inf for the others, not inf / inf.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    if top_k is not None:
-        best = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
-    return logits.softmax(dim=-1)
+    with np.errstate(over="ignore"):
+        logits = (logits - logits.max(-1, keepdims=True)) / drawing.temperature
+    if drawing.top_k is not None or drawing.top_p < 1:
+        order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
+        ranked = np.take_along_axis(logits, order, -1)
+        ranked[:, drawing.top_k :] = -np.inf
+        if drawing.top_p < 1:
+            shares = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
+            # One is left out where those before it reach the share already; the first never is.
+            ranked[:, 1:][shares.cumsum(-1)[:, :-1] >= drawing.top_p] = -np.inf
+        np.put_along_axis(logits, order, ranked, -1)
+    if drawing.min_p > 0:
+        logits[logits < np.log(drawing.min_p)] = -np.inf
+    shares = np.exp(logits)
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def draw(shares: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The tokens at which the cumulative distribution passes random numbers.
+
+    Args:
+        shares: (B, V) float64, each row adding up to 1.
+        numbers: (B,) float64 in [0, 1).
+
+    Returns:
+        (B,) int64.
+    """
+    total = shares.cumsum(-1)
+    return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Natural logarithms of the probabilities that the model itself gives: (..., V) float64."""
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def stream(
-    model: GPT,
-    tokens: Tensor,
-    count: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int | None = None,
-) -> Iterator[Tensor]:
-    """Continue `tokens`, yielding one new token per row, (B,) int64 on the CPU, at a time.
+    weights: Weights, prompts: Sequence[np.ndarray], count: int, drawing: Drawing, seeds: Sequence[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Continue prompts side by side, one token of each at a time.
 
-    Each step reads the last `context` tokens anew. Arguments and errors are those of `generate`.
+    What a text draws follows from its own seed and prompt, whatever its neighbours.
+
+    Args:
+        weights: of the model.
+        prompts: B of them, (n,) int64 each, of any lengths, at least 1.
+        count: how many tokens to add.
+        drawing: the rules.
+        seeds: one for each prompt.
+
+    Yields:
+        tokens (B,) int64 and the logits (B, V) float64 that they were drawn from.
     """
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    device = model.embedding.weight.device
-    window = tokens[:, -model.config.context :]
-    for _ in range(count):
-        training = model.training
-        model.eval()
-        try:
-            with torch.inference_mode():
-                logits = model(window.to(device))[:, -1].cpu()  # (B, V)
-        finally:
-            model.train(training)
-        drawn = torch.multinomial(probabilities(logits, temperature, top_k), 1, generator=generator)  # (B, 1)
-        window = torch.cat((window, drawn), dim=1)[:, -model.config.context :]
-        yield drawn[:, 0]
+    B, V = len(prompts), len(weights.embedding)
+    decoder, logits = Decoder(weights, B), np.empty((B, V))
+    lengths = np.array([len(prompt) for prompt in prompts])
+    for length in sorted(set(lengths.tolist())):
+        rows = np.flatnonzero(lengths == length)
+        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
+        logits[rows] = decoder.read(tokens[:, needed(weights, length) :], rows)[:, -1]
+    seen = np.zeros((B, V), bool)
+    for row, prompt in enumerate(prompts):
+        seen[row, prompt] = True
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    for k in range(count):
+        if k % BLOCK == 0:
+            numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
+        tokens = draw(probabilities(logits, drawing, seen), numbers[:, k % BLOCK])
+        yield tokens, logits
+        seen[np.arange(B), tokens] = True
+        if k + 1 < count:
+            logits = decoder.step(tokens)
+
+
+def needed(weights: Weights, length: int) -> int:
+    """Where to begin with a prompt of `length` tokens: what comes before has no influence on what follows it."""
+    config = weights.config
+    T = config.context
+    if config.positions == "learned":  # begun anew as often as it takes; see gpt/decode.py
+        step = T - T // 2
+        return -(-max(0, length - T) // step) * step
+    # Each block looks T - 1 places back, and one more for its offset keys; the token shift looks back one.
+    return max(0, length - config.layers * T - 2)
+
+
+def weights_of(model: "GPT") -> Weights:
+    """The weights of a model as decoding uses them: on NumPy where it is on a CPU and NumPy can compute it."""
+    import torch
+
+    state = {
+        name: value if value.dtype == torch.float64 else value.float() for name, value in model.state_dict().items()
+    }
+    if model.embedding.weight.device.type == "cpu" and Weights.on_numpy(model.config):
+        return Weights(model.config, {name: value.numpy() for name, value in state.items()})
+    return Weights(model.config, state)
+
+
+def side_by_side(work: Callable[[slice], Result], rows: int, weights: Weights) -> Iterator[Result]:
+    """Do the rows of a large batch in parts, on all cores: what NumPy computes in two threads runs at the same time.
+
+    Args:
+        work: what to do with a part of the rows.
+        rows: how many there are.
+        weights: of the model, which say how many texts fit into memory at once.
+
+    Yields:
+        What `work` returned for each part, in order.
+    """
+    config = weights.config
+    cache = 2 * config.layers * config.context * config.dim * weights.dtype.itemsize  # bytes, of one text
+    parts = max(min(cores(), rows // LEAST_ROWS), -(-rows // max(1, min(MOST_ROWS, MOST_CACHE // cache))), 1)
+    borders = np.linspace(0, rows, parts + 1).round().astype(int)
+    slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+    with ThreadPoolExecutor(min(parts, cores())) as pool:
+        yield from pool.map(work, slices)
+
+
+def cores() -> int:
+    """How many threads may compute at the same time; OMP_NUM_THREADS says so for NumPy and torch, too."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(os.environ.get("OMP_NUM_THREADS") or usable)
 
 
 def generate(
-    model: GPT,
-    tokens: Tensor,
-    count: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int | None = None,
-) -> Tensor:
+    model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **drawing: Any
+) -> "torch.Tensor":
     """Continue a prompt.
 
     Args:
-        model: the model; left in the mode it came in.
-        tokens: the prompt, (T0,) or (B, T0) int64 with at least one token; only its last `context` count.
-        count: how many tokens to add.
-        temperature: see `probabilities`.
-        top_k: see `probabilities`.
-        seed: the same seed gives the same text; None draws one. torch's global generator is not touched.
+        model: the model; its mode does not matter, nothing is dropped.
+        tokens: the prompt, (T0,) or (B, T0) int64 with at least one token.
+        count: how many tokens to add; text of any length, see gpt/decode.py for what a place sees of it.
+        seed: row i draws from seed + i; None draws one. No global generator is touched.
+        **drawing: see `Drawing`.
 
     Returns:
         (B, T0 + count) int64 on the CPU.
 
     Raises:
-        ValueError: an empty prompt, a negative count, or what `probabilities` refuses.
+        ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `Drawing` refuses.
     """
+    import torch
+
     tokens = torch.atleast_2d(torch.as_tensor(tokens)).cpu()
     if tokens.shape[1] == 0:
-        raise ValueError("prompt: is empty, must hold at least one character")
+        raise ValueError("prompt: is empty, must hold at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
-    probabilities(torch.zeros(1), temperature, top_k)  # refuses wrong settings even when count is 0
-    new = list(stream(model, tokens, count, temperature=temperature, top_k=top_k, seed=seed))
-    return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens  # (B, T0 + count)
+    low, high = tokens.aminmax()
+    if low < 0 or high >= model.vocabulary:
+        wrong = int(low) if low < 0 else int(high)
+        raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {model.vocabulary - 1}")
+    rules, prompts, weights = Drawing(**drawing), tokens.numpy(), weights_of(model)
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+
+    def work(part: slice) -> np.ndarray:
+        seeds = range(seed + part.start, seed + part.stop)
+        new = [drawn for drawn, _ in stream(weights, list(prompts[part]), count, rules, seeds)]
+        return np.stack(new, axis=1) if new else np.empty((len(seeds), 0), np.int64)
+
+    added = np.concatenate(list(side_by_side(work, len(prompts), weights)))  # (B, count)
+    return torch.cat((tokens, torch.from_numpy(added)), dim=1)  # (B, T0 + count)

@@ -56,6 +56,8 @@ def only(path: str) -> tuple[str, ...] | None:
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
     if path == "gpt/runs.py":
         return ("conf.fields", "filelock")
+    if path in ("gpt/archive.py", "gpt/decode.py", "gpt/generate.py"):
+        return ("numpy", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):
         return ("torch", "numpy", "gpt", "conf.fields", "safetensors", "onnx", "onnxruntime", "transformers")
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):

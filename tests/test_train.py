@@ -26,7 +26,8 @@ from conf.schema import from_yaml
 from data.arrays import open_text
 from data.batches import evaluation_windows, train_batch
 from data.config import DataConfig
-from gpt.checkpoint import FORMAT, load_checkpoint
+from gpt.archive import FORMAT
+from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
 from gpt.fit.automatic import missing_to_compile
 from gpt.model import GPT

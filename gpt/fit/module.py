@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt.checkpoint import FORMAT
+from gpt.archive import FORMAT
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import Score, first_totals, score, window_totals
 from gpt.model import GPT

@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 
-from gpt.checkpoint import FORMAT, read
+from gpt.archive import FORMAT
+from gpt.checkpoint import read
 from tests.conftest import Ended
 from tests.faults.test_checkpoints import contents_of
 

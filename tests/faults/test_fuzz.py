@@ -25,7 +25,8 @@ from data.arrays import open_text
 from data.config import DataConfig
 from data.corpus import DataError
 from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter, tokenizer_from
-from gpt.checkpoint import REQUIRED, CheckpointError, load_checkpoint, read
+from gpt.archive import REQUIRED
+from gpt.checkpoint import CheckpointError, load_checkpoint, read
 from tests.conftest import Ended
 from tests.faults.processes import _server
 from tests.faults.test_attacks import repacked, written

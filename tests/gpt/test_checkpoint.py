@@ -9,7 +9,8 @@ import torch
 
 from conf.resume import settings
 from conf.schema import Config
-from gpt.checkpoint import FORMAT, CheckpointError, load_checkpoint, save
+from gpt.archive import FORMAT
+from gpt.checkpoint import CheckpointError, load_checkpoint, save
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.reference.models import SOME, fill, name, tiny

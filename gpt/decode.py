@@ -1,0 +1,380 @@
+"""Reading text a token at a time, with the keys and values of earlier tokens kept: the KV cache.
+
+Written with what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, whose calls cost a third
+of torch's and which loads in a tenth of the time: with one token a step, calls are what takes the time. Elsewhere it
+runs on torch.
+
+Text of any length can be read. What a place sees of it is the *window rule*, which follows from `positions`:
+
+- rotary: a sliding window. A place attends to itself and the `context - 1` places before it, in every block, as in one
+  forward pass over the whole text with a banded causal mask.
+- learned: when `context` places are full, the last `context // 2` tokens are read anew from place 0 on, and the text
+  goes on behind them, as in a forward pass over the tokens since then.
+
+Up to `context` tokens, both are the model's own forward pass.
+Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for what is kept; Mistral 7B, arXiv:2310.06825,
+section 2, for the sliding window and its rolling buffer.
+
+Shapes: B texts, n tokens read at once, m keys looked at, C = dim, H heads of size D, T = context, V = vocabulary.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conf.commandline import to_device
+from gpt import archive
+from gpt.config import ModelConfig
+
+Array = Any  # numpy.ndarray or torch.Tensor
+EPS = 1e-5  # of the norms in gpt/model.py
+MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read
+
+
+class Linear(NamedTuple):
+    """A matrix as decoding multiplies with it, (in, out), and its bias, (out,), if there is one."""
+
+    weight: Array
+    bias: Array | None
+
+    def __call__(self, x: Array) -> Array:
+        """(..., in) -> (..., out)."""
+        y = x @ self.weight
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
+class Layer(NamedTuple):
+    """The weights of a block."""
+
+    qkv: Linear
+    proj: Linear
+    up: Linear
+    down: Linear
+
+
+class Weights:
+    """The weights of a model, rearranged so that a step takes few operations.
+
+    - The gain and bias of a norm are in the matrix behind it.
+    - All that is added to the residual stream is centred, so a layer norm finds a mean of 0: it is an RMS norm here.
+    - The two channels that rotary positions turn together stand side by side, as one complex number.
+
+    Args:
+        config: shape and parts of the model.
+        state: its state dict, of NumPy arrays or of tensors, float32 or float64; a GELU needs tensors.
+    """
+
+    def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
+        """Rearrange copies; `state` stays as it is."""
+        self.config = config
+        embedding = state["embedding.weight"]
+        self.numpy = isinstance(embedding, np.ndarray)
+        if self.numpy:
+            self.xp: Any = np
+            self.vecdot: Any = np.vecdot
+        else:
+            import torch
+
+            self.xp, self.vecdot, self.gelu = torch, torch.linalg.vecdot, torch.nn.functional.gelu
+        self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
+        self.device = None if self.numpy else embedding.device
+        H, D = config.heads, config.head_dim
+        self.zero = self.zeros()
+
+        def centred(x: Array) -> Array:
+            return x - x.mean(-1)[..., None] if config.norm == "layernorm" else x
+
+        def behind(norm: str, name: str, order: Array = slice(None), scale: Array = 1) -> Linear:
+            """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
+            weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
+            if f"{norm}.bias" in state:
+                shift = weight @ state[f"{norm}.bias"]
+                bias = shift if bias is None else bias + shift
+            weight = (weight * state[f"{norm}.weight"])[order].T * scale
+            return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
+
+        def onto_stream(name: str) -> Linear:
+            """A linear layer whose outputs are added to the residual stream."""
+            bias = state.get(f"{name}.bias")
+            weight = centred(state[f"{name}.weight"].T)
+            return Linear(self._contiguous(weight), None if bias is None else centred(bias))
+
+        # The channels of queries and keys in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned.
+        turned = 0 if config.positions != "rotary" else D // 2 if config.key_offset else D
+        order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
+        pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
+        order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
+        self.frequency = 10_000.0 ** (-np.arange(0, turned, 2) / max(turned, 1))  # (R/2,), see gpt/positions.py
+        # Attention's 1 / sqrt(D) is in the queries: in their weights or, with QK-norm, in what they are divided by.
+        scale = np.repeat([D**-0.5, 1.0, 1.0], config.dim)  # (3C,)
+        self.mean = self.numbers(np.array([[1.0], [1 / D]]))  # (2, 1)
+        self.eps = self.numbers(np.array([[D], [1.0]]) * np.finfo(self.dtype).eps)  # (2, 1)
+
+        self.layers = [
+            Layer(
+                behind(
+                    f"blocks.{i}.norm1",
+                    f"blocks.{i}.attention.qkv",
+                    self.integers(order.reshape(-1)),
+                    1 if config.qk_norm else self.numbers(scale),
+                ),
+                onto_stream(f"blocks.{i}.attention.proj"),
+                behind(f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
+                onto_stream(f"blocks.{i}.mlp.down"),
+            )
+            for i in range(config.layers)
+        ]
+        self.head = behind("norm", "embedding" if config.tied else "head")
+        self.embedding = centred(embedding)  # (V, C)
+        if config.token_shift:
+            # One row more, of zeros: what the first token of a text has before it.
+            shifted = centred(embedding * state["shift"])
+            self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
+        if config.positions == "learned":
+            self.positions = centred(state["position_embedding.weight"])  # (T, C)
+
+    @staticmethod
+    def on_numpy(config: ModelConfig) -> bool:
+        """Whether NumPy has all that a model computes; it has no erf, which a GELU is made of."""
+        return config.activation == "relu2"
+
+    def _contiguous(self, x: Array) -> Array:
+        return np.ascontiguousarray(x) if self.numpy else x.contiguous()
+
+    def zeros(self, *shape: int) -> Array:
+        """Zeros of the weights' type, beside them."""
+        return self.numbers(np.zeros(shape))
+
+    def numbers(self, values: np.ndarray) -> Array:
+        """Float64 or complex128 numbers in the weights' precision, beside them."""
+        wide = self.dtype == np.float64
+        kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
+        return self.integers(values.astype(kind))
+
+    def integers(self, values: np.ndarray) -> Array:
+        """Any array, beside the weights."""
+        return values if self.numpy else self.xp.from_numpy(values).to(self.device)
+
+
+class Decoder:
+    """Reads B texts side by side and gives the logits of what follows.
+
+    Args:
+        weights: of the model.
+        rows: how many texts, B.
+    """
+
+    def __init__(self, weights: Weights, rows: int = 1) -> None:
+        """Set aside what texts of any length need: 2 * layers * B * T * C numbers."""
+        config = weights.config
+        self.weights, self.rows = weights, rows
+        H, D, T = config.heads, config.head_dim, config.context
+        self.keys = [weights.zeros(rows, H, T, D) for _ in range(config.layers)]
+        self.values = [weights.zeros(rows, H, T, D) for _ in range(config.layers)]
+        # The part of a key that goes to the place after it, see `gpt.attention.offset_keys`.
+        self.own = D - D // 2 if config.key_offset else D
+        self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
+        self.place = np.zeros(rows, np.int64)  # where the next token of each text goes
+        self.before = np.full(rows, -1)  # the last token of each text; -1 is none
+        self.window = np.zeros((rows, T), np.int64)  # the token at each place, for learned positions
+
+    def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """Read n tokens of each text.
+
+        Args:
+            tokens: (B, n) int64, n at least 1.
+            rows: which texts these are; None is all, in order.
+
+        Returns:
+            (B, n, V) float64, the logits of what follows each token.
+        """
+        config = self.weights.config
+        rows = np.arange(self.rows) if rows is None else rows
+        logits, start = [], 0
+        while start < tokens.shape[1]:
+            self._make_room(rows)
+            room = config.context
+            if config.positions == "learned":
+                room -= int(self.place[rows].max())
+            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * 2 * config.context)))
+            logits.append(self._read(tokens[:, start : start + room], rows))
+            start += room
+        return np.concatenate(logits, axis=1)
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Read one token of each text: (B,) int64 -> (B, V) float64, as `read` does, but faster."""
+        w, T = self.weights, self.weights.config.context
+        rows = np.arange(self.rows)
+        self._make_room(rows)
+        place: Any = self.place
+        if (place == place[0]).all():
+            place = int(place[0])
+            filled, hidden = min(place + 1, T), None
+            at: Any = (slice(None), slice(None), place % T)
+        else:
+            filled = min(int(place.max()) + 1, T)
+            hidden = w.numbers(np.where(np.arange(filled) > place[:, None], -np.inf, 0.0))[
+                :, None, None
+            ]  # (B, 1, 1, m)
+            at = (w.integers(rows), slice(None), w.integers(place % T))
+        own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
+        turn = self._turn(place)
+        x = self._embed(tokens, self.before, place)  # (B, C)
+        for i, layer in enumerate(w.layers):
+            q, k, v = self._project(layer, x, turn)  # 3 x (B, H, D)
+            keys, values = self.keys[i], self.values[i]
+            keys[own] = k[..., : self.own]
+            if w.config.key_offset:
+                keys[rest] = self.moved[i]
+                self.moved[i] = k[..., self.own :]
+            values[at] = v
+            y = self._attend(q[:, :, None], keys[:, :, :filled], values[:, :, :filled], hidden)  # (B, H, 1, D)
+            x = x + layer.proj(y.reshape(self.rows, -1))  # (B, C)
+            x = x + self._mlp(layer, x)
+        self._remember(tokens[:, None], rows)
+        return self._logits(x)
+
+    def _read(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Read a piece of at most T tokens, for which there is room: (B, n) -> (B, n, V) float64."""
+        w, T = self.weights, self.weights.config.context
+        n = tokens.shape[1]
+        places = self.place[rows][:, None] + np.arange(n)  # (B, n)
+        # The keys that are kept come first, then those of the piece: `n` new ones would take slots that are looked at.
+        held = min(int(self.place[rows].max()), T)
+        newest = self.place[rows][:, None] - 1
+        kept = newest - (newest - np.arange(held)) % T  # (B, held): the place in each slot, below 0 where there is none
+        key_places = np.concatenate((kept, places), axis=1)  # (B, m)
+        distance = places[:, :, None] - key_places[:, None]  # (B, n, m)
+        seen = (distance >= 0) & (distance < T) & (key_places >= 0)[:, None]
+        hidden = w.numbers(np.where(seen, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
+        turn = self._turn(places)
+        x = self._embed(
+            tokens, np.concatenate((self.before[rows][:, None], tokens[:, :-1]), axis=1), places
+        )  # (B, n, C)
+        row, slots = w.integers(rows), w.integers(places % T)
+        for i, layer in enumerate(w.layers):
+            q, k, v = (part.swapaxes(1, 2) for part in self._project(layer, x, turn))  # 3 x (B, H, n, D)
+            if w.config.key_offset:
+                own, moved = k[..., : self.own], k[..., self.own :]
+                shifted = w.xp.concatenate((self.moved[i][row][:, :, None], moved[:, :, :-1]), axis=2)
+                self.moved[i][row] = moved[:, :, -1]
+                k = w.xp.concatenate((own, shifted), axis=3)  # (B, H, n, D)
+            keys = w.xp.concatenate((self.keys[i][row][:, :, :held], k), axis=2)  # (B, H, m, D)
+            values = w.xp.concatenate((self.values[i][row][:, :, :held], v), axis=2)  # (B, H, m, D)
+            self.keys[i][row[:, None], :, slots] = k.swapaxes(1, 2)
+            self.values[i][row[:, None], :, slots] = v.swapaxes(1, 2)
+            y = self._attend(q, keys, values, hidden).swapaxes(1, 2)  # (B, n, H, D)
+            x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
+            x = x + self._mlp(layer, x)
+        self._remember(tokens, rows)
+        return self._logits(x)
+
+    def _make_room(self, rows: np.ndarray) -> None:
+        """The window rule of learned positions: where all places are full, begin anew with the last half."""
+        T = self.weights.config.context
+        if self.weights.config.positions != "learned" or self.place[rows].max() < T:
+            return
+        full = rows[self.place[rows] == T]
+        self.place[full], self.before[full] = 0, -1
+        for moved in self.moved:
+            moved[self.weights.integers(full)] = 0
+        if T > 1:
+            self._read(self.window[full, T - T // 2 :], full)
+
+    def _remember(self, tokens: np.ndarray, rows: np.ndarray) -> None:
+        if self.weights.config.positions == "learned":
+            self.window[rows[:, None], self.place[rows][:, None] + np.arange(tokens.shape[1])] = tokens
+        self.place[rows] += tokens.shape[1]
+        self.before[rows] = tokens[:, -1]
+
+    def _embed(self, tokens: np.ndarray, before: np.ndarray, places: Any) -> Array:
+        """What enters the first block: (..., C)."""
+        w = self.weights
+        x = w.embedding[w.integers(tokens)]
+        if w.config.token_shift:
+            x = x + w.shifted[w.integers(before)]
+        if w.config.positions == "learned":
+            x = x + w.positions[w.integers(places) if isinstance(places, np.ndarray) else places]
+        return x
+
+    def _turn(self, places: Any) -> Array:
+        """The turn of rotary positions as complex numbers e^(i angle): (..., 1, 1, R/2)."""
+        angle = np.asarray(places)[..., None, None, None] * self.weights.frequency
+        return self.weights.numbers(np.exp(1j * angle)) if angle.size else None
+
+    def _unit(self, x: Array) -> Array:
+        """X / sqrt(mean square + eps) over the last dimension."""
+        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) / x.shape[-1] + EPS)[..., None]
+
+    def _project(self, layer: Layer, x: Array, turn: Array) -> tuple[Array, Array, Array]:
+        """Queries, which hold attention's 1 / sqrt(D), keys and values: (..., C) -> 3 x (..., H, D)."""
+        w = self.weights
+        qkv = layer.qkv(self._unit(x)).reshape(*x.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
+        qk = qkv[..., :2, :, :]
+        if w.config.qk_norm:
+            qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.mean + w.eps)[..., None]
+        if turn is not None:
+            pairs = qk[..., : 2 * turn.shape[-1]].view(turn.dtype)  # (..., 2, H, R/2)
+            pairs *= turn
+        return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
+
+    def _attend(self, q: Array, keys: Array, values: Array, hidden: Array | None) -> Array:
+        """softmax(q k^T + hidden) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
+        xp = self.weights.xp
+        scores = q @ keys.swapaxes(2, 3)  # (B, H, n, m)
+        if hidden is not None:
+            scores += hidden
+        scores -= xp.amax(scores, -1, keepdims=True)
+        shares = xp.exp(scores, out=scores)
+        return (shares @ values) / shares.sum(-1)[..., None]
+
+    def _mlp(self, layer: Layer, x: Array) -> Array:
+        w = self.weights
+        h = layer.up(self._unit(x))
+        if w.config.activation == "relu2":
+            h = w.xp.maximum(h, w.zero)
+            h *= h
+        else:
+            h = w.gelu(h)
+        return layer.down(h)
+
+    def _logits(self, x: Array) -> np.ndarray:
+        logits = self.weights.head(self._unit(x))
+        return logits.astype(np.float64) if self.weights.numpy else logits.double().cpu().numpy()
+
+
+def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
+    """Load a model for decoding, without torch where NumPy can compute it.
+
+    Args:
+        path: a checkpoint file.
+        device: where to decode.
+
+    Returns:
+        The weights in single precision, and all else the file holds, as `gpt.checkpoint.load_checkpoint` has it.
+
+    Raises:
+        CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
+        InputError: this machine does not have the device.
+    """
+    meta = archive.read(path, _array)
+    config, state = archive.weights(path, meta, lambda array: bool(np.isfinite(array).all()))
+    state = {name: array.astype(np.float32) for name, array in state.items()}
+    if device != "cpu" or not Weights.on_numpy(config):
+        import torch
+
+        state = {name: to_device(torch.from_numpy(array), device) for name, array in state.items()}
+    return Weights(config, state), meta
+
+
+def _array(kind: str, memory: bytearray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    if kind == "bfloat16":  # the upper half of a float32
+        numbers = (np.frombuffer(memory, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        numbers = np.frombuffer(memory, kind)
+    width = numbers.itemsize
+    return np.ndarray(shape, numbers.dtype, numbers, offset * width, tuple(stride * width for stride in strides))
