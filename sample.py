@@ -152,7 +152,14 @@ def writing_to(name: str | None) -> Iterator[TextIO]:
     path = Path(name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "x", encoding="utf-8", newline="") as file:
+        file = open(temporary, "x", encoding="utf-8", newline="")
+        if path.is_dir():
+            raise IsADirectoryError(0, "is a directory")
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"--output {name}: {error.strerror}") from None
+    try:
+        with file:
             yield file
     except KeyboardInterrupt:
         os.replace(temporary, path)
@@ -239,6 +246,8 @@ def write(
     checkpoint: str,
 ) -> None:
     """Write the texts: one as it is drawn, several one below the other."""
+    from tqdm import tqdm
+
     from gpt.generate import side_by_side
 
     # Something has to come first: a line break, where nothing is asked for. It is not shown.
@@ -253,18 +262,18 @@ def write(
         out.write("\n")
         return
 
-    def work(part: slice) -> list[Continuation]:
-        *_, written = continuations(weights, encoded[part], seeds[part], tokenizer, options)
-        return written
+    def work(part: slice) -> Iterator[list[Continuation]]:
+        return continuations(weights, encoded[part], seeds[part], tokenizer, options)
 
-    texts = (text for part in side_by_side(work, len(rows), weights) for text in part)
-    for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
-        if options.json:
-            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
-            out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
-        else:
-            out.write(f"--- {count}\n{prompt}{text.text}\n")
-        out.flush()
+    with tqdm(total=len(rows) * options.num_chars, unit=" characters", delay=2, disable=None, leave=False) as bar:
+        texts = (text for part in side_by_side(work, len(rows), weights, bar.update) for text in part)
+        for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
+            if options.json:
+                line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
+                out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
+            else:
+                out.write(f"--- {count}\n{prompt}{text.text}\n")
+            out.flush()
 
 
 def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
@@ -315,10 +324,12 @@ def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
     if word == ":set" and not name:
         print("\n".join(f"{each:20} {getattr(options, each.replace('-', '_'))}" for each in names))
     elif word == ":set" and name in names:
-        setattr(options, name.replace("-", "_"), parser.get_default(name.replace("-", "_")))
-        if value:
-            with suppress(SystemExit):  # the parser has said what is wrong
-                parser.parse_args([f"--{name}={value}"], namespace=options)
+        key, before = name.replace("-", "_"), vars(options).copy()
+        setattr(options, key, parser.get_default(key))
+        try:
+            parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
+        except SystemExit:  # the parser has said what is wrong
+            vars(options).update(before)
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))
     else:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from conf.fields import InputError, nearest, one_line
@@ -29,9 +30,9 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         print(f"{program}: {one_line(error)}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
@@ -39,6 +40,12 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
             raise
         return refuse(program, f"out of memory: {out_of_memory}")
     return 0
+
+
+def _forget_output() -> None:
+    """What standard output still holds is not written when Python ends: it would fail again."""
+    with suppress(OSError):  # in a test, it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(program: str, reason: object) -> int:

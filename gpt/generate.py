@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -80,7 +81,8 @@ def probabilities(logits: np.ndarray, drawing: Drawing, seen: np.ndarray | None 
     if drawing.top_k is not None or drawing.top_p < 1:
         order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
         ranked = np.take_along_axis(logits, order, -1)
-        ranked[:, drawing.top_k :] = -np.inf
+        if drawing.top_k is not None:
+            ranked[:, drawing.top_k :] = -np.inf
         if drawing.top_p < 1:
             shares = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
             # One is left out where those before it reach the share already; the first never is.
@@ -173,24 +175,44 @@ def weights_of(model: "GPT") -> Weights:
     return Weights(model.config, state)
 
 
-def side_by_side(work: Callable[[slice], Result], rows: int, weights: Weights) -> Iterator[Result]:
+def side_by_side(
+    work: Callable[[slice], Iterator[Result]],
+    rows: int,
+    weights: Weights,
+    progress: Callable[[int], Any] = lambda tokens: None,
+) -> Iterator[Result]:
     """Do the rows of a large batch in parts, on all cores: what NumPy computes in two threads runs at the same time.
 
     Args:
-        work: what to do with a part of the rows.
+        work: goes on with a part of the rows, yielding what there is after each token.
         rows: how many there are.
         weights: of the model, which say how many texts fit into memory at once.
+        progress: told how many tokens have been added; called in any thread.
 
     Yields:
-        What `work` returned for each part, in order.
+        The last that `work` yielded for each part, in order.
     """
     config = weights.config
     cache = 2 * config.layers * config.context * config.dim * weights.dtype.itemsize  # bytes, of one text
     parts = max(min(cores(), rows // LEAST_ROWS), -(-rows // max(1, min(MOST_ROWS, MOST_CACHE // cache))), 1)
     borders = np.linspace(0, rows, parts + 1).round().astype(int)
     slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+    given_up = Event()
+
+    def last(part: slice) -> Any:
+        result = None
+        for result in work(part):  # noqa: B007
+            if given_up.is_set():
+                break
+            progress(part.stop - part.start)
+        return result
+
     with ThreadPoolExecutor(min(parts, cores())) as pool:
-        yield from pool.map(work, slices)
+        try:
+            yield from pool.map(last, slices)
+        finally:  # Ctrl-C, or a reader that has seen enough
+            given_up.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def cores() -> int:
@@ -231,10 +253,13 @@ def generate(
     rules, prompts, weights = Drawing(**drawing), tokens.numpy(), weights_of(model)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 
-    def work(part: slice) -> np.ndarray:
-        seeds = range(seed + part.start, seed + part.stop)
-        new = [drawn for drawn, _ in stream(weights, list(prompts[part]), count, rules, seeds)]
-        return np.stack(new, axis=1) if new else np.empty((len(seeds), 0), np.int64)
+    def work(part: slice) -> Iterator[np.ndarray]:
+        added = np.empty((part.stop - part.start, count), np.int64)
+        yield added
+        drawing = stream(weights, list(prompts[part]), count, rules, range(seed + part.start, seed + part.stop))
+        for k, (drawn, _) in enumerate(drawing):
+            added[:, k] = drawn
+            yield added
 
     added = np.concatenate(list(side_by_side(work, len(prompts), weights)))  # (B, count)
     return torch.cat((tokens, torch.from_numpy(added)), dim=1)  # (B, T0 + count)

@@ -1,8 +1,12 @@
 """sample.py in this process and as a command, on a model of a few steps."""
 
+import io
+import itertools
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,9 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.tokenizer import tokenizer_from
+from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
+from sample import Continuation
 from tests.conftest import ROOT, Ended
+from tests.reference import model as reference
+from tests.reference import sampling
 
 Call = Callable[..., Ended]
 
@@ -27,21 +34,19 @@ def trained(train: Call) -> Path:
 
 
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
-    """Greedy and drawn text against one forward per character, written out here."""
+    """Greedy and drawn text against one forward pass of the whole text per character, written out here."""
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
     for temperature in (0.0, 0.7):
-        generator = torch.Generator().manual_seed(5)
+        numbers = np.random.default_rng(5).random(60)
         tokens = tokenizer.encode("Abc de").tolist()
-        for _ in range(60):
-            with torch.no_grad():
-                logits = model(torch.tensor([tokens[-32:]]))[0, -1].double()
+        for number in numbers:
+            logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
             if temperature == 0:
                 tokens.append(int(logits.argmax()))
             else:
-                weights = np.exp((logits / temperature - (logits / temperature).max()).numpy())
-                drawn = torch.multinomial(torch.from_numpy(weights / weights.sum())[None], 1, generator=generator)
-                tokens.append(int(drawn))
+                shares = sampling.probabilities(logits.tolist(), temperature)
+                tokens.append(int(np.searchsorted(shares.cumsum(), number, side="right")))
         ended = sample("--prompt", "Abc de", "--num-chars", "60", "--temperature", str(temperature), "--seed", "5")
         assert ended.status == 0
         assert ended.out == tokenizer.decode(np.array(tokens)) + "\n"
@@ -122,14 +127,27 @@ def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
     assert ended.status == 0 and ended.out.startswith("μῆνιν")
 
 
-def test_as_a_command_it_starts_without_what_only_training_needs(trained: Path) -> None:
+def test_as_a_command_it_starts_without_what_takes_long_to_load(trained: Path) -> None:
     code = (
         "import sys, sample; status = sample.cli(['--num-chars', '3']); "
-        "print(status, sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
+        "print(status, sorted({'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_the_first_character_is_there_within_a_second_and_a_half(trained: Path) -> None:
+    """From the start of the process to a character in a pipe; the best of five, the machine has other work."""
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "20"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout and process.stdout.read(1)
+            seconds.append(time.perf_counter() - begun)
+    assert min(seconds) < 1.5
 
 
 def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
@@ -139,3 +157,147 @@ def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     assert ended.returncode == 0 and len(ended.stdout) == 10
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
     assert time.perf_counter() - begun < 60
+
+
+def test_several_prompts_of_different_lengths(trained: Path, sample: Call) -> None:
+    """Each text is the one that its prompt and its seed give alone."""
+    prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
+    given = [word for prompt in prompts for word in ("--prompt", prompt)]
+    ended = sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7")
+    parts = re.split(r"^--- \d\n", ended.out, flags=re.MULTILINE)[1:]
+    alone = [
+        sample("--prompt", prompt, "--num-chars", "30", "--seed", seed).out for prompt in prompts for seed in ("7", "8")
+    ]
+    assert parts == alone and len(set(parts)) == 6
+
+
+def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("p.txt").write_text("The of\n", encoding="utf-8")
+    settings = ["--num-chars", "20", "--seed", "3"]
+    expected = sample("--prompt", "The of\n", *settings).out
+    assert sample("--prompt-file", "p.txt", *settings).out == expected
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
+    assert sample("--prompt-file", "-", *settings).out == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "--prompt-file p.txt: is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "--prompt-file p.txt: No such file")],
+)
+def test_prompt_files_that_cannot_be_used(trained: Path, sample: Call, content: bytes | None, said: str) -> None:
+    if content is not None:
+        Path("p.txt").write_bytes(content)
+    ended = sample("--prompt-file", "p.txt")
+    assert ended.status == 2 and ended.out == "" and said in ended.err and ended.err.count("\n") == 1
+
+
+def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None:
+    settings = ["--num-chars", "0"]
+    ended = sample("--prompt", "né", *settings)
+    assert "nearest: 'e'; --unknown skip leaves out" in ended.err
+    assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out == "ne fi\n"
+    assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
+    assert "knows" in sample("--prompt", "日", "--unknown", "skip", *settings).err
+    assert "must be" in sample("--prompt", "", *settings).err or "must hold" in sample("--prompt", "", *settings).err
+
+
+def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:
+    """Of what was drawn, whatever the temperature and the filters, as one forward pass over the text gives them."""
+    settings = ["--num-samples", "9", "--num-chars", "20", "--seed", "3", "--prompt", "The ", "--prompt", "An"]
+    ended = sample(*settings, "--json", "--temperature", "2", "--top-k", "9")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    plain = re.split(r"^--- \d+\n", sample(*settings, "--temperature", "2", "--top-k", "9").out, flags=re.MULTILINE)[1:]
+    assert [line["prompt"] + line["text"] + "\n" for line in lines] == plain
+    assert [(line["prompt"], line["seed"]) for line in lines] == [(p, 3 + i) for p in ("The ", "An") for i in range(9)]
+    model, meta = load_checkpoint(trained)
+    for line in lines:
+        tokens = torch.from_numpy(tokenizer_from(meta["vocabulary"]).encode(line["prompt"] + line["text"]))
+        with torch.no_grad():
+            expected = model(tokens[None, :-1])[0].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+        begin = len(line["prompt"]) - 1
+        np.testing.assert_allclose(line["logprobs"], expected[begin:].numpy(), atol=1e-5)
+        assert line["checkpoint"].endswith("best.ckpt")
+
+
+def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
+    settings = ["--num-chars", "300", "--seed", "2", "--prompt", "The"]
+    whole = sample(*settings).out[3:-1]
+    for stop in (whole[40:43], whole[120:125], whole[7]):
+        place = whole.find(stop)
+        assert sample(*settings, "--stop", stop).out == "The" + whole[:place] + "\n"
+        line = json.loads(sample(*settings, "--stop", stop, "--stop", "\0never", "--json").out)
+        assert line["text"] == whole[:place] and len(line["logprobs"]) == place
+    assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
+    assert sample("--stop", "").status == 2
+
+
+def test_what_is_shown_while_a_stop_may_begin() -> None:
+    """Nothing that may turn out to belong to a stop is shown before that is known."""
+    tokenizer = CharTokenizer("abc")
+    for text in map("".join, itertools.product("abc", repeat=6)):
+        for stops in (["ab"], ["aab", "c"], ["aba"]):
+            growing, shown = Continuation(tokenizer, stops), ""
+            for character in text:
+                growing.add(int(tokenizer.encode(character)[0]), 0.0)
+                assert growing.text[: len(shown)] == shown
+                shown = growing.text[: growing.settled()]
+                if growing.ended:
+                    break
+            growing.close()
+            # The stop that is complete first ends the text, before the first beginning of those that end there.
+            ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
+            begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
+            cut = text[: min(begins)] if begins else text
+            assert growing.text == cut and growing.text.startswith(shown)
+
+
+def test_output_to_a_file(trained: Path, sample: Call) -> None:
+    settings = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
+    expected = sample(*settings).out
+    ended = sample(*settings, "--output", "out.txt")
+    assert ended.status == 0 and ended.out == "" and Path("out.txt").read_text("utf-8") == expected
+    before = set(os.listdir())
+    assert sample(*settings, "--output", "no/such/out.txt").status == 2
+    assert sample(*settings, "--prompt", "é", "--output", "out.txt").status == 2
+    assert Path("out.txt").read_text("utf-8") == expected and set(os.listdir()) == before
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_what_was_written(trained: Path) -> None:
+    command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "100000000", "--output", "out.txt"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr and process.stderr.readline()
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and process.stderr.read() == ""
+    assert len(Path("out.txt").read_text("utf-8")) > 100 and not list(Path().glob(".*.tmp"))
+
+
+def test_a_conversation(trained: Path) -> None:
+    """In a terminal of its own: settings stay, a wrong word and a character that is not known end nothing."""
+    lines = [
+        ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3", "日",
+        ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit", "not read",
+    ]  # fmt: skip
+    command = [sys.executable, str(ROOT / "sample.py"), "--interactive"]
+    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.stdout, re.DOTALL)
+    assert len(texts) == 2 and texts[0] == texts[1]
+    assert "hot: must be a number" in ended.stderr and "Traceback" not in ended.stderr
+    assert ":set colour 3: must be :set NAME VALUE" in ended.stdout
+    assert ended.stdout.count("is not in the vocabulary") == 2
+    assert re.search(r"^temperature +0\.0$", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_many_texts_at_once(trained: Path) -> None:
+    """Also where threads are at work on parts of them."""
+    arguments = ["--num-chars", "100000000", "--num-samples", "40"]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, str(ROOT / "sample.py"), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr and process.stderr.readline()
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and process.stderr.read() == ""

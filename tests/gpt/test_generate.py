@@ -1,10 +1,12 @@
 """Sampling against loops: the probabilities, the draws by their frequencies, the greedy path by each character."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
-from gpt.generate import generate, probabilities
+from gpt.generate import Drawing, draw, generate, log_probabilities, probabilities, side_by_side, stream, weights_of
 from gpt.model import GPT
 from tests.reference import model as reference
 from tests.reference import sampling
@@ -21,59 +23,84 @@ def random(*shape: int, seed: int = 7) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def following(model: GPT, text: list[int]) -> np.ndarray:
+    """Logits after a text of any length by NumPy's model and the window rule of gpt/decode.py, written out."""
+    config, T = model.config, model.config.context
+    if config.positions == "rotary":
+        return reference.gpt(model.state_dict(), config, np.array([text]), window=T)[0, -1]
+    start = 0
+    while len(text) - start > T:
+        start += T - T // 2
+    return reference.gpt(model.state_dict(), config, np.array([text[start:]]))[0, -1]
+
+
 # Probabilities
 
+RULES = [
+    dict(zip(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"), values, strict=True))
+    for values in itertools.product(
+        (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0), (1.0, 1.3, 0.5)
+    )
+]
 
-@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.7, 1.0, 3.0])
-@pytest.mark.parametrize("top_k", [None, 1, 2, 6, 7, 1000])
-@pytest.mark.parametrize("shape", [(7,), (4, 7), (2, 3, 7)])
-def test_probabilities_equal_loops(temperature: float, top_k: int | None, shape: tuple[int, ...]) -> None:
-    logits = 3 * random(*shape)
-    expected = [sampling.probabilities(row.tolist(), temperature, top_k) for row in logits.reshape(-1, 7)]
-    result = probabilities(logits, temperature, top_k)
-    assert result.shape == shape and result.is_floating_point()
-    np.testing.assert_allclose(result.reshape(-1, 7).numpy(), expected, rtol=2e-5, atol=1e-7)
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_probabilities_equal_loops(rows: int) -> None:
+    """Each rule alone and all of them together, against one logit at a time."""
+    logits = 3 * random(rows, 7).double().numpy()
+    seen = random(rows, 7, seed=1).numpy() > 0
+    for rules in RULES:
+        expected = [
+            sampling.probabilities(row.tolist(), **rules, seen=set(np.flatnonzero(was).tolist()))
+            for row, was in zip(logits, seen, strict=True)
+        ]
+        result = probabilities(logits, Drawing(**rules), seen)
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15, err_msg=str(rules))
+
+
+def test_each_rule_changes_something() -> None:
+    """So that the loops above have something to be equal about."""
+    logits = 3 * random(1, 7).double().numpy()
+    seen = np.ones((1, 7), bool)
+    plain = probabilities(logits, Drawing(), seen)
+    for rule in ({"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}):
+        assert np.abs(probabilities(logits, Drawing(**rule), seen) - plain).max() > 1e-3, rule
 
 
 def test_defaults_are_the_softmax() -> None:
-    torch.testing.assert_close(probabilities(random(5, 9)), random(5, 9).double().softmax(-1))
+    logits = random(5, 9).double()
+    np.testing.assert_allclose(probabilities(logits.numpy(), Drawing()), logits.softmax(-1).numpy(), rtol=1e-13)
+    np.testing.assert_allclose(log_probabilities(logits.numpy()), logits.log_softmax(-1).numpy(), rtol=1e-12)
 
 
 def test_logits_are_not_changed() -> None:
-    logits = random(3, 7)
-    probabilities(logits, 0.5, 2)
-    assert torch.equal(logits, random(3, 7))
+    logits = random(3, 7).double().numpy()
+    kept = logits.copy()
+    for rules in RULES:
+        probabilities(logits, Drawing(**rules), np.ones((3, 7), bool))
+    assert np.array_equal(logits, kept)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_ties_leave_exactly_k(top_k: int) -> None:
     """An untrained head that is all zeros: top_k=1 is still greedy."""
-    result = probabilities(torch.zeros(2, 5), 1.0, top_k)
+    result = probabilities(np.zeros((2, 5)), Drawing(top_k=top_k))
     assert ((result > 0).sum(-1) == top_k).all()
-    torch.testing.assert_close(result.sum(-1), torch.ones(2, dtype=torch.float64))
+    np.testing.assert_allclose(result.sum(-1), 1)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "temperature"), [(torch.float32, 1e-3), (torch.float32, 1e-38), (torch.float64, 1e-307)]
-)
+@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-307])
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_nearly_greedy_is_finite(dtype: torch.dtype, temperature: float, top_k: int | None) -> None:
-    logits = 50 * random(4, 7).to(dtype)
-    result = probabilities(logits, temperature, top_k)
-    torch.testing.assert_close(result, probabilities(logits, 0.0))
+def test_nearly_greedy_is_finite(temperature: float, top_k: int | None) -> None:
+    logits = 50 * random(4, 7).double().numpy()
+    result = probabilities(logits, Drawing(temperature=temperature, top_k=top_k))
+    np.testing.assert_allclose(result, probabilities(logits, Drawing(temperature=0.0)), atol=1e-12)
 
 
-def test_half_precision_logits_become_exact_probabilities() -> None:
-    logits = (3 * random(6, 50)).bfloat16()
-    result = probabilities(logits, 0.8, 20)
-    expected = [sampling.probabilities(row, 0.8, 20) for row in logits.float().tolist()]
-    kept = result > 0
-    assert result.dtype in (torch.float32, torch.float64)
-    torch.testing.assert_close(result.double().sum(-1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-6)
-    # Equal bfloat16 logits may be cut at either: compare what was kept by both.
-    both = kept & (torch.tensor(np.array(expected)) > 0)
-    assert both.sum() >= 6 * 18
-    np.testing.assert_allclose(result[both].numpy(), np.array(expected)[both.numpy()], rtol=1e-4)
+def test_the_smallest_and_the_largest_random_number_draw_what_can_be_drawn() -> None:
+    shares = np.array([[0.0, 0.25, 0.75, 0.0]])
+    assert draw(shares, np.array([0.0])) == 1 and draw(shares, np.array([np.nextafter(1, 0)])) == 2
+    assert draw(shares, np.array([0.2499])) == 1 and draw(shares, np.array([0.25])) == 2
 
 
 # Greedy
@@ -82,15 +109,13 @@ def test_half_precision_logits_become_exact_probabilities() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=["rotary", "learned", "tied"])
 @pytest.mark.parametrize("start", [1, 5, 7, 12])
 def test_greedy_equals_the_naive_loop(config, start: int) -> None:
-    """Past the context too, where each step sees the last `context` characters at places 0, 1, ..."""
+    """Past the context too."""
     model = build(config)
     prompt = torch.randint(11, (2, start), generator=torch.Generator().manual_seed(3))
     text = prompt.tolist()
-    state = model.state_dict()
     for _ in range(9):
         for row in text:
-            logits = reference.gpt(state, config, np.array([row[-config.context :]]))[0, -1]
-            row.append(int(logits.argmax()))
+            row.append(int(following(model, row).argmax()))
     result = generate(model, prompt, 9, temperature=0)
     assert result.dtype == torch.int64 and result.tolist() == text
 
@@ -120,8 +145,7 @@ def test_draws_have_the_model_s_probabilities(temperature: float, top_k: int | N
     prompt = torch.randint(vocabulary, (start,), generator=torch.Generator().manual_seed(2)).tolist()
 
     def after(text: list[int]) -> np.ndarray:
-        logits = reference.gpt(model.state_dict(), config, np.array([text[-config.context :]]))[0, -1]
-        return sampling.probabilities(logits, temperature, top_k)
+        return sampling.probabilities(following(model, text).tolist(), temperature, top_k)
 
     first = after(prompt)
     expected = np.concatenate([first[a] * after([*prompt, a]) for a in range(vocabulary)]) * rows
@@ -147,6 +171,39 @@ def test_seed_decides() -> None:
     assert torch.equal(generate(model, prompt, 40, seed=5)[:, :20], generate(model, prompt, 17, seed=5))
     rows = generate(model, prompt.expand(2, 3), 40, seed=5)
     assert not torch.equal(rows[0], rows[1]), "rows are drawn independently"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["rotary", "learned", "tied"])
+def test_a_text_is_the_same_whatever_its_neighbours(config) -> None:
+    """In float64: its seed and its prompt decide, in a batch of prompts of other lengths and beyond the context."""
+    weights = weights_of(build(config).double())
+    prompts = [np.arange(1 + 5 * row % 9) % 11 for row in range(6)]
+
+    def texts(rows: list[int]) -> list[list[int]]:
+        drawn = stream(weights, [prompts[row] for row in rows], 30, Drawing(), [100 + row for row in rows])
+        return np.stack([tokens for tokens, _ in drawn], axis=1).tolist()
+
+    together = texts(list(range(6)))
+    assert together == [texts([row])[0] for row in range(6)]
+    assert texts([5, 2, 0]) == [together[5], together[2], together[0]]
+    assert len(set(map(tuple, together))) == 6
+
+
+def test_rows_are_texts_of_the_seeds_that_follow() -> None:
+    model, prompt = build(tiny()).double(), torch.tensor([[1, 2, 3]])
+    rows = generate(model, prompt.expand(20, 3), 40, seed=5)
+    assert all(torch.equal(row, generate(model, prompt, 40, seed=5 + i)[0]) for i, row in enumerate(rows))
+
+
+def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many rows as memory and the cores suggest; their order stays."""
+    weights = weights_of(build(tiny()))
+    for rows, most, threads in itertools.product((1, 7, 8, 16, 200), (64, 10), ("1", "2")):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        monkeypatch.setattr("gpt.generate.MOST_ROWS", most)
+        parts = list(side_by_side(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
+        assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
+        assert len(parts) >= min(int(threads), rows // 8)
 
 
 def test_without_a_seed_texts_differ() -> None:
@@ -183,10 +240,11 @@ def test_mode_is_restored_after_an_error() -> None:
 
 
 def test_no_gradients_and_the_prompt_stays() -> None:
-    model, prompt, states = build(tiny()), torch.tensor([[1, 2, 3]]), []
-    model.register_forward_hook(lambda module, args, out: states.append(out.requires_grad))
+    model, prompt = build(tiny(activation="gelu")), torch.tensor([[1, 2, 3]])  # on torch
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     out = generate(model, prompt, 4, seed=1)
-    assert states and not any(states)
+    assert not any(value.requires_grad for value in vars(weights_of(model)).values() if hasattr(value, "requires_grad"))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert prompt.tolist() == [[1, 2, 3]] and out[:, :3].tolist() == [[1, 2, 3]] and out.shape == (1, 7)
     torch.nn.functional.one_hot(out, 11)  # an ordinary tensor, usable afterwards
     assert not out.is_inference()
@@ -210,6 +268,12 @@ def test_nothing_asked_nothing_added() -> None:
         ([[1]], 3, {"temperature": float("nan")}, "nan"),
         ([[1]], 3, {"top_k": 0}, "0"),
         ([[1]], 3, {"top_k": -2}, "-2"),
+        ([[1]], 3, {"top_p": 0.0}, "top_p=0"),
+        ([[1]], 3, {"top_p": 1.5}, "top_p=1.5"),
+        ([[1]], 3, {"min_p": -0.1}, "min_p=-0.1"),
+        ([[1]], 3, {"min_p": float("nan")}, "min_p=nan"),
+        ([[1]], 3, {"repetition_penalty": 0.0}, "repetition_penalty=0"),
+        ([[1, -1]], 3, {}, "-1"),
         ([[]], 3, {}, "prompt"),
         ([], 3, {}, "prompt"),
         ([[]], 0, {}, "prompt"),

@@ -1,18 +1,43 @@
 """From logits to the probabilities that a sampler draws from, one character at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
 
-def probabilities(logits: Sequence[float], temperature: float = 1.0, top_k: int | None = None) -> np.ndarray:
-    """p_i = exp(z_i / T) / sum_j exp(z_j / T) over the k largest, else 0 (top-k: Fan et al., arXiv:1805.04833)."""
-    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+def probabilities(
+    logits: Sequence[float],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seen: Container[int] = (),
+) -> np.ndarray:
+    """p_i = exp(z_i / T) / sum_j exp(z_j / T) over those that are kept, else 0.
+
+    First z_i becomes z_i / r if positive and z_i r if not, for i that were seen (CTRL, arXiv:1909.05858, section 4.1).
+    Kept are the k largest (Fan et al., arXiv:1805.04833), of these the fewest that reach top_p (Holtzman et al.,
+    arXiv:1904.09751, eq. 2), of these those with p_i >= min_p p_max (Nguyen et al., arXiv:2407.01082, section 3).
+    """
+    z = [
+        (value / repetition_penalty if value > 0 else value * repetition_penalty) if i in seen else value
+        for i, value in enumerate(logits)
+    ]
+    order = sorted(range(len(z)), key=lambda i: -z[i])
     kept = order[: 1 if temperature == 0 else top_k]
-    result = np.zeros(len(logits))
+    power = {i: math.exp((z[i] - z[order[0]]) / (temperature or 1.0)) for i in kept}
+    total, nucleus = 0.0, []
     for i in kept:
-        result[i] = math.exp((logits[i] - logits[order[0]]) / (temperature or 1.0))
+        if nucleus and total >= top_p:
+            break
+        nucleus.append(i)
+        total += power[i] / sum(power.values())
+    result = np.zeros(len(z))
+    for i in nucleus:
+        if power[i] >= min_p * power[order[0]]:
+            result[i] = power[i]
     return result / result.sum()
 
 

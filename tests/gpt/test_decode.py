@@ -1,0 +1,225 @@
+"""The KV cache against one forward pass over the whole text, in float64, at every place of ten contexts."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import gpt.decode
+from gpt.checkpoint import save
+from gpt.config import ModelConfig
+from gpt.decode import Decoder, Weights, load_weights
+from gpt.generate import needed
+from gpt.model import GPT
+from tests.reference import model as reference
+from tests.reference.models import OFFSET, SHIFT, fill, name, tiny
+
+V = 11
+# Every option, those that meet in the cache in every combination.
+CONFIGS = [
+    tiny(
+        positions=positions, key_offset=offset, token_shift=shift, qk_norm=qk_norm, heads=3,
+        norm=("layernorm", "rmsnorm")[i % 2], bias=i % 3 == 0, tied=i % 5 == 0,
+        activation="gelu" if i % 7 == 3 else "relu2",
+    )
+    for i, (positions, offset, shift, qk_norm) in enumerate(
+        itertools.product(("learned", "rotary"), (False, True), (False, True), (False, True))
+    )
+] + [
+    tiny(positions="rotary", context=1, key_offset=True, token_shift=True, heads=3),
+    tiny(positions="learned", context=1, key_offset=True, token_shift=True),
+    tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
+]  # fmt: skip
+EVERY = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{name(config)}-{config.context}")
+
+
+def build(config: ModelConfig) -> GPT:
+    return fill(GPT(config, V)).double().eval()
+
+
+def weights(config: ModelConfig, module: ModuleType = gpt.decode, tensors: bool = False) -> Weights:
+    state = build(config).state_dict()
+    if tensors or config.activation == "gelu":
+        return module.Weights(config, state)
+    return module.Weights(config, {key: value.numpy() for key, value in state.items()})
+
+
+def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, V, 10 * config.context + 3)
+
+
+@cache
+def _expected(key: str, seed: int) -> np.ndarray:
+    config = ModelConfig(**dict(eval(key)))  # noqa: S307 - a dataclass is no key for a cache
+    model, tokens = build(config), text(config, seed)
+    if config.positions == "rotary":  # one forward pass, a band of `context` places
+        return reference.gpt(model.state_dict(), config, tokens[None], window=config.context)[0]
+    # The window rule written out: start over with the last half whenever the context is full.
+    logits, start = [], 0
+    for t in range(len(tokens)):
+        if t - start == config.context:
+            start = t - config.context // 2
+        with torch.no_grad():
+            logits.append(model(torch.from_numpy(tokens[start : t + 1])[None])[0, -1].numpy())
+    return np.array(logits)
+
+
+def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
+    """Logits after every token of `text`: (n, V)."""
+    return _expected(repr(sorted(vars(config).items())), seed)
+
+
+def same(result: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10)
+
+
+def check(config: ModelConfig, module: ModuleType = gpt.decode, tensors: bool = False) -> None:
+    """Token by token, and after prompts that end before, at and beyond the border of the context."""
+    T, tokens, wanted = config.context, text(config), expected(config)
+    for prompt in sorted({0, 1, T // 2, T - 1, T, T + 1, 2 * T, 5 * T + 2}):
+        decoder = module.Decoder(weights(config, module, tensors))
+        if prompt:
+            same(decoder.read(tokens[None, :prompt])[0], wanted[:prompt])
+        for t in range(prompt, len(tokens)):
+            same(decoder.step(tokens[t : t + 1])[0], wanted[t])
+
+
+@EVERY
+def test_every_place_equals_one_forward_pass(config: ModelConfig) -> None:
+    check(config)
+
+
+@pytest.mark.parametrize("config", CONFIGS[::5], ids=lambda config: f"{name(config)}-{config.context}")
+def test_torch_decodes_as_numpy_does(config: ModelConfig) -> None:
+    check(config, tensors=True)
+
+
+@EVERY
+def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
+    """Each as if it were alone, whatever its neighbours, while some are beyond the context and others are not."""
+    T = config.context
+    lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
+    decoder = Decoder(weights(config), len(lengths))
+    texts = [text(config, seed) for seed in range(len(lengths))]
+    for length in set(lengths):
+        rows = np.array([row for row, each in enumerate(lengths) if each == length])
+        logits = decoder.read(np.stack([texts[row][:length] for row in rows]), rows)
+        for row, result in zip(rows, logits, strict=True):
+            same(result, expected(config, int(row))[:length])
+    k = 0
+    while k < 4 * T:
+        n = 1 + k % 3  # one token at a time, and a few at once
+        tokens = np.array([each[length + k : length + k + n] for each, length in zip(texts, lengths, strict=True)])
+        logits = decoder.step(tokens[:, 0])[:, None] if n == 1 else decoder.read(tokens)
+        for row, length in enumerate(lengths):
+            same(logits[row], expected(config, row)[length + k : length + k + n])
+        k += n
+
+
+@EVERY
+def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> None:
+    tokens, wanted = text(config), expected(config)
+    for length in range(1, len(tokens) + 1):
+        start = needed(weights(config), length)
+        held = config.context if config.positions == "learned" else config.layers * config.context + 2
+        assert 0 <= start < length and length - start <= held
+        same(Decoder(weights(config)).read(tokens[None, start:length])[0, -1], wanted[length - 1])
+
+
+@pytest.mark.parametrize("config", [CONFIGS[-1], CONFIGS[0]], ids=name)
+def test_pieces_that_fit_into_memory(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt.decode, "MOST_SCORES", 2 * config.heads * config.context * 3)
+    same(Decoder(weights(config)).read(text(config)[None])[0], expected(config))
+
+
+@pytest.mark.parametrize("config", OFFSET[::3] + SHIFT[::3], ids=name)
+def test_the_context_itself_in_single_precision(config: ModelConfig) -> None:
+    """As the model in training computes it, rotary tables and all."""
+    model = fill(GPT(config, V)).eval()
+    tokens = text(config)[: config.context]
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    single = Weights(config, state if config.activation == "relu2" else model.state_dict())
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens)[None])[0].numpy()
+    assert np.abs(Decoder(single).read(tokens[None])[0] - wanted).max() < 2e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("activation", ["relu2", "gelu"])
+def test_weights_of_a_file_are_those_of_the_model(tmp_path: Path, dtype: torch.dtype, activation: str) -> None:
+    config = tiny(activation=activation, heads=3, key_offset=True, token_shift=True, tied=True)
+    model = fill(GPT(config, V)).to(dtype)
+    contents = {"format": 4, "model_config": vars(config), "vocabulary": {"kind": "char", "characters": "abcdefghijk"}}
+    contents |= {"data": {}, "global_step": 3, "state_dict": {f"net.{k}": v for k, v in model.state_dict().items()}}
+    save(tmp_path / "x.ckpt", contents)
+    opened, meta = load_weights(tmp_path / "x.ckpt")
+    assert meta["global_step"] == 3 and opened.config == config
+    state = {key: value.float() for key, value in model.state_dict().items()}
+    direct = Weights(config, {key: value.numpy() for key, value in state.items()} if activation == "relu2" else state)
+    tokens = text(config)[None]
+    assert np.array_equal(Decoder(opened).read(tokens), Decoder(direct).read(tokens))
+
+
+MUTATIONS = [
+    ("place % T)", "(place + 1) % T)"),
+    ("filled, hidden = min(place + 1, T), None", "filled, hidden = min(place, T) or 1, None"),
+    ("filled, hidden = min(place + 1, T), None", "filled, hidden = T, None"),
+    ("keys[rest] = self.moved[i]", "keys[rest] = k[..., self.own :]"),
+    ("                self.moved[i] = k[..., self.own :]\n", ""),
+    ("self.moved[i][row] = moved[:, :, -1]", "self.moved[i][row] = moved[:, :, 0]"),
+    ("self.place[full], self.before[full] = 0, -1", "self.place[full] = 0"),
+    ("moved[self.weights.integers(full)] = 0", "pass"),
+    ("T - T // 2 :]", "T // 2 :]"),
+    ("(distance < T)", "(distance <= T)"),
+    ("& (key_places >= 0)[:, None]", ""),
+    ("newest - (newest - np.arange(held)) % T", "newest - np.arange(held)"),
+    ("held = min(int(self.place[rows].max()), T)", "held = min(int(self.place[rows].max()), T - 1)"),
+    ("self.keys[i][row[:, None], :, slots] = k.swapaxes(1, 2)", "pass"),
+    ("self.place[rows] += tokens.shape[1]", "self.place[rows] += 1"),
+    ("self.before[rows] = tokens[:, -1]", "self.before[rows] = tokens[:, 0]"),
+    ("values[at] = v", "values[at] += v"),
+    ("+ w.eps", ""),
+    ("(place == place[0]).all()", "True"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), MUTATIONS, ids=lambda text: text.strip()[:40])
+def test_a_fault_in_the_cache_is_seen(old: str, new: str, mutant: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these lines matters: with another in its place, a test above fails."""
+    source = Path(gpt.decode.__file__).read_text("utf-8")
+    assert old in source
+    with np.errstate(all="ignore"):
+        exec(compile(source.replace(old, new), "mutant.py", "exec"), mutant.__dict__)
+        monkeypatch.setattr(sys.modules[__name__], "Decoder", mutant.Decoder)
+        monkeypatch.setattr(sys.modules[__name__], "gpt", mutant, raising=False)
+        with pytest.raises((AssertionError, ValueError, IndexError)):
+            for config in CONFIGS:
+                check(config, mutant)
+                test_texts_of_different_lengths_side_by_side(config)
+            zeros(mutant)
+
+
+@pytest.fixture
+def mutant() -> Iterator[ModuleType]:
+    module = ModuleType("mutant")
+    sys.modules["mutant"] = module
+    yield module
+    del sys.modules["mutant"]
+
+
+def zeros(module: ModuleType) -> None:
+    """Queries and keys of zeros, which QK-norm divides by its epsilon."""
+    config = tiny(qk_norm=True)
+    state = {key: 0 * value.numpy() for key, value in build(config).state_dict().items()}
+    assert np.isfinite(module.Decoder(module.Weights(config, state)).read(text(config)[None])).all()
+
+
+def test_queries_of_zeros_are_numbers() -> None:
+    zeros(gpt.decode)
