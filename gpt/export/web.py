@@ -65,17 +65,18 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
     """What is known of a model, in a few words each."""
     config = model.config
+    unit = "byte" if meta["vocabulary"]["kind"] == "byte" else "character"
     known = [
         f"{model.num_parameters():,} parameters",
         f"{config.layers} layers, {config.heads} heads, {config.dim} wide",
         f"context {config.context}",
-        f"{model.vocabulary:,} {'bytes' if meta['vocabulary']['kind'] == 'byte' else 'characters'}",
+        f"{model.vocabulary:,} {unit}s",
         f"trained for {meta['global_step']:,} steps",
     ]
     match meta.get("callbacks"):
         case {"Checkpoints": {"best_loss": float(loss), "best_step": step}} if step == meta["global_step"]:
             if math.isfinite(loss):
-                known.append(f"validation loss {loss:.4f} nats")
+                known.append(f"validation loss {loss:.4f} nats per {unit}")
     return known
 
 

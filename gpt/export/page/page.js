@@ -1,8 +1,8 @@
 /* The page: what is typed goes to the model of gpt.js, what comes of it is shown, always as textContent. */
 
-const SLICE = 12; // milliseconds of computing between two looks at what the person does
+const SLICE = 40; // milliseconds of computing between two looks at what the person does
 const BARS = 12;
-const MANY = 512; // characters out of attention's reach that become plain text at once, for elements are slow
+const MANY = 128; // characters out of attention's reach that become plain text at once, for elements are slow
 
 const element = (id) => document.getElementById(id);
 const { config, vocabulary, size, tensors, name, facts } = JSON.parse(element("model").textContent);
@@ -99,8 +99,7 @@ function forget() {
   decode = tokenizer.decoder();
   units = [];
   unfinished = null;
-  for (const id of ["old-prompt", "old-new"]) element(id).textContent = "";
-  text.replaceChildren(element("old-prompt"), element("old-new"));
+  text.replaceChildren();
 }
 
 /** Read one more token and put the character that it begins or ends on the page. */
@@ -118,16 +117,19 @@ function append(token) {
 
 /** A new character at the end of the text, which begins with the token at `place`. */
 function addUnit(place) {
-  const unit = { place, element: document.createElement("i") };
+  const unit = { place, share: "0.00", element: document.createElement("i") };
   unit.element.unit = unit;
   unit.element.classList.toggle("prompt", place < given);
-  text.append(unit.element);
+  if (units.length === 0 || units.at(-1).text === "\n") { // lines of their own, so that the last alone is laid out anew
+    text.append(document.createElement("div"));
+    text.lastChild.dir = "auto";
+  }
+  text.lastChild.append(unit.element);
   units.push(unit);
-  if (units.length === 2 * (config.context + MANY))
-    for (const old of units.splice(0, MANY)) {
-      element(old.place < given ? "old-prompt" : "old-new").append(old.text);
-      old.element.remove();
-    }
+  if (units.length === 2 * (config.context + MANY)) {
+    for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.text);
+    text.normalize();
+  }
   return unit;
 }
 
@@ -229,7 +231,12 @@ function showAttention() {
     return sum;
   });
   const most = Math.max(...weights);
-  units.forEach((each, i) => each.element.style.setProperty("--share", weights[i] / most));
+  units.forEach((each, i) => {
+    const share = (weights[i] / most).toFixed(2);
+    if (each.share === share) return; // most stay without shade, and styles are slow
+    each.share = share;
+    each.element.style.setProperty("--share", share);
+  });
   const top = weights.indexOf(most), back = units.indexOf(unit) - top;
   const called = (each) => (each.text ? `“${named(each.text)}”` : "the start");
   const where = back ? `, ${back} back` : ", itself";
@@ -303,6 +310,10 @@ function listen() {
   };
   text.onclick = ({ target }) => look(target.unit ?? null); // a tap, too
   text.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && target.unit && look(target.unit);
+  text.oncopy = (event) => { // as it is, where the browser would add line breaks between the lines
+    event.clipboardData.setData("text/plain", getSelection().getRangeAt(0).cloneContents().textContent);
+    event.preventDefault();
+  };
   text.onpointerleave = ({ pointerType }) => pointerType === "mouse" && look(null);
 }
 
