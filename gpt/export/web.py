@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -25,17 +24,9 @@ def write_web(model: GPT, meta: dict[str, Any], path: Path) -> None:
     Args:
         model: the model; its weights go in as fp32, bit for bit.
         meta: what `load_checkpoint` returns beside it.
-        path: the file; written whole or not at all.
-
-    Raises:
-        OSError: it could not be written.
+        path: the file.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page(model, meta), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    path.write_text(page(model, meta), encoding="utf-8", newline="\n")
 
 
 def page(model: GPT, meta: dict[str, Any]) -> str:

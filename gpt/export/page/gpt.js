@@ -79,8 +79,8 @@ function transposed(w, rows, cols) {
 
 /** A GPT that reads a text token by token.
 
-   A text longer than the context goes on as in gpt/generate.py: with rotary positions each place sees the last
-   `context` ones; with learned ones, when they are used up, the last half of them is read anew from place 0. */
+   A text longer than the context follows the window rule of gpt/decode.py: with rotary positions each place sees the
+   last `context` ones; with learned ones, when they are full, the last half of the tokens is read anew from place 0. */
 class GPT {
   /** config: as ModelConfig; vocabulary: its size; weights: name in the state dict -> Float32Array. */
   constructor(config, vocabulary, weights) {
@@ -137,9 +137,9 @@ class GPT {
       this.origin += context;
       return this.encode(slot - context);
     }
-    const kept = Math.max(1, Math.floor(context / 2));
-    this.origin = this.tokens.length - kept;
-    for (let again = 0; again < kept; again++) this.encode(again);
+    const kept = Math.floor(context / 2);
+    this.origin = this.tokens.length - 1 - kept;
+    for (let again = 0; again <= kept; again++) this.encode(again);
   }
 
   /** Logits of the token that follows the text; the array is reused. */

@@ -223,7 +223,7 @@ function showAttention() {
   text.classList.toggle("shaded", Boolean(seen));
   text.querySelector(".looked")?.classList.remove("looked");
   unit.element.classList.add("looked");
-  element("looking").textContent = "";
+  element("looking").textContent = element("most").textContent = "";
   if (!seen) return;
   const weights = units.map(({ place, end }) => {
     let sum = 0;
@@ -238,6 +238,7 @@ function showAttention() {
     each.element.style.setProperty("--share", share);
   });
   const top = weights.indexOf(most), back = units.indexOf(unit) - top;
+  element("most").textContent = percent(most);
   const called = (each) => (each.text ? `“${named(each.text)}”` : "the start");
   const where = back ? `, ${back} back` : ", itself";
   element("looking").textContent = `${called(unit)} looks most at ${called(units[top])}${where}: ${percent(most)}`;
