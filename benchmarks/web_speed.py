@@ -47,7 +47,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(offline=True).new_page()
         page.goto(path.as_uri())
-        page.wait_for_function("window.chargpt")
+        page.wait_for_selector("#clear:enabled")
         loaded = page.evaluate("performance.now()")
         print(f"ready {loaded / 1000:.2f} s after the page was opened")
         shown, alone = [], []

@@ -39,7 +39,7 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
         "tensors": [(name, tensor.numel()) for name, tensor in tensors.items()],
-        "name": meta["data"].get("name", "a text without a name"),
+        "name": str(meta["data"].get("name", "a text without a name")),
         "facts": facts(model, meta),
     }
     # Nothing but the style and the script of this file runs, and nothing at all is loaded.

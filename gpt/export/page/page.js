@@ -230,7 +230,7 @@ function showAttention() {
     for (let at = Math.max(place, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
     return sum;
   });
-  const most = Math.max(...weights);
+  const most = weights.reduce((a, b) => Math.max(a, b));
   units.forEach((each, i) => {
     const share = (weights[i] / most).toFixed(2);
     if (each.share === share) return; // most stay without shade, and styles are slow
@@ -239,7 +239,7 @@ function showAttention() {
   });
   const top = weights.indexOf(most), back = units.indexOf(unit) - top;
   element("most").textContent = percent(most);
-  const called = (each) => (each.text ? `“${named(each.text)}”` : "the start");
+  const called = ({ element: { textContent: said } }) => (said ? `“${named(said)}”` : "the start");
   const where = back ? `, ${back} back` : ", itself";
   element("looking").textContent = `${called(unit)} looks most at ${called(units[top])}${where}: ${percent(most)}`;
 }
@@ -330,8 +330,6 @@ async function start() {
   model = new GPT(config, size, weights);
   forget();
   listen();
-  for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
-  sayState("");
   await readPrompt();
   /* For tests and the curious: what the model says after each of some tokens. */
   window.chargpt = {
@@ -341,6 +339,8 @@ async function start() {
       return tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
     },
   };
+  sayState("");
+  for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
 }
 
 start();
