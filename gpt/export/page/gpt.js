@@ -343,6 +343,11 @@ class CharTokenizer {
   decoder() {
     return (token) => this.characters[token];
   }
+
+  /** Whether a token can only be the beginning of a character. */
+  begins() {
+    return false;
+  }
 }
 
 /** One token per byte of UTF-8. */
@@ -357,5 +362,9 @@ class ByteTokenizer {
   decoder() {
     const utf8 = new TextDecoder("utf-8", { ignoreBOM: true });
     return (token) => utf8.decode(Uint8Array.of(token), { stream: true });
+  }
+
+  begins(token) {
+    return token >= 0xc2 && token <= 0xf4;
   }
 }

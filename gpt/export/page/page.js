@@ -10,7 +10,7 @@ const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTok
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are there
 let decode; // from a token to the text that it completes
-let units; // the characters that attention may reach: {text, place, end, element}; those of several bytes have as many tokens
+let units; // the characters that attention may reach: {place, end, element}; those of several bytes have as many tokens
 let unfinished; // the last of them while bytes of it are missing
 let given; // how many tokens are the prompt's
 let empty; // whether nothing was typed, and the prompt is a line break that only the model sees
@@ -106,28 +106,38 @@ function forget() {
 function append(token) {
   const place = model.tokens.length;
   model.read(token);
-  const unseen = empty && place === 0;
+  if (empty && place === 0) return say(addUnit(place), "");
+  let said = decode(token);
+  if (said && tokenizer.begins(token)) { // said of the bytes before it, which turn out to be no character
+    say(unfinished, said);
+    unfinished = null;
+    said = "";
+  }
   const unit = unfinished ?? addUnit(place);
   unit.end = place;
-  unit.text = unseen ? "" : decode(token);
-  unfinished = unit.text || unseen ? null : unit;
-  unit.element.textContent = unfinished ? "\ufffd" : unit.text;
-  unit.element.classList.toggle("break", unseen || unit.text === "\n");
+  unfinished = said ? null : unit;
+  say(unit, said || "\ufffd");
+}
+
+/** Show a unit as what it says; nothing for the line break of an empty prompt. */
+function say(unit, said) {
+  unit.element.textContent = said;
+  unit.element.classList.toggle("break", said === "" || said === "\n");
 }
 
 /** A new character at the end of the text, which begins with the token at `place`. */
 function addUnit(place) {
-  const unit = { place, share: "0.00", element: document.createElement("i") };
+  const unit = { place, end: place, share: "0.00", element: document.createElement("i") };
   unit.element.unit = unit;
   unit.element.classList.toggle("prompt", place < given);
-  if (units.length === 0 || units.at(-1).text === "\n") { // lines of their own, so that the last alone is laid out anew
+  if (units.length === 0 || units.at(-1).element.textContent === "\n") { // lines of their own, so that the last alone is laid out anew
     text.append(document.createElement("div"));
     text.lastChild.dir = "auto";
   }
   text.lastChild.append(unit.element);
   units.push(unit);
   if (units.length === 2 * (config.context + MANY)) {
-    for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.text);
+    for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.element.textContent);
     text.normalize();
   }
   return unit;

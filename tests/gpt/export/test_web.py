@@ -250,8 +250,8 @@ def test_bytes_that_come_one_by_one(show: Callable[..., Any]) -> None:
     assert page.text_content("#looking").startswith("“\ufffd” looks most at “")
     page.evaluate("append(0x80)")
     assert page.text_content("#text") == "a😀"
-    page.evaluate("for (const byte of [0xc3, 0x62, 0xff]) append(byte)")
-    assert page.text_content("#text") == b"a\xf0\x9f\x98\x80\xc3b\xff".decode(errors="replace")
+    page.evaluate("for (const byte of [0xc3, 0x62, 0xff, 0xc3, 0xe2, 0x80]) append(byte)")
+    assert page.text_content("#text") == b"a\xf0\x9f\x98\x80\xc3b\xff\xc3\xe2\x80".decode(errors="replace")
 
 
 def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None]) -> None:
@@ -429,15 +429,17 @@ def test_typing_ends_the_text_under_way(show: Callable[..., Any]) -> None:
     assert page.text_content("#text") == "bee bad"
 
 
-def test_prompt_and_continuation_are_told_apart(show: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("length", [20, 400])
+def test_prompt_and_continuation_are_told_apart(show: Callable[..., Any], length: int) -> None:
     page = show(*make(SLIDING))
-    text = write(page, "bad bee", length=400)
+    text = write(page, "bad bee", length=length)
     assert "".join(page.locator("#text .prompt").all_text_contents()) == "bad bee" == text[:7]
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Callable[..., Any]) -> None:
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
-    meta["data"]["name"] = "</script><script>window.harm = 1</script><img src=x onerror=harm()>&amp; ${style} $style"
+    markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
+    meta["data"]["name"] = f"{markup}&amp; ${{style}} $style"
     page = show(model, meta)
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
