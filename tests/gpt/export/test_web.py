@@ -164,12 +164,14 @@ def test_the_window_of_other_contexts(
     np.testing.assert_allclose(logits, reference(model, tokens, monkeypatch), rtol=1e-5, atol=1e-5)
 
 
-def test_greedy_text_is_that_of_sampling(show: Callable[..., Any]) -> None:
-    model, meta = make(tiny(context=64, heads=3, key_offset=True, token_shift=True, positions="rotary"))
+@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
+def test_greedy_text_is_that_of_sampling(show: Callable[..., Any], config: ModelConfig) -> None:
+    """Within the context and beyond it."""
+    model, meta = make(config)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    prompt = "bad cab. é"
-    expected = generate(model, torch.from_numpy(tokenizer.encode(prompt)), 50, temperature=0)
-    assert write(show(model, meta), prompt, length=50, temperature=0) == tokenizer.decode(expected[0].numpy())
+    for prompt, length in [("bad", 4), ("bad cab. é", 200)]:
+        expected = generate(model, torch.from_numpy(tokenizer.encode(prompt)), length, temperature=0)
+        assert write(show(model, meta), prompt, length=length, temperature=0) == tokenizer.decode(expected[0].numpy())
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
