@@ -1,0 +1,356 @@
+/* The page: what is typed goes to the model of gpt.js, what comes of it is shown, always as textContent. */
+
+const SLICE = 40; // milliseconds of computing between two looks at what the person does
+const BARS = 12;
+const MANY = 128; // characters out of attention's reach that become plain text at once, for elements are slow
+
+const element = (id) => document.getElementById(id);
+const { config, vocabulary, size, tensors, name, facts } = JSON.parse(element("model").textContent);
+const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
+const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
+let model; // a GPT, once the weights are there
+let decode; // from a token to the text that it completes
+let units; // the characters that attention may reach: {place, end, element}; those of several bytes have as many tokens
+let unfinished; // the last of them while bytes of it are missing
+let given; // how many tokens are the prompt's
+let empty; // whether nothing was typed, and the prompt is a line break that only the model sees
+let looked = null; // the unit whose attention is shown; null for the last
+let task = 0; // number of what is being computed; a newer one ends the older
+let speed = null; // a function that says how fast the text is being written, while it is
+
+/* Computing without holding up the page. */
+
+const channel = new MessageChannel();
+
+/** Let the page answer; goes on at once, where setTimeout would wait for milliseconds. */
+function pause() {
+  return new Promise((resolve) => {
+    channel.port1.onmessage = resolve;
+    channel.port2.postMessage(null);
+  });
+}
+
+/** Take `step` while `wanted`, showing how far it is after each slice; false when a newer task took its place. */
+async function inSlices(wanted, step) {
+  const mine = ++task;
+  while (wanted()) {
+    const end = performance.now() + SLICE;
+    while (wanted() && performance.now() < end) step();
+    show();
+    await pause();
+    if (mine !== task) return false;
+  }
+  return true;
+}
+
+/** The weights that the page carries: name -> Float32Array. */
+async function loadWeights() {
+  const source = element("weights"), base64 = source.textContent;
+  const bytes = new Uint8Array((base64.length / 4) * 3);
+  const piece = 2 ** 20; // characters, of which 4 make 3 bytes
+  for (let i = 0, filled = 0; i < base64.length; i += piece) {
+    const part = atob(base64.slice(i, i + piece));
+    for (let n = 0; n < part.length; n++) bytes[filled++] = part.charCodeAt(n);
+    await pause();
+  }
+  source.remove(); // its memory is free again
+  const weights = {};
+  let start = 0;
+  for (const [tensor, count] of tensors) {
+    weights[tensor] = new Float32Array(bytes.buffer, 4 * start, count);
+    start += count;
+  }
+  return weights;
+}
+
+/* What is chosen. */
+
+/** The whole number in a field, moved into its range; `otherwise` where there is none. */
+function whole(id, otherwise) {
+  const { valueAsNumber, min, max } = element(id);
+  return Number.isNaN(valueAsNumber) ? otherwise : Math.min(max, Math.max(min, Math.trunc(valueAsNumber)));
+}
+
+/** What the next token is drawn from. */
+function odds() {
+  return probabilities(model.predict(), element("temperature").valueAsNumber, whole("top-k", 0));
+}
+
+/* The text. */
+
+/** Make the text that of the prompt; what has been read of it already is not read again. */
+function readPrompt() {
+  const { tokens, unknown } = tokenizer.encode(prompt.value);
+  element("unknown").hidden = unknown.length === 0;
+  element("unknown").textContent = `Left out, for this model does not know it: ${unknown.map(named).join(", ")}`;
+  const wanted = tokens.length ? tokens : [tokenizer.start];
+  const goesOn = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
+  if (!goesOn || empty !== (tokens.length === 0)) forget();
+  empty = tokens.length === 0;
+  given = wanted.length;
+  looked = null;
+  for (const unit of units) unit.element.classList.add("prompt");
+  return inSlices(() => model.tokens.length < given, () => append(wanted[model.tokens.length]));
+}
+
+/** Empty the page and the model of text. */
+function forget() {
+  model.reset();
+  decode = tokenizer.decoder();
+  units = [];
+  unfinished = null;
+  text.replaceChildren();
+}
+
+/** Read one more token and put the character that it begins or ends on the page. */
+function append(token) {
+  const place = model.tokens.length;
+  model.read(token);
+  if (empty && place === 0) return say(addUnit(place), "");
+  let said = decode(token);
+  if (said && tokenizer.begins(token)) { // said of the bytes before it, which turn out to be no character
+    say(unfinished, said);
+    unfinished = null;
+    said = "";
+  }
+  const unit = unfinished ?? addUnit(place);
+  unit.end = place;
+  unfinished = said ? null : unit;
+  say(unit, said || "\ufffd");
+}
+
+/** Show a unit as what it says; nothing for the line break of an empty prompt. */
+function say(unit, said) {
+  unit.element.textContent = said;
+  unit.element.classList.toggle("break", said === "" || said === "\n");
+}
+
+/** A new character at the end of the text, which begins with the token at `place`. */
+function addUnit(place) {
+  const unit = { place, end: place, share: "0.00", element: document.createElement("i") };
+  unit.element.unit = unit;
+  unit.element.classList.toggle("prompt", place < given);
+  if (units.length === 0 || units.at(-1).element.textContent === "\n") { // lines of their own, so that the last alone is laid out anew
+    text.append(document.createElement("div"));
+    text.lastChild.dir = "auto";
+  }
+  text.lastChild.append(unit.element);
+  units.push(unit);
+  if (units.length === 2 * (config.context + MANY)) {
+    for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.element.textContent);
+    text.normalize();
+  }
+  return unit;
+}
+
+/** Write on from where the text ends. */
+async function write() {
+  const first = model.tokens.length, last = first + whole("length", 400), seed = whole("seed", 0);
+  const begun = performance.now();
+  speed = () => {
+    const written = model.tokens.length - first;
+    const rate = (1000 * written) / (performance.now() - begun);
+    return `${count(written, "character")}, ${Math.round(rate).toLocaleString("en")} a second`;
+  };
+  looked = null;
+  sayState("Writing…");
+  const ended = await inSlices(
+    () => model.tokens.length < last,
+    () => append(pick(odds(), random(seed, model.tokens.length))),
+  );
+  if (ended) stop();
+}
+
+/** End what is being computed. */
+function stop() {
+  task++;
+  const said = speed ? speed() : "";
+  speed = null;
+  sayState(said);
+  show();
+}
+
+/* Showing. */
+
+const NAMES = { "\n": "newline", " ": "space", "\t": "tab", "\r": "return", "\u00a0": "no-break space" };
+
+/** What to call a character, which may not be visible. */
+function named(character) {
+  const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+  if (/^[\p{C}\p{Z}]/u.test(character)) return NAMES[character] ?? code;
+  return /^\p{M}/u.test(character) ? `\u25cc${character}` : character;
+}
+
+/** What to call a token. */
+function tokenName(token) {
+  if (vocabulary.kind === "char") return named(tokenizer.characters[token]);
+  return token < 0x80 ? named(String.fromCharCode(token)) : `byte ${token.toString(16).toUpperCase()}`;
+}
+
+const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
+const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+
+/** Say what goes on, with the buttons that fit it. */
+function sayState(said) {
+  element("status").textContent = said;
+  generate.textContent = speed ? "Stop" : "Generate";
+  goOn.disabled = Boolean(speed);
+  element("looking").ariaLive = speed ? "off" : "polite";
+}
+
+/** Bring all that follows from text and choices up to date. */
+function show() {
+  const heat = element("temperature").valueAsNumber;
+  element("heat").textContent = heat ? heat.toFixed(2) : "greedy";
+  if (model.tokens.length === 0) return;
+  showOdds();
+  showAttention();
+  if (speed) text.scrollTop = text.scrollHeight;
+}
+
+/** The most likely tokens as bars, the others summed. */
+function showOdds() {
+  const shares = odds();
+  const order = ranked(shares);
+  Array.from(element("bars").children).forEach(({ firstChild: button }, i) => {
+    const [label, bar, share] = button.children;
+    button.token = order[i];
+    label.textContent = tokenName(order[i]);
+    label.classList.toggle("word", Array.from(label.textContent).length > 2);
+    bar.style.setProperty("--share", shares[order[i]]);
+    share.textContent = percent(shares[order[i]]);
+  });
+  const others = order.subarray(BARS);
+  element("others").hidden = others.length === 0;
+  const sum = others.reduce((total, token) => total + shares[token], 0);
+  element("others").textContent = `${count(others.length, "other")} together: ${percent(sum)}`;
+}
+
+/** Shade each character by the weight that the one looked at gives it; the largest weight is darkest. */
+function showAttention() {
+  const unit = looked ?? units.at(-1);
+  const seen = shade.checked && model.attention(element("layer").selectedIndex, element("head").selectedIndex, unit.end);
+  text.classList.toggle("shaded", Boolean(seen));
+  text.querySelector(".looked")?.classList.remove("looked");
+  unit.element.classList.add("looked");
+  element("looking").textContent = element("most").textContent = "";
+  if (!seen) return;
+  const weights = units.map(({ place, end }) => {
+    let sum = 0;
+    for (let at = Math.max(place, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
+    return sum;
+  });
+  const most = weights.reduce((a, b) => Math.max(a, b));
+  units.forEach((each, i) => {
+    const share = (weights[i] / most).toFixed(2);
+    if (each.share === share) return; // most stay without shade, and styles are slow
+    each.share = share;
+    each.element.style.setProperty("--share", share);
+  });
+  const top = weights.indexOf(most), back = units.indexOf(unit) - top;
+  element("most").textContent = percent(most);
+  const called = ({ element: { textContent: said } }) => (said ? `“${named(said)}”` : "the start");
+  const where = back ? `, ${back} back` : ", itself";
+  element("looking").textContent = `${called(unit)} looks most at ${called(units[top])}${where}: ${percent(most)}`;
+}
+
+/* What a person can do. */
+
+/** A bar that goes on with its token when it is chosen. */
+function makeBar() {
+  const item = document.createElement("li"), button = document.createElement("button");
+  for (const part of ["name", "bar", "percent"]) {
+    const span = document.createElement("span");
+    span.className = part;
+    button.append(span);
+  }
+  button.onclick = () => {
+    stop();
+    if (model.tokens.length < given) return; // still reading
+    append(button.token);
+    looked = null;
+    show();
+  };
+  item.append(button);
+  return item;
+}
+
+/** Write anew from the prompt. */
+async function begin() {
+  stop();
+  if (await readPrompt()) write();
+}
+
+function look(unit) {
+  looked = unit;
+  if (!speed) show();
+}
+
+function listen() {
+  generate.onclick = () => (speed ? stop() : begin());
+  goOn.onclick = () => model.tokens.length < given || write();
+  element("clear").onclick = () => {
+    prompt.value = "";
+    prompt.oninput();
+    prompt.focus();
+  };
+  element("dice").onclick = () => {
+    element("seed").value = crypto.getRandomValues(new Uint32Array(1))[0];
+    begin();
+  };
+  prompt.oninput = () => {
+    stop();
+    readPrompt();
+  };
+  for (const id of ["temperature", "top-k", "layer", "head", "shade"]) element(id).oninput = show;
+  for (const id of ["length", "top-k", "seed"])
+    element(id).onchange = () => { element(id).value = whole(id, element(id).defaultValue); };
+  document.onkeydown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) begin();
+    else if (event.key === "Escape") speed ? stop() : look(null);
+    else return;
+    event.preventDefault();
+  };
+  text.onkeydown = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const at = looked ? units.indexOf(looked) : units.length - 1;
+    look(units[at + step] ?? looked);
+    (looked ?? units.at(-1)).element.scrollIntoView({ block: "nearest" });
+    event.preventDefault();
+  };
+  text.onclick = ({ target }) => look(target.unit ?? null); // a tap, too
+  text.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && target.unit && look(target.unit);
+  text.oncopy = (event) => { // as it is, where the browser would add line breaks between the lines
+    event.clipboardData.setData("text/plain", getSelection().getRangeAt(0).cloneContents().textContent);
+    event.preventDefault();
+  };
+  text.onpointerleave = ({ pointerType }) => pointerType === "mouse" && look(null);
+}
+
+async function start() {
+  document.title = `${name} · chargpt`;
+  element("name").textContent = name;
+  element("facts").textContent = facts.join(" · ");
+  for (const [id, number] of [["layer", config.layers], ["head", config.heads]])
+    for (let n = 1; n <= number; n++) element(id).add(new Option(n));
+  element("layer").selectedIndex = config.layers - 1;
+  element("bars").append(...Array.from({ length: Math.min(BARS, size) }, makeBar));
+  const weights = await loadWeights();
+  model = new GPT(config, size, weights);
+  forget();
+  listen();
+  await readPrompt();
+  /* For tests and the curious: what the model says after each of some tokens. */
+  window.chargpt = {
+    model,
+    logits(tokens) {
+      const fresh = new GPT(config, size, weights);
+      return tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
+    },
+  };
+  sayState("");
+  for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
+}
+
+start();

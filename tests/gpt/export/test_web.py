@@ -1,0 +1,578 @@
+"""The page that holds a model, in headless Chromium without a network, against torch in float64."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.tokenizer import tokenizer_from
+from gpt.config import ModelConfig
+from gpt.export.web import write_web
+from gpt.generate import generate
+from gpt.model import GPT
+from tests.reference.models import SOME, fill, name, tiny
+
+CHARACTERS = "\n aebcd.é😀"
+CONFIGS = {repr(vars(config) | {"attention": ""}): config for config in SOME}.values()  # the kernels are torch's
+SLIDING = tiny(key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
+RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned")
+
+
+def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, dict[str, Any]]:
+    """A filled model in fp32 with what else a checkpoint holds; bytes without `characters`."""
+    vocabulary: dict[str, Any] = {"kind": "byte"}
+    if characters:
+        vocabulary = {"kind": "char", "characters": "".join(sorted(set(characters)))}
+    model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
+    return model, {
+        "vocabulary": vocabulary,
+        "data": {"name": "a text"},
+        "global_step": 12,
+        "model_config": vars(config),
+    }
+
+
+@pytest.fixture(scope="module")
+def offline(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(offline=True)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def show(offline: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Writes a model as a page and opens it from the disk; in the end, nothing else was asked for and nothing said."""
+    pages, asked, said = [], [], []
+
+    def open_page(model: GPT, meta: dict[str, Any], *, width: int = 1280, scheme: str = "light") -> Any:
+        path = tmp_path / "model.html"
+        write_web(model, meta, path)
+        page = offline.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        page.on("request", lambda request: asked.append(request.url) if request.url != path.as_uri() else None)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_selector("#clear:enabled")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert (asked, said) == ([], [])
+
+
+def write(page: Any, prompt: str, *, length: int, **settings: Any) -> str:
+    """Type and press Generate; the text of the page once it is written."""
+    page.fill("#prompt", prompt)
+    page.fill("#length", str(length))
+    for key, value in settings.items():
+        page.fill(f"#{key.replace('_', '-')}", str(value))
+    page.click("#generate")
+    return written(page)
+
+
+def written(page: Any) -> str:
+    page.wait_for_selector("#continue:enabled")
+    return page.text_content("#text")
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait; the browser's own way to wait for a condition is code that the page does not let run."""
+    for _ in range(3000):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(10)
+    raise AssertionError(condition)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, context: int) -> list[np.ndarray]:
+    """Let torch attend within a band of `context` places, naively; the weights (H, T, T) of each layer are kept."""
+    layers: list[np.ndarray] = []
+    rms_norm = F.rms_norm
+    # What torch adds below the root in fp32, where the model lives; in float64 it would be less.
+    monkeypatch.setattr(F, "rms_norm", lambda x, size, weight=None, eps=None: rms_norm(x, size, weight, eps or 2**-23))
+
+    def banded(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (B, H, T, T)
+        for query in range(q.shape[2]):
+            scores[:, :, query, : max(0, query - context + 1)] = -math.inf
+            scores[:, :, query, query + 1 :] = -math.inf
+        layers.append(scores.softmax(-1)[0].numpy())
+        return scores.softmax(-1) @ v
+
+    monkeypatch.setattr("gpt.attention.explicit_attention", banded)
+    monkeypatch.setattr("gpt.attention.fused_attention", banded)
+    return layers
+
+
+def wider(model: GPT, context: int) -> GPT:
+    """The same model for texts as long as `context`, in float64; rotary positions only."""
+    changed = GPT(ModelConfig(**(vars(model.config) | {"context": context})), model.vocabulary)
+    changed.load_state_dict(model.state_dict())
+    return changed.double().eval()
+
+
+@torch.no_grad()
+def reference(model: GPT, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Logits (T, V) in float64 after each token of a text of any length."""
+    watched(monkeypatch, model.config.context)
+    if model.config.positions == "rotary":
+        return wider(model, len(tokens))(torch.tensor([tokens]))[0].numpy()
+    double, rows, start = wider(model, model.config.context), [], 0
+    for end in range(1, len(tokens) + 1):
+        if end - start > model.config.context:
+            start += model.config.context - model.config.context // 2
+        rows.append(double(torch.tensor([tokens[start:end]]))[0, -1].numpy())
+    return np.array(rows)
+
+
+def some_tokens(model: GPT, count: int) -> list[int]:
+    return torch.randint(model.vocabulary, (count,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_logits_are_those_of_the_model(
+    show: Callable[..., Any], config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option, at every place, and five contexts far."""
+    model, meta = make(config)
+    tokens = some_tokens(model, 5 * config.context)
+    logits = show(model, meta).evaluate("tokens => chargpt.logits(tokens)", tokens)
+    np.testing.assert_allclose(logits, reference(model, tokens, monkeypatch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("context", [1, 2, 5])
+def test_the_window_of_other_contexts(
+    show: Callable[..., Any], context: int, positions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With heads of 5 where positions allow it: an odd size, and none that four divides."""
+    dim = 15 if positions == "learned" else 12
+    model, meta = make(tiny(context=context, positions=positions, key_offset=True, token_shift=True, heads=3, dim=dim))
+    tokens = some_tokens(model, 33)
+    logits = show(model, meta).evaluate("tokens => chargpt.logits(tokens)", tokens)
+    np.testing.assert_allclose(logits, reference(model, tokens, monkeypatch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
+def test_greedy_text_is_that_of_sampling(show: Callable[..., Any], config: ModelConfig) -> None:
+    """Within the context and beyond it."""
+    model, meta = make(config)
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    for prompt, length in [("bad", 4), ("bad cab. é", 200)]:
+        expected = generate(model, torch.from_numpy(tokenizer.encode(prompt)), length, temperature=0)
+        assert write(show(model, meta), prompt, length=length, temperature=0) == tokenizer.decode(expected[0].numpy())
+
+
+@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
+def test_greedy_text_far_beyond_the_context(
+    show: Callable[..., Any], config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as plain text: what attention no longer reaches is shown another way."""
+    model, meta = make(config)
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    text = write(show(model, meta), "a dead bee", length=400, temperature=0)
+    tokens = tokenizer.encode(text).tolist()
+    best = reference(model, tokens, monkeypatch).argmax(-1)
+    assert len(tokens) == 410 and text.startswith("a dead bee")
+    assert tokens[10:] == best[9:-1].tolist()
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.5, ""), (0.6, 4)])
+def test_characters_are_drawn_by_their_probabilities(
+    show: Callable[..., Any], temperature: float, top_k: int | str
+) -> None:
+    """Within a context of one character a text is a Markov chain, whose transitions can be counted."""
+    model, meta = make(tiny(context=1))
+    text = write(show(model, meta), "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
+    tokens = tokenizer_from(meta["vocabulary"]).encode(text)
+    with torch.no_grad():
+        logits = model.double()(torch.arange(model.vocabulary)[:, None])[:, 0]  # (V, V)
+    for row in logits if top_k else []:
+        row[row < row.sort().values[-int(top_k)]] = -math.inf
+    expected = (logits / temperature).softmax(-1).numpy() * np.bincount(tokens[:-1], minlength=len(logits))[:, None]
+    counted = np.zeros_like(expected)
+    np.add.at(counted, (tokens[:-1], tokens[1:]), 1)
+    assert not counted[expected == 0].any()
+    likely = expected > 5
+    square = ((counted - expected)[likely] ** 2 / expected[likely]).sum()
+    freedom = likely.sum() - likely.any(-1).sum()
+    assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+def test_a_seed_is_a_text_in_one_go_or_in_several(show: Callable[..., Any]) -> None:
+    model, meta = make(SLIDING)
+    page = show(model, meta)
+    whole = write(page, "abc", length=60, seed=3)
+    assert write(page, "abc", length=20, seed=3) == whole[:23]
+    page.click("#continue")
+    assert written(page) == whole[:43]
+    page.press("#seed", "Control+Enter")
+    assert written(page) == whole[:23]
+    assert write(page, "abc", length=20, seed=4) != whole[:23]
+    page.click("#dice")
+    assert written(page) != whole[:23] and page.input_value("#seed") not in ("3", "4")
+
+
+@pytest.mark.parametrize("prompt", ["ἄειδε 😀 né", "\ufeffa"])
+def test_bytes(show: Callable[..., Any], prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters of several bytes are read and shown whole, bytes that are none as U+FFFD."""
+    model, meta = make(tiny(token_shift=True), None)
+    page = show(model, meta)
+    page.fill("#prompt", prompt)
+    until(page, f"chargpt.model.tokens.length === {len(prompt.encode())}")
+    assert page.text_content("#text") == prompt
+    text = write(page, prompt, length=150, temperature=2)
+    tokens = page.evaluate("chargpt.model.tokens")
+    assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
+    logits = reference(model, tokens, monkeypatch)
+    page.fill("#temperature", "1")
+    assert_bars(page, logits[-1], lambda token: chr(token) if 32 < token < 127 else None)
+
+
+def test_bytes_that_come_one_by_one(show: Callable[..., Any]) -> None:
+    """An emoji of four bytes, chosen as bars, from a model that finds every next byte most likely."""
+    model, meta = make(tiny(), None)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        page = show(model, meta)
+    page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
+    assert page.text_content("#text") == "a\ufffd"
+    page.evaluate("show()")
+    assert page.text_content("#looking").startswith("“\ufffd” looks most at “")
+    page.evaluate("append(0x80)")
+    assert page.text_content("#text") == "a😀"
+    page.evaluate("for (const byte of [0xc3, 0x62, 0xff, 0xc3, 0xe2, 0x80]) append(byte)")
+    assert page.text_content("#text") == b"a\xf0\x9f\x98\x80\xc3b\xff\xc3\xe2\x80".decode(errors="replace")
+
+
+def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None]) -> None:
+    """The twelve bars and the line below them show softmax(logits), largest first."""
+    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    order = np.argsort(-shares, kind="stable")
+    bars = page.eval_on_selector_all(
+        "#bars button",
+        "all => all.map(({ children: [name, bar, share] }) => [name.textContent, bar.style.getPropertyValue('--share'),"
+        "parseFloat(getComputedStyle(bar).backgroundSize) / 100, share.textContent])",
+    )
+    assert len(bars) == min(12, len(logits))
+    for (text, share, length, percent), token in zip(bars, order, strict=False):
+        assert label(token) in (None, text)
+        assert float(share) == pytest.approx(shares[token], rel=1e-4)
+        assert length == pytest.approx(shares[token], abs=1e-3)
+        assert float(percent.rstrip(" %")) == pytest.approx(100 * shares[token], abs=0.051)
+    others = page.text_content("#others") if page.is_visible("#others") else "0 %"
+    assert float(others.split()[-2]) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
+
+
+def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
+
+    def label(token: int) -> str:
+        character = tokenizer.decode([token])
+        return called.get(character, character)
+
+    page = show(model, meta)
+    page.fill("#prompt", "bee")
+    page.fill("#temperature", "1")
+    logits = reference(model, tokenizer.encode("bee").tolist(), monkeypatch)[-1]
+    assert_bars(page, logits, label)
+    page.fill("#temperature", "0.5")
+    assert_bars(page, logits / 0.5, label)
+    page.fill("#top-k", "3")
+    assert_bars(page, np.where(logits >= np.sort(logits)[-3], logits / 0.5, -np.inf), label)
+    third = page.locator("#bars button").nth(2)
+    chosen = tokenizer.decode([np.argsort(-logits)[2]])
+    third.click()
+    assert page.text_content("#text") == "bee" + chosen
+    page.fill("#top-k", "")
+    page.fill("#temperature", "1")
+    assert_bars(page, reference(model, tokenizer.encode("bee" + chosen).tolist(), monkeypatch)[-1], label)
+
+
+def shades(page: Any) -> list[float]:
+    """How dark the last characters of the text are, of the largest weight."""
+    return page.eval_on_selector_all(
+        "#text i", "all => all.map(each => Number(each.style.getPropertyValue('--share')) || 0)"
+    )
+
+
+@pytest.mark.parametrize("length", [0, 3, 60], ids=lambda length: f"after{length}")
+@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
+def test_attention_is_that_of_the_model(
+    show: Callable[..., Any], config: ModelConfig, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last character, and of one pointed at, for every head; beyond the context, too."""
+    model, meta = make(config)
+    page = show(model, meta)
+    page.fill("#prompt", "bad")
+    text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
+    tokens = tokenizer_from(meta["vocabulary"]).encode(text).tolist()
+    start = 0
+    while config.positions == "learned" and len(tokens) - start > config.context:
+        start += config.context - config.context // 2
+    layers = watched(monkeypatch, config.context)
+    with torch.no_grad():
+        wider(model, len(tokens) if config.positions == "rotary" else config.context)(torch.tensor([tokens[start:]]))
+    for back in (0, 2):
+        place = len(tokens) - 1 - back
+        page.locator("#text i").nth(place).hover()
+        for layer in range(config.layers):
+            for head in range(config.heads):
+                page.select_option("#layer", index=layer)
+                page.select_option("#head", index=head)
+                row = np.concatenate([np.zeros(start), layers[layer][head, place - start]])
+                np.testing.assert_allclose(shades(page), row / row.max(), atol=0.006)
+                said = page.text_content("#looking")
+                assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
+    page.uncheck("#shade")
+    assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
+
+
+def test_attention_out_of_reach_is_not_shown(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page has forgotten it does not invent; the last context of characters it always knows."""
+    model, meta = make(SLIDING)
+    page = show(model, meta)
+    tokens = tokenizer_from(meta["vocabulary"]).encode(write(page, "bad", length=100, temperature=2)).tolist()
+    layers = watched(monkeypatch, model.config.context)
+    with torch.no_grad():
+        wider(model, len(tokens))(torch.tensor([tokens]))
+    known = 0
+    for place in reversed(range(len(tokens))):
+        seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
+        if seen is None:
+            break
+        known += 1
+        np.testing.assert_allclose(seen, layers[1][2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
+        assert len(seen) == min(place + 1, model.config.context)
+    assert model.config.context <= known < len(tokens)
+    page.locator("#text i").nth(len(tokens) - 1 - known).hover()
+    assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
+
+
+def test_attention_by_the_keyboard(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    page.fill("#prompt", "bad")
+    page.focus("#text")
+    for key, character in [
+        ("ArrowLeft", "a"),
+        ("ArrowLeft", "b"),
+        ("ArrowLeft", "b"),
+        ("ArrowRight", "a"),
+        ("Escape", "d"),
+    ]:
+        page.press("#text", key)
+        assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
+        assert page.text_content("#text .looked") == character
+
+
+def test_what_the_vocabulary_lacks_is_named(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    page.fill("#prompt", "baZ🤖d\u200bZ")
+    assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible("#unknown")
+    assert page.text_content("#text") == "bad"
+    page.fill("#prompt", "Z")
+    assert page.text_content("#text") == ""
+    page.fill("#prompt", "😀")
+    assert not page.is_visible("#unknown") and page.text_content("#text") == "😀"
+
+
+def test_an_empty_prompt_is_a_line_break(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sample.py does; it is not part of the text."""
+    model, meta = make(SLIDING)
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    page = show(model, meta)
+    text = write(page, "", length=30, temperature=0)
+    tokens = tokenizer.encode("\n" + text).tolist()
+    assert len(text) == 30 and tokens[1:] == reference(model, tokens, monkeypatch).argmax(-1)[:-1].tolist()
+    page.fill("#prompt", "\n")
+    page.click("#generate")
+    assert written(page) == "\n" + text
+    page.click("#clear")
+    assert page.text_content("#text") == "" and page.input_value("#prompt") == ""
+
+
+def test_a_text_can_be_stopped(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    page.fill("#prompt", "bad")
+    page.fill("#length", "100000")
+    page.click("#generate")
+    until(page, "chargpt.model.tokens.length > 500")
+    assert page.text_content("#generate") == "Stop"
+    page.click("#generate")
+    text = written(page)
+    assert 500 < len(text) < 90_000 and page.text_content("#generate") == "Generate"
+    assert page.text_content("#status").startswith(f"{len(text) - 3:,} characters, ")
+    page.wait_for_timeout(100)
+    assert page.text_content("#text") == text
+
+
+def test_typing_ends_the_text_under_way(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    page.fill("#length", "100000")
+    page.click("#generate")
+    until(page, "chargpt.model.tokens.length > 500")
+    page.fill("#prompt", "bee")
+    until(page, "chargpt.model.tokens.length === 3")
+    assert page.text_content("#text") == "bee" and page.text_content("#generate") == "Generate"
+    page.locator("#prompt").press_sequentially(" bad")
+    assert page.text_content("#text") == "bee bad"
+
+
+@pytest.mark.parametrize("length", [20, 400])
+def test_prompt_and_continuation_are_told_apart(show: Callable[..., Any], length: int) -> None:
+    page = show(*make(SLIDING))
+    text = write(page, "bad bee", length=length)
+    assert "".join(page.locator("#text .prompt").all_text_contents()) == "bad bee" == text[:7]
+
+
+def test_names_and_vocabularies_that_look_like_html(show: Callable[..., Any]) -> None:
+    model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
+    markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
+    meta["data"]["name"] = f"{markup}&amp; ${{style}} $style"
+    page = show(model, meta)
+    text = write(page, "</script>\u2028<!--", length=300, temperature=2)
+    assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
+    assert page.evaluate("window.harm") is None
+    assert page.text_content("h1") == meta["data"]["name"] == page.title().removesuffix(" · chargpt")
+
+
+def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> None:
+    """Were there a way to put foreign HTML into the page, nothing in it would run or be fetched."""
+    write_web(*make(tiny()), tmp_path / "model.html")
+    page, failures, refused = offline.new_page(), [], []
+    page.goto((tmp_path / "model.html").as_uri())
+    page.on("requestfailed", lambda request: failures.append(request.failure))
+    page.on("console", lambda message: refused.append(message.text))
+    page.evaluate(
+        """() => {
+          const script = document.createElement("script");
+          script.textContent = "window.harm = 1";
+          document.body.append(script);
+          document.body.insertAdjacentHTML("beforeend", "<p id=harm style='color: red'><img src=https://example.com>");
+          return fetch("https://example.com").catch(() => 0);
+        }"""
+    )
+    assert page.evaluate("window.harm.tagName") == "P"
+    assert set(failures) == {"csp"}, "not for want of a network"
+    assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
+    assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused)
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_all_text_is_legible(show: Callable[..., Any], scheme: str, width: int) -> None:
+    """A contrast of 4.5 (WCAG 2.2, 1.4.3) between all text and what is behind it, on the darkest shade, too."""
+    page = show(*make(SLIDING), scheme=scheme, width=width)
+    page.fill("#prompt", "é bad\nZ")
+    write(page, "é bad\nZ", length=20)
+    page.eval_on_selector_all(
+        "#text i:nth-child(odd)", "all => all.forEach(each => each.style.setProperty('--share', 1))"
+    )
+    found = page.evaluate(
+        """() => {
+          const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+          const layered = (colors) => {
+            for (const color of colors) { pixel.fillStyle = color; pixel.fillRect(0, 0, 1, 1); }
+            return Array.from(pixel.getImageData(0, 0, 1, 1).data);
+          };
+          const texts = [];
+          for (const element of document.body.querySelectorAll("*")) {
+            const own = Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.data.trim());
+            if (!(own || element.value) || !element.offsetParent || element.disabled) continue;
+            const behind = [];
+            for (let each = element; each; each = each.parentElement)
+              behind.unshift(getComputedStyle(each).backgroundColor);
+            for (const pseudo of ["", "::before", "::placeholder"])
+              texts.push([element.outerHTML.slice(0, 60) + pseudo, layered(behind),
+                layered([...behind, getComputedStyle(element, pseudo || null).color])]);
+          }
+          return texts;
+        }"""
+    )
+    assert len(found) > 60
+    dark = scheme == "dark"
+    for what, behind, ink in found:
+        light = sorted((luminance(behind), luminance(ink)))
+        assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (what, behind, ink)
+    page_behind = found[0][1]
+    assert (luminance(page_behind) < 0.1) == dark
+
+
+def luminance(color: list[int]) -> float:
+    """Relative luminance of an sRGB colour, WCAG 2.2."""
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in color[:3])
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_it_fits_a_phone(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING), width=360)
+    write(page, "bad", length=300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_copied_text_is_the_text(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    text = write(page, "a\n\nb\n", length=50)
+    copied = page.evaluate(
+        """() => {
+          getSelection().selectAllChildren(document.getElementById("text"));
+          const event = new ClipboardEvent("copy", { clipboardData: new DataTransfer(), bubbles: true });
+          document.querySelector("#text div").dispatchEvent(event);
+          return event.clipboardData.getData("text/plain");
+        }"""
+    )
+    assert copied == text
+
+
+def test_what_is_known_of_the_model(show: Callable[..., Any]) -> None:
+    model, meta = make(SLIDING)
+    page = show(model, meta)
+    facts = page.text_content("#facts").split(" · ")
+    assert f"{model.num_parameters():,} parameters" in facts and "context 7" in facts
+    assert not any("loss" in fact for fact in facts)
+    meta["callbacks"] = {"Checkpoints": {"best_loss": 1.23456, "best_step": 12}}
+    assert show(model, meta).text_content("#facts").endswith("validation loss 1.2346 nats per character")
+    meta["callbacks"]["Checkpoints"]["best_step"] = 11  # of other weights
+    assert "loss" not in show(model, meta).text_content("#facts")
+
+
+def test_every_control_has_a_name(show: Callable[..., Any]) -> None:
+    page = show(*make(SLIDING))
+    page.fill("#prompt", "bad")
+    nameless = page.evaluate(
+        "Array.from(document.querySelectorAll('input, select, textarea, button')).filter("
+        "each => !(each.labels?.[0]?.textContent ?? each.textContent).trim()).map(each => each.id)"
+    )
+    assert nameless == []
+
+
+def test_erf_is_exact(show: Callable[..., Any]) -> None:
+    page = show(*make(tiny()))
+    points = np.linspace(-7, 7, 1401)
+    np.testing.assert_allclose(
+        page.evaluate("points => points.map(erf)", points.tolist()), torch.erf(torch.from_numpy(points)), atol=1e-14
+    )
+
+
+def test_weights_are_kept_bit_for_bit(show: Callable[..., Any]) -> None:
+    model, meta = make(tiny(tied=True, bias=True))
+    page = show(model, meta)
+    weights = page.evaluate("Object.entries(chargpt.model.weights).map(([name, values]) => [name, Array.from(values)])")
+    state = {key: value.flatten().tolist() for key, value in model.state_dict().items() if key != "head.weight"}
+    assert dict(weights) == state
