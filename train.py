@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.fields import one_line, shown
+from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
     apply_literals,
     check_flags,
@@ -36,7 +36,7 @@ from conf.overrides import (
     typed_keys,
     usage,
 )
-from conf.resume import check_unchanged, merge_resumed, settings
+from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_yaml, to_dict, to_yaml
 from gpt import runs
 
@@ -309,15 +309,22 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    start = load_start(config.init_from) if config.init_from is not None and not resumed else None
+    if start:
+        try:
+            config = merge_started(config, keys, vars(start.model.config), start.meta["vocabulary"]["kind"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    point = find_point(run, str(resume)) if resumed else None
     try:
-        text = open_text(config.data, config.model.context)
+        known = point.contents["data"].get("known", "") if point else start.characters if start else ""
+        text = open_text(config.data, config.model.context, known=str(known))
     except DataError as error:
         if resumed is None or "data.path" in keys:
             raise
         raise DataError(f"{error} (as {run / 'config.yaml'} has it; data.path= says where the text is now)") from None
     choices = choose(config, text)
     config.name, config.resume, config.allow = name, None, []
-    point = find_point(run, str(resume)) if resumed else None
     if point and first_process:  # the other processes start after it, or are ended with it
         try:
             differing = check_unchanged(point.contents["conditions"], conditions(config, text, choices), allow)
@@ -336,7 +343,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             trained = as_trained(config, text, choices, point.step, point.contents["callbacks"]["Watch"])
             return finish(run, config, text, Speaker(run / "train.log"), trained)
         return done.get("val_loss")
-    return fit(run, config, keys, text, choices, point, fresh=resume is None, started=started)
+    return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
 
 
 @dataclass(frozen=True)
@@ -386,6 +393,36 @@ def conditions(config: Config, text: "Text", choices: Choices) -> dict[str, Any]
         "world_size": choices.devices,
         **machine(choices.device),
     }
+
+
+@dataclass(frozen=True)
+class Start:
+    """The trained model that a fresh run starts from."""
+
+    path: Path
+    model: "GPT"
+    meta: dict[str, Any]
+
+    @property
+    def characters(self) -> str:
+        """Those of its vocabulary; none where tokens are bytes."""
+        return self.meta["vocabulary"].get("characters", "")
+
+
+def load_start(init_from: str) -> Start:
+    """Load the model that `init_from` means: a checkpoint, a run directory or the name of a run.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used.
+    """
+    try:
+        path = runs.find_checkpoint(init_from)
+
+        from gpt.checkpoint import load_checkpoint
+
+        return Start(path, *load_checkpoint(path))
+    except InputError as error:
+        raise ConfigError(f"init_from: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -449,6 +486,7 @@ def fit(
     keys: list[str],
     text: "Text",
     choices: Choices,
+    start: Start | None,
     point: Point | None,
     *,
     fresh: bool,
@@ -462,6 +500,7 @@ def fit(
         keys: the keys that were typed.
         text: the encoded text.
         choices: what was chosen for this machine.
+        start: the trained model it starts from; None for weights drawn from the seed, and where it goes on.
         point: where it goes on; None at the beginning.
         fresh: whether the directory must not exist yet.
         started: when this run began, on the clock of `time.perf_counter`.
@@ -488,6 +527,7 @@ def fit(
     )
     from gpt.fit.module import Diverged, LitGPT
     from gpt.fit.report import Speaker
+    from gpt.model import init_from
 
     if runs.started_by_another_rank():
         end_with_parent()
@@ -498,29 +538,33 @@ def fit(
     tokenizer = text.tokenizer
 
     def make_module() -> LitGPT:
-        return LitGPT(
+        module = LitGPT(
             config.model,
             config.optim,
             vocabulary=tokenizer.vocabulary,
             characters=torch.from_numpy(tokenizer.characters_per_token),
             bytes=torch.from_numpy(tokenizer.bytes_per_token),
-            data={"name": text.name, "fingerprint": text.fingerprint} | to_dict(config)["data"],
+            data={"name": text.name, "fingerprint": text.fingerprint, "known": text.known} | to_dict(config)["data"],
             conditions=conditions(config, text, choices),
             max_steps=config.trainer.max_steps,
             micro_batch=config.data.micro_batch,
             seed=config.seed,
             compile=choices.compiled,
         )
+        if start:
+            places = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
+            init_from(module.net, start.model, torch.as_tensor(places))
+        return module
 
     keep_freed_memory()
     checkpoints = Checkpoints(run / "checkpoints")
     stops = StopSignals(checkpoints)
     say = Speaker(None)
     try:
-        settled = ""
+        notes = [describe_start(start, tokenizer.vocabulary)] if start else []
         if config.minutes is not None and not point:
             with naming_what_takes_memory(config, tokenizer.size, devices=1):
-                settled = turn_dial(config, keys, text, choices, make_module, started)
+                notes.append(turn_dial(config, keys, text, choices, make_module, started))
         with naming_what_takes_memory(config, tokenizer.size, choices.devices):
             module = make_module()
         say = Speaker(run / "train.log" if first_process else None)
@@ -530,7 +574,7 @@ def fit(
         if not fresh:
             if first_process:
                 cut_logs(point, run)
-            loggers = purging(loggers, point.step if point else 0)
+            loggers = purging(loggers, point.step if point else -1)
         arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices, config.trainer.timeout)}
         try:
             trainer = L.Trainer(
@@ -540,7 +584,7 @@ def fit(
                 plugins=[AtomicCheckpointIO(point.contents if point else None)],
                 max_epochs=-1,
                 check_val_every_n_epoch=None,
-                num_sanity_val_steps=0,
+                num_sanity_val_steps=-1 if start else 0,  # all of them: how good it is before the first step
                 use_distributed_sampler=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
@@ -555,7 +599,7 @@ def fit(
             write_summary(run, {"status": "running"})
             for logger in trainer.loggers:
                 logger.log_hyperparams(dict(leaves(to_dict(config))))
-            introduce(say, run, config, text, choices, module.net.num_parameters(), settled)
+            introduce(say, run, config, text, choices, module.net.num_parameters(), notes)
 
         summary: dict[str, Any] = {"status": "failed"}
         try:
@@ -599,7 +643,7 @@ def fit(
 
 
 def introduce(
-    say: "Speaker", run: Path, config: Config, text: "Text", choices: Choices, parameters: int, settled: str
+    say: "Speaker", run: Path, config: Config, text: "Text", choices: Choices, parameters: int, notes: list[str]
 ) -> None:
     """Say what will be trained, on what, and how it will be measured."""
     from data.datamodule import VALIDATION_CHARACTERS
@@ -617,9 +661,16 @@ def introduce(
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
     say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
-    if settled:
-        say(settled)
+    for note in notes:
+        say(note)
     say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
+
+
+def describe_start(start: Start, vocabulary: dict[str, Any]) -> str:
+    """What a run starts from in one line."""
+    new = "".join(sorted(set(vocabulary.get("characters", "")) - set(start.characters)))
+    added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+    return f"from       {printable(start.path)}, step {start.meta['global_step']}{added}"
 
 
 class RunFailed(Exception):
@@ -712,9 +763,10 @@ def turn_dial(
     def left() -> float:
         return started + 60 * minutes - time.perf_counter()
 
+    validated = min(VALIDATION_CHARACTERS, len(text.validation))
     work = Work(
-        validated=min(VALIDATION_CHARACTERS, len(text.validation)),
-        finally_evaluated=len(text.validation) + len(text.test),
+        validated=validated,
+        finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
         sampled_per_validation=SAMPLED_PER_VALIDATION if config.logger else 0,
         finally_sampled=SAMPLE_LENGTH,
     )
@@ -733,7 +785,8 @@ def turn_dial(
             config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
         )
 
-    settled = settle([config.model] if any(key.startswith("model.") for key in keys) else presets())
+    given = config.init_from is not None or any(key.startswith("model.") for key in keys)
+    settled = settle([config.model] if given else presets())
     if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
         config.data.batch *= 2
         settled = settle([settled.model])
@@ -774,7 +827,7 @@ def cut_logs(point: Point | None, run: Path) -> None:
     newest = 0
     for match, file in named:
         if match and not file.is_symlink():
-            cut_events(file, point.step if point else 0)
+            cut_events(file, point.step if point else -1)
             newest = max(newest, int(match[1]))
     time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
 
@@ -868,6 +921,7 @@ def as_trained(
         "characters": step * per_step,
         "seconds": counted["seconds"],
         "characters_per_second": counted["stepped"] * per_step / stepping if stepping else None,
+        "init_from": config.init_from,
         "parameters": untrained(config, text).num_parameters(),
         "precision": config.trainer.precision,
         "device": choices.device,
@@ -880,7 +934,7 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
     """Write summary.json; what does not apply is null."""
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
-        "seconds characters_per_second parameters precision device seed versions"
+        "seconds characters_per_second init_from parameters precision device seed versions"
     ).split()
     runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 

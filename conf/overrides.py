@@ -21,7 +21,7 @@ CONF = Path(__file__).parent
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
 MOST_TRIALS = 10_000  # values of one key in a sweep
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
-LITERAL = ("data.path", "data.cache_dir", "name", "resume")
+LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -291,6 +291,7 @@ def usage() -> str:
         "  python train.py data.path=book.txt         your own text",
         "  python train.py model.heads=8              another shape",
         "  python train.py resume=auto                go on with the newest unfinished run",
+        "  python train.py init_from=runs/first       start from a trained model",
         "  python train.py -m optim.lr=1e-3,3e-3      several runs, one after the other",
         "",
         "groups (a named set of values; single keys go on top)",

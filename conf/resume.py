@@ -1,4 +1,4 @@
-"""Going on with a run: which settings it keeps, and what must be as it was for its bits to be the same."""
+"""Going on with a run, or from its model: which settings stay, and what must be as it was for the bits of a run."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ FREE = (
     "trainer.timeout",
 )  # fmt: skip
 # What no `allow` can change: the weights would not fit, or mean something else.
-FIXED = ("model.", "data.tokenizer", "optim.name", "minutes", "vocabulary")
+FIXED = ("model.", "data.tokenizer", "optim.name", "minutes", "vocabulary", "init_from")
 LOOSE = ("model.dropout", "model.attention")  # of those, what leaves the weights as they are
 
 
@@ -35,6 +35,34 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
         if key != "name" and new[key] != "auto" and not (key == "trainer.max_steps" and "minutes" in keys):
             set_leaf(values, key, new[key])
     return from_dict(values | {"resume": typed.resume, "allow": typed.allow})
+
+
+def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokenizer: str) -> Config:
+    """Put the shape of the trained model that a run starts from into its configuration.
+
+    Dropout, the attention kernel and the context can be typed: no weight depends on them, but for the learned
+    positions, of which fewer will do.
+
+    Args:
+        typed: the configuration that the typed overrides make.
+        keys: which keys of `typed` were typed.
+        model: the trained model's own `model.*`.
+        tokenizer: its kind of tokens.
+
+    Raises:
+        ValueError: one line that lists what was typed and is otherwise in the trained model.
+    """
+    values, new = to_dict(typed), dict(leaves(to_dict(typed)))
+    trained = {f"model.{key}": value for key, value in model.items()} | {"data.tokenizer": tokenizer}
+    longer = typed.model.context > model["context"]
+    free = LOOSE if model["positions"] == "learned" and longer else (*LOOSE, "model.context")
+    wrong = [key for key in trained if key in keys and key not in free and new[key] != trained[key]]
+    if wrong:
+        listed = ", ".join(f"{key}={shown(new[key])} (the model has {shown(trained[key])})" for key in wrong)
+        raise ValueError(f"init_from={typed.init_from}: cannot change {listed}")
+    for key in trained.keys() - (set(free) & set(keys)):
+        set_leaf(values, key, trained[key])
+    return from_dict(values)
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -64,7 +92,7 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     for name in allow:
         if name not in now:
             raise ValueError(f"allow=[{name}]: no such field{nearest(name, now)}")
-    differing = [name for name in now if name not in before or before[name] != now[name]]
+    differing = [name for name in now if before.get(name) != now[name]]
     fixed = [name for name in differing if is_fixed(name)]
     listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before.get(name))})" for name in differing)
     if fixed:

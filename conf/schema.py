@@ -104,6 +104,7 @@ class Config:
     name: str | None = option(None, "directory of the run below runs/; null makes one up")
     seed: int = option(0, "seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(None, "go on with a run: a run directory, a checkpoint, or auto")
+    init_from: str | None = option(None, "start from a trained model: a run or a checkpoint")
     minutes: float | None = option(
         None,
         "instead of trainer.max_steps: the best training that fits into so many minutes, start to end",

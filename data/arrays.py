@@ -44,6 +44,7 @@ class Text:
         name: of the corpus, for people.
         fingerprint: hexadecimal; equal for equal content, settings and tokenizer.
         characters: how many each split holds (tokens are fewer or more with other tokenizers).
+        known: characters that the tokenizer was made to know besides those of the corpus.
     """
 
     train: np.ndarray
@@ -53,9 +54,10 @@ class Text:
     name: str
     fingerprint: str
     characters: Mapping[str, int]
+    known: str
 
 
-def open_text(config: DataConfig, context: int) -> Text:
+def open_text(config: DataConfig, context: int, known: str = "") -> Text:
     """Open the text that `config` names, encoded and split; from the cache when it is there.
 
     How it is split: 40 documents or more, as the standard library has, by file (see `split_by_file`);
@@ -64,6 +66,7 @@ def open_text(config: DataConfig, context: int) -> Text:
     Args:
         config: what text, and how it is split and tokenized.
         context: longest window in tokens; train and validation must hold at least one window and its targets.
+        known: characters that belong to the vocabulary whether the text has them or not; none for bytes.
 
     Raises:
         DataError: one line that says what is wrong with the text and what is needed.
@@ -71,12 +74,13 @@ def open_text(config: DataConfig, context: int) -> Text:
     corpus = open_corpus(config)
     digest = corpus.digest()
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
+    settings += [known] if known else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     opened = _load(folder)
     if opened is None:
         try:
-            _encode(corpus, digest, config.split, folder)
+            _encode(corpus, digest, config.split, known, folder)
         except OSError as error:  # reading raises DataError: this is the cache
             raise DataError(
                 f"{printable(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
@@ -87,7 +91,9 @@ def open_text(config: DataConfig, context: int) -> Text:
             raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
     _check_lengths(arrays, config, context, corpus)
-    return Text(**arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters)
+    return Text(
+        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters, known=known
+    )
 
 
 def _check_lengths(arrays: Mapping[str, np.ndarray], config: DataConfig, context: int, corpus: Corpus) -> None:
@@ -184,7 +190,7 @@ def _scan(corpus: Corpus, progress: tqdm) -> tuple[list[int], str]:
     return sizes, "".join(map(chr, np.flatnonzero(others)))
 
 
-def _tokenizer(corpus: Corpus, characters: str, joined: bool) -> Tokenizer:
+def _tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) -> Tokenizer:
     """Make the tokenizer for a corpus, or refuse it."""
     if not characters:
         raise DataError(f"{corpus.name}: is empty: 0 characters")
@@ -195,7 +201,7 @@ def _tokenizer(corpus: Corpus, characters: str, joined: bool) -> Tokenizer:
     if joined:
         characters += "\n"
     try:
-        return CharTokenizer(characters)
+        return CharTokenizer(characters + known)
     except ValueError as error:
         raise DataError(f"{corpus.name}: {error}") from None
 
@@ -219,7 +225,7 @@ def _pieces(
             position += len(tokens)
 
 
-def _encode(corpus: Corpus, digest: str, shares: list[float], folder: Path) -> None:
+def _encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder: Path) -> None:
     """Encode a corpus into `folder`, all or nothing.
 
     Everything is written to a directory beside `folder`, which is renamed when it is complete and on
@@ -240,7 +246,7 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], folder: Path) -> N
             total=2 * size, desc="encoding", unit="B", unit_scale=True, delay=2, leave=False, disable=None
         ) as progress:
             sizes, characters = _scan(corpus, progress)
-            tokenizer = _tokenizer(corpus, characters, joined=sum(size > 0 for size in sizes) > 1)
+            tokenizer = _tokenizer(corpus, characters, known, joined=sum(size > 0 for size in sizes) > 1)
             lengths = dict.fromkeys(SPLITS, 0)
             counts = dict.fromkeys(SPLITS, 0)
             checksums = dict.fromkeys(SPLITS, 0)

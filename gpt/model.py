@@ -148,3 +148,26 @@ def init_weights(model: GPT) -> None:
             parameter.zero_()
         else:
             parameter.fill_(1)
+
+
+@torch.no_grad()
+def init_from(model: GPT, trained: GPT, places: Tensor) -> None:
+    """Start from the weights of a trained model, whose tokens are some of this one's.
+
+    In a text of tokens that it knows, their logits are what the trained model gives. The rows of a new token in
+    embedding and head are the means of the trained rows: its logit is the mean of theirs, so that n new tokens beside
+    V trained ones add at most ln(1 + n / V) nats to the loss of such a text.
+    Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
+
+    Args:
+        model: of the same shape, but for its vocabulary, its dropout and its context; learned positions may be fewer.
+        trained: the trained model.
+        places: (V,) int64: the token of `model` that each of the V tokens of `trained` is.
+    """
+    weights = trained.state_dict()
+    for name, weight in model.state_dict().items():
+        if name in ("embedding.weight", "head.weight"):
+            weight[:] = weights[name].mean(0)
+            weight[places] = weights[name]
+        else:
+            weight[:] = weights[name][: len(weight)]  # the first of the learned positions, all of what else there is

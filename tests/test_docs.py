@@ -40,6 +40,10 @@ def test_training_commands_of_the_readme(
     if any(argument.startswith("data=") for argument in arguments):
         arguments.append("data.path=book.txt")  # what would be downloaded; the downloads have their own tests
     cut = CUT
+    if any(argument.startswith("init_from=") for argument in arguments):
+        assert train("name=first").status == 0
+        Path("new.txt").write_bytes(Path("book.txt").read_bytes())
+        cut = [argument for argument in CUT if not argument.startswith("model.")]  # its shape is that of the model
     if any(argument.startswith("minutes=") for argument in arguments):
         monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
         arguments, cut = ["minutes=0.2", "data.path=book.txt", "compile=false"], CUT[1:]

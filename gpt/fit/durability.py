@@ -79,6 +79,8 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save, and keep as best what has the lowest validation loss."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
+        if trainer.sanity_checking:  # before the first step
+            return
         best = pl_module.score.loss < self.best_loss
         if best:
             self.best_loss, self.best_step = pl_module.score.loss, trainer.global_step
@@ -151,6 +153,10 @@ class StopSignals(L.Callback):
         """Leave the signals to what handled them before."""
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A validation before the first step is finished, too."""
+        self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """From here on finish steps; Lightning has set handlers of its own meanwhile, which it takes back."""

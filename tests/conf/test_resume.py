@@ -2,8 +2,9 @@
 
 import pytest
 
-from conf.resume import check_unchanged, merge_resumed, settings
+from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_dict, to_dict
+from gpt.config import ModelConfig
 
 
 def changed(**values: object) -> Config:
@@ -50,7 +51,9 @@ def test_all_that_differs_is_listed_with_both_values() -> None:
     assert listed == "seed=7 (the run has 0), data.batch=4 (the run has 8), threads=1 (the run has 2)"
 
 
-@pytest.mark.parametrize("key", ["model.dim", "model.context", "data.tokenizer", "optim.name", "minutes", "vocabulary"])
+@pytest.mark.parametrize(
+    "key", ["model.dim", "model.context", "data.tokenizer", "optim.name", "minutes", "vocabulary", "init_from"]
+)
 def test_what_no_allow_can_change(key: str) -> None:
     before = settings(Config()) | {"vocabulary": "9 tokens"}
     message = refusal(before, before | {key: "other"}, [key])
@@ -66,3 +69,45 @@ def test_dropout_can_be_changed_and_steps_need_no_word() -> None:
 def test_a_name_that_is_no_field_is_refused() -> None:
     before = settings(Config())
     assert refusal(before, before, ["sed"]) == "allow=[sed]: no such field; nearest: seed"
+
+
+def test_a_setting_that_is_younger_than_the_run() -> None:
+    """Null is what the run had before there was such a setting."""
+    before = settings(Config())
+    del before["init_from"]
+    assert check_unchanged(before, settings(Config()), []) == ""
+
+
+TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, positions="learned"))
+
+
+def test_a_trained_model_brings_its_shape() -> None:
+    typed = changed(init_from="a", model__dim=128, model__dropout=0.3, model__layers=3, optim__lr=0.5)
+    merged = merge_started(typed, ["init_from", "model.dropout", "model.layers", "optim.lr"], TRAINED, "byte")
+    assert vars(merged.model) == TRAINED | {"dropout": 0.3}
+    assert merged.data.tokenizer == "byte" and merged.optim.lr == 0.5 and merged.init_from == "a"
+    assert vars(merge_started(typed, [], TRAINED, "char").model) == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("positions", "context", "possible"),
+    [("learned", 32, True), ("learned", 128, False), ("rotary", 32, True), ("rotary", 128, True)],
+)
+def test_a_context_that_the_trained_model_can_take(positions: str, context: int, possible: bool) -> None:
+    trained = TRAINED | {"positions": positions, "heads": 2}
+    typed = changed(init_from="a", model__context=context)
+    if possible:
+        assert merge_started(typed, ["model.context"], trained, "char").model.context == context
+    else:
+        with pytest.raises(ValueError, match=r"^init_from=a: cannot change model.context=128 \(the model has 64\)$"):
+            merge_started(typed, ["model.context"], trained, "char")
+
+
+def test_what_a_trained_model_cannot_take() -> None:
+    typed = changed(init_from="a", model__layers=8, model__tied=True, model__dim=96, data__tokenizer="byte")
+    with pytest.raises(ValueError) as caught:
+        merge_started(typed, ["model.layers", "model.tied", "model.dim", "data.tokenizer"], TRAINED, "char")
+    assert str(caught.value) == (
+        "init_from=a: cannot change model.layers=8 (the model has 3), model.tied=true (the model has false), "
+        "data.tokenizer=byte (the model has char)"
+    )

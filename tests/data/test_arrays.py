@@ -170,6 +170,23 @@ def test_the_standard_library_is_split_by_file(tmp_path):
     assert text.name.startswith(f"Python 3.{sys.version_info.minor}.")
 
 
+@pytest.mark.parametrize("known", ["abc", "xyz\n", "aé語\U0001f600"])
+def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened, known):
+    """And the text is encoded with them, whichever vocabulary it was encoded with before."""
+    whole = random_text(1000, "bc \n")
+    write(tmp_path / "text", whole)
+    for _ in range(2):  # encoded, and from the cache
+        plain, with_known = (
+            opened(),
+            open_text(DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache")), 4, known),
+        )
+        assert plain.tokenizer.characters == "\n bc" and plain.known == ""
+        assert with_known.tokenizer.characters == "".join(sorted({*"\n bc", *known})) and with_known.known == known
+        for text in (plain, with_known):
+            assert "".join(decoded(text).values()) == whole
+        assert plain.fingerprint != with_known.fingerprint
+
+
 # -- The cache -------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
-from gpt.model import GPT, MLP, Block
+from gpt.model import GPT, MLP, Block, init_from
 from tests.reference import model as reference
 from tests.reference.models import ALL, SHIFT, SOME, fill, name, tiny, tolerance
 
@@ -465,3 +465,45 @@ def test_wrong_configuration_is_named(changes: dict, named: list[str]) -> None:
 
 def test_odd_heads_are_fine_without_rotary() -> None:
     assert tiny(heads=4, positions="learned").head_dim == 3
+
+
+# Starting from a trained model
+
+
+@pytest.mark.parametrize("config", SOME, ids=name)
+@pytest.mark.parametrize("characters", ["bdf", "abdf", "bcdf", "bdfg", "abcdefg"], ids=str)
+def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(config: ModelConfig, characters: str) -> None:
+    """Whatever is added before, between and after the old characters; a new one gets the mean of their logits."""
+    trained, model = build(config, vocabulary=3), build(config, seed=1, vocabulary=len(characters))
+    init_from(model, trained, torch.tensor([characters.index(old) for old in "bdf"]))
+    tokens = draw(4, config.context, vocabulary=3)
+    renumbered = torch.tensor([[characters.index("bdf"[token]) for token in row] for row in tokens])
+    with torch.no_grad():
+        old, new = trained(tokens), model(renumbered)
+    assert old.std() > 0.05
+    for place, character in enumerate(characters):
+        expected = old[..., "bdf".index(character)] if character in "bdf" else old.mean(-1)
+        torch.testing.assert_close(new[..., place], expected, rtol=0, atol=1e-12)
+    dearer = new.logsumexp(-1) - old.logsumexp(-1)
+    assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, "what is promised of the loss of old text"
+
+
+@pytest.mark.parametrize(("positions", "context"), [("learned", 4), ("rotary", 4), ("rotary", 20)])
+def test_another_context_leaves_the_logits_as_they_are(positions: str, context: int) -> None:
+    config = tiny(positions=positions, context=7)
+    trained, model = build(config), build(replace(config, context=context), seed=1)
+    init_from(model, trained, torch.arange(VOCABULARY))
+    tokens = draw(2, min(context, 7))
+    torch.testing.assert_close(model(tokens), trained(tokens), rtol=0, atol=1e-12)
+
+
+def test_starting_from_a_model_leaves_it_alone() -> None:
+    trained, model = build(tiny(tied=True)), build(tiny(tied=True), seed=1, vocabulary=VOCABULARY + 2)
+    before = copy.deepcopy(trained.state_dict())
+    init_from(model, trained, torch.arange(VOCABULARY) + 1)
+    assert model.head.weight is model.embedding.weight
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    for key, value in trained.state_dict().items():
+        assert torch.equal(value, before[key]), key
