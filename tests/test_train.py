@@ -62,7 +62,7 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
     summary = json.loads((run / "summary.json").read_text())
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
-        "seconds characters_per_second parameters precision device seed versions"
+        "seconds characters_per_second init_from parameters precision device seed versions"
     )
     assert list(summary) == keys.split()
     assert summary["status"] == "finished" and summary["steps"] == 30
