@@ -120,6 +120,7 @@ def test_bytes_stay_bytes(train: Train, prose: str) -> None:
     assert yaml.safe_load(Path("runs/fine/config.yaml").read_text())["data"]["tokenizer"] == "byte"
 
 
+@pytest.mark.slow
 def test_the_shape_is_that_of_the_model(base: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where `minutes` would choose another."""
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
