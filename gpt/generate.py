@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from gpt.decode import Decoder, Weights
 
@@ -207,7 +208,8 @@ def side_by_side(
             progress(part.stop - part.start)
         return result
 
-    with ThreadPoolExecutor(min(parts, cores())) as pool:
+    # The threads are those of the parts: BLAS' own would only wait for each other in products this small.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, cores())) as pool:
         try:
             yield from pool.map(last, slices)
         finally:  # Ctrl-C, or a reader that has seen enough

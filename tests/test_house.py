@@ -57,7 +57,7 @@ def only(path: str) -> tuple[str, ...] | None:
     if path == "gpt/runs.py":
         return ("conf.fields", "filelock")
     if path in ("gpt/archive.py", "gpt/decode.py", "gpt/generate.py"):
-        return ("numpy", "torch", "gpt", "conf.fields", "conf.commandline")
+        return ("numpy", "threadpoolctl", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):
         return ("torch", "numpy", "gpt", "conf.fields", "safetensors", "onnx", "onnxruntime", "transformers")
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
