@@ -112,6 +112,24 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
         yield logits[counted], targets.to(device)[counted]
 
 
+def reduce(
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, characters: Tensor, bytes: Tensor
+) -> Score:
+    """Sum what a text costs.
+
+    Args:
+        predicted: logits (N, V) and targets (N,) of every token but the first; see `predictions`.
+        first: the text's first token.
+        vocabulary: V.
+        characters: (V,) how many characters each token stands for.
+        bytes: (V,) how many UTF-8 bytes each token stands for.
+    """
+    total = first_totals(first, vocabulary, characters, bytes)
+    for logits, targets in predicted:
+        total += totals(surprisals(logits, targets), targets, characters, bytes)
+    return score(total)
+
+
 def evaluate(
     model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, characters: Tensor, bytes: Tensor
 ) -> Score:
@@ -124,7 +142,4 @@ def evaluate(
         characters: (V,) how many characters each token stands for.
         bytes: (V,) how many UTF-8 bytes each token stands for.
     """
-    total = first_totals(first, model.vocabulary, characters, bytes)
-    for logits, targets in predictions(model, windows):
-        total += totals(surprisals(logits, targets), targets, characters, bytes)
-    return score(total)
+    return reduce(predictions(model, windows), first, model.vocabulary, characters, bytes)
