@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     check_files(options.file, options.html)
     readers = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+        sys.stdout.reconfigure(errors="replace")
     out = sys.stderr if options.per_char else sys.stdout
     letters = ["A  ", "B  "] if options.compare else [""]
     for letter, reader in zip(letters, readers, strict=True):
@@ -345,7 +345,7 @@ def json_lines(piece: Piece, names: list[list[str]]) -> Iterator[str]:
         line = {"position": piece.position + offset, "character": letter} | opinion
         if len(said) > 1:
             line["other"] = said[1][offset]
-        yield json.dumps(line, ensure_ascii=False) + "\n"
+        yield json.dumps(line) + "\n"
 
 
 def opinions(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:

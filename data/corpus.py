@@ -162,7 +162,7 @@ def decode(
         likely = "utf-16, which it looks like"
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
-    raise DataError(f"{printable(name)}: {what}; name its encoding with {option}, such as {likely}")
+    raise DataError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
 
 
 # -- The standard library ------------------------------------------------------------------------

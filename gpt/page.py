@@ -63,5 +63,5 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
         assert content
         digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
         policy.append(f"{tag}-src 'sha256-{digest}'")
-    template = template.replace("{{policy}}", "; ".join(policy)).replace("{{title}}", html.escape(about["title"]))
-    return template.replace("{{data}}", filled)
+    fill = {"policy": "; ".join(policy), "title": html.escape(about["title"]), "data": filled}
+    return re.sub("{{(policy|title|data)}}", lambda match: fill[match[1]], template)

@@ -32,7 +32,9 @@ def test_costs_are_those_of_a_loop(batch: int) -> None:
     assert nats.dtype == torch.float64
     likely = torch.cat([each.likely for each in rest]).tolist()
     chances = torch.cat([each.chances for each in rest]).tolist()
-    for row, target, cost, best, chance in zip(logits.tolist(), targets.tolist(), nats.tolist(), likely, chances):
+    for row, target, cost, best, chance in zip(
+        logits.tolist(), targets.tolist(), nats.tolist(), likely, chances, strict=True
+    ):
         assert cost == pytest.approx(surprisal(row, target), abs=1e-5)
         order = sorted(range(V), key=lambda token: -row[token])[:3]
         assert best == order
