@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from gpt.model import GPT
     from gpt.surprisal import Costs
 
-MODES = ("disjoint", "strided")
+MODES = ("disjoint", "strided", "sample")
+BOTH = MODES[:2]  # what is scored unless one is chosen
 LIKELY = 5  # how many of the most likely characters are named
 PIECE = 4096  # characters that are shown at a time
 LONGEST_PAGE = 10_000_000  # characters
@@ -41,6 +42,7 @@ class Reader(NamedTuple):
     """A model and the text as it reads it.
 
     Attributes:
+        path: of the checkpoint.
         name: for people.
         model: on its device.
         tokenizer: the model's.
@@ -48,6 +50,7 @@ class Reader(NamedTuple):
         stride: from one strided window to the next.
     """
 
+    path: Path
     name: str
     model: "GPT"
     tokenizer: "Tokenizer"
@@ -76,7 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("checkpoint", help="checkpoint, run directory or name of a run")
     add("file", help="the text; - is standard input")
     add("--compare", metavar="OTHER", help="a second checkpoint or run, on the same text")
-    add("--window", choices=MODES, help="score in this mode alone (default: in each; strided is the one shown)")
+    add("--window", choices=MODES, help="score in this mode alone (default: disjoint and strided)")
     stride = number(int, 1, 2**20)
     add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
     add("--per-char", action="store_true", help="print JSON lines, one a character; the figures go to stderr")
@@ -101,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
         print("their contexts differ: the model that sees more characters has it easier", file=out)
 
     begun = time.perf_counter()
-    modes = [options.window] if options.window else list(MODES)
+    modes = [options.window] if options.window else list(BOTH)
     for mode in modes:
         in_detail = mode == (options.window or "strided") and (options.per_char or options.html or options.compare)
         scores, lines = show(readers, mode, options) if in_detail else ([measure(each, mode) for each in readers], [])
@@ -176,7 +179,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['global_step']}"
         stride = options.stride or max(1, model.config.context // 2)
-        readers.append(Reader(name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
+        readers.append(Reader(path, name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
     return readers
 
 
@@ -210,7 +213,7 @@ def encode(
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
-                what = UnknownCharacter(error.character, position + error.position)
+                what = UnknownCharacter(error.character, position + error.position, error.nearest)
                 raise InputError(f"{called(options.file)}, line {line}: {what}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts
@@ -221,8 +224,9 @@ def encode(
 
 def describe(reader: Reader, mode: str) -> str:
     """A mode in words, with what it depends on."""
-    words = f"{mode} windows of {reader.model.config.context}"
-    return f"{words}, stride {reader.stride}" if mode == "strided" else words
+    context = reader.model.config.context
+    words = {"strided": f", stride {reader.stride}", "sample": ", as sample.py reads"}.get(mode, "")
+    return f"{mode} windows of {context}{words}"
 
 
 def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
@@ -232,15 +236,33 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     from data.batches import evaluation_windows
     from gpt.evaluate import predictions
 
-    context = reader.model.config.context
-    batch = max(1, min(BATCH, LOGITS // reader.model.vocabulary) // context)
-    stride = reader.stride if mode == "strided" else context
-    windows = evaluation_windows(reader.tokens, context, batch, stride=stride)
-    total = len(reader.tokens) - 1
+    context, tokens = reader.model.config.context, reader.tokens
+    batch = min(BATCH, LOGITS // reader.model.vocabulary)
+    if mode == "sample":
+        batches = decoded(reader, batch)
+    else:
+        stride = reader.stride if mode == "strided" else context
+        batches = predictions(
+            reader.model, evaluation_windows(tokens, context, max(1, batch // context), stride=stride)
+        )
+    total = len(tokens) - 1
     with tqdm(desc=mode, total=total, unit_scale=True, delay=2, leave=False, disable=None) as progress:
-        for logits, targets in predictions(reader.model, windows):
+        for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
+
+
+def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
+    """The same as sample.py sees it: the text is read once from its beginning, by the window rule of `gpt.decode`."""
+    import numpy as np
+    import torch
+
+    from gpt.decode import Decoder, load_weights
+
+    decoder = Decoder(load_weights(reader.path, str(reader.model.head.weight.device))[0])
+    for start in range(0, len(reader.tokens) - 1, batch):
+        tokens = torch.from_numpy(reader.tokens[start : start + batch + 1].astype(np.int64))
+        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
 
 
 def sizes(reader: Reader) -> "tuple[Tensor, Tensor]":

@@ -19,7 +19,8 @@ import torch
 import score as score_script
 from data.batches import evaluation_windows
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
-from gpt.checkpoint import FORMAT, load_checkpoint, save
+from gpt.archive import FORMAT
+from gpt.checkpoint import load_checkpoint, save
 from gpt.evaluate import evaluate
 from gpt.model import GPT
 from tests.conftest import ROOT, Ended
@@ -261,6 +262,28 @@ def test_as_a_command_it_starts_without_what_only_training_needs(files: Path) ->
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call, positions: str) -> None:
+    """The log-probabilities that sample.py prints: in every mode within the first context, everywhere in its own."""
+    write("model.ckpt", CharTokenizer("abcdefgh \n"), positions=positions)
+    written = sample(
+        "model.ckpt", "--prompt", "abc", "--num-chars", "60", "--temperature", "1", "--seed", "3", "--json"
+    )
+    said = json.loads(written.out)
+    Path("written.txt").write_text("abc" + said["text"], encoding="utf-8", newline="")
+    costs = {}
+    for mode in ("sample", "disjoint", "strided"):
+        ended = score("model.ckpt", "written.txt", "--per-char", "--window", mode)
+        costs[mode] = [json.loads(line)["nats"] for line in ended.out.splitlines()][3:]
+    printed = [-value for value in said["logprobs"]]
+    assert costs["sample"] == pytest.approx(printed, abs=1e-5)
+    for mode in ("disjoint", "strided"):
+        assert costs[mode][: 8 - 3] == pytest.approx(printed[: 8 - 3], abs=1e-5)
+        assert costs[mode][8 - 3 :] != pytest.approx(printed[8 - 3 :], abs=1e-3)
+    whole = figures(score("model.ckpt", "written.txt", "--window", "sample").out)
+    assert set(whole) == {"sample windows of 7, as sample.py reads"}
 
 
 # -- Two models -----------------------------------------------------------------------------------------
