@@ -36,11 +36,11 @@ TEXT = (
 ) * 3
 
 
-def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, **changes: Any) -> str:
-    """A checkpoint of a model whose parameters are all drawn from N(0, 0.3)."""
+def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.3, **changes: Any) -> str:
+    """A checkpoint of a model whose parameters are all drawn from N(0, std)."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
-    state = fill(GPT(config, tokenizer.size), seed).state_dict()
+    state = fill(GPT(config, tokenizer.size), seed, std).state_dict()
     contents = {
         "format": FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": tokenizer.vocabulary, "data": {},
         "state_dict": {f"net.{key}": value for key, value in state.items()}, "global_step": 7,
@@ -439,20 +439,7 @@ def test_the_card_says_what_the_json_lines_say(files: Path, score: Call, visit: 
     for word in ("Naïve", "text,", "abc"):
         place = TEXT.index(word)
         for offset in range(3):
-            box = page.evaluate(
-                """([word, offset]) => {
-                  const walker = document.createTreeWalker(document.getElementById("text"), NodeFilter.SHOW_TEXT);
-                  const nodes = [];
-                  while (walker.nextNode()) nodes.push(walker.currentNode);
-                  let at = nodes.map((node) => node.data).join("").indexOf(word) + offset;
-                  const node = nodes.find((node) => node.data.length > at || ((at -= node.data.length), false));
-                  const range = document.createRange();
-                  range.setStart(node, at); range.setEnd(node, at + 1);
-                  const box = range.getBoundingClientRect();
-                  return [box.x + box.width / 2, box.y + box.height / 2];
-                }""",
-                [word, offset],
-            )
+            box = page.evaluate(PLACE, [word, offset])
             page.mouse.move(*box)
             assert card(page)["position"] == place + offset
             agrees(card(page)["models"][0], lines[place + offset])
@@ -462,6 +449,35 @@ def test_the_card_says_what_the_json_lines_say(files: Path, score: Call, visit: 
             assert card(page)["position"] == place + offset
             page.touchscreen.tap(*box)
             assert not page.is_visible("#card")
+
+
+PLACE = """([word, offset]) => {
+  const walker = document.createTreeWalker(document.getElementById("text"), NodeFilter.SHOW_TEXT), nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  let at = nodes.map((node) => node.data).join("").indexOf(word) + offset;
+  const node = nodes.find((node) => node.data.length > at || ((at -= node.data.length), false));
+  const range = document.createRange();
+  range.setStart(node, at); range.setEnd(node, at + 1);
+  const box = range.getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + box.height / 2];
+}"""  # the middle of a character on the screen
+
+
+def test_characters_of_two_units_do_not_shift_the_others(
+    workplace: Path, score: Call, visit: Callable[..., Any]
+) -> None:
+    """Where all cost the same, and a mark that is no longer at the start of the file stays."""
+    text = "\ufeffa😀b😀😀c"
+    write("same.ckpt", CharTokenizer(text), std=0)
+    Path("same.txt").write_text("\ufeff" + text, encoding="utf-8")
+    assert score("same.ckpt", "same.txt", "--html", "a.html").status == 0
+    page = visit("a.html")
+    assert page.locator("#text p").inner_text() == "U+FEFFa😀b😀😀c"
+    for position, letter in ((1, "a"), (3, "b"), (6, "c")):
+        page.mouse.move(*page.evaluate(PLACE, [letter, 0]))
+        assert card(page)["position"] == position
+        box = page.locator("#cursor").bounding_box()
+        assert box["x"] < page.evaluate(PLACE, [letter, 0])[0] < box["x"] + box["width"]
 
 
 def test_the_page_of_two_models_shows_both(files: Path, score: Call, visit: Callable[..., Any]) -> None:
@@ -502,7 +518,8 @@ def test_the_text_is_shown_as_it_is(files: Path, score: Call, visit: Callable[..
 
 
 def test_the_name_of_a_text_is_no_html(files: Path, score: Call, visit: Callable[..., Any]) -> None:
-    name = "<img src=x onerror=alert(1)>&{{data}}.txt"
+    Path("x<").mkdir()
+    name = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"
     Path("text.txt").rename(name)
     assert score("model.ckpt", name, "--html", "a.html").status == 0
     page = visit("a.html")
