@@ -542,7 +542,7 @@ def test_its_policy_stops_other_scripts(files: Path, score: Call, browser: Any) 
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
 @pytest.mark.parametrize("compare", [False, True])
 def test_every_colour_can_be_read_on(
     files: Path, score: Call, visit: Callable[..., Any], scheme: str, compare: bool
@@ -551,7 +551,9 @@ def test_every_colour_can_be_read_on(
     write("other.ckpt", seed=1)
     arguments = ["--compare", "other.ckpt"] if compare else []
     assert score("model.ckpt", "text.txt", "--html", "a.html", *arguments).status == 0
-    page = visit("a.html", color_scheme=scheme)
+    page = visit("a.html", color_scheme="light" if scheme == "light" else "dark")
+    if scheme == "print":  # on paper, whatever the screen is like
+        page.emulate_media(media="print")
     found = page.evaluate(
         """() => {
           const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
@@ -590,7 +592,7 @@ def test_every_colour_can_be_read_on(
     for side in sides:
         assert side[0][1] == pytest.approx(ground, abs=4)
         steps = np.diff([luminance(shade) for _, shade, _ in side])
-        assert (steps < 0).all() if scheme == "light" else (steps > 0).all()
+        assert (steps > 0).all() if scheme == "dark" else (steps < 0).all()
         assert contrast(side[0][1], side[-1][1]) > 1.5
 
 
