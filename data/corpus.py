@@ -28,13 +28,13 @@ from typing import IO
 
 import pooch
 
-from conf.fields import nearest, printable
+from conf.fields import InputError, nearest, printable
 from data.config import DataConfig
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Something is wrong with the text that a person named; the message is one line."""
 
 
@@ -113,19 +113,37 @@ class Corpus:
                     tick(len(chunk))
                     yield chunk
             else:
-                yield from _decoded(file, document, self.encoding, tick)
+                yield from decode(file, document.path, self.encoding, tick)
 
 
-def _decoded(file: IO[bytes], document: Document, encoding: str, tick: Callable[[int], object]) -> Iterator[str]:
-    """Decode a file in chunks; no mark at the start, LF at the end of lines."""
+def decode(
+    file: IO[bytes],
+    name: Path | str,
+    encoding: str,
+    tick: Callable[[int], object] = lambda size: None,
+    option: str = "data.encoding=",
+) -> Iterator[str]:
+    """Decode a file in chunks; no mark at the start, LF at the end of lines.
+
+    Args:
+        file: open for reading bytes.
+        name: of the file, for people.
+        encoding: of the file.
+        tick: called with the number of bytes that were just read.
+        option: what a person writes in front of an encoding to choose it.
+
+    Raises:
+        DataError: not in `encoding` (with the offset in the file), or there is no such encoding.
+    """
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses what turns bytes into bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
-        raise DataError(f"data.encoding={encoding}: is no encoding of text files") from None
-    offset, chunk, at_start = 0, b"", True
+        raise DataError(f"{option}{encoding}: is no encoding of text files") from None
+    offset, chunk, mark, at_start = 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
+            mark = mark or chunk[:2]
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
@@ -133,23 +151,18 @@ def _decoded(file: IO[bytes], document: Document, encoding: str, tick: Callable[
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
         yield decoder.decode(b"", final=True)
+        return
     except UnicodeDecodeError as error:
         # What the decoder was given ends where reading stopped, whatever it had kept from earlier chunks.
         wrong = offset - len(error.object) + error.start
-        raise _undecodable(document, encoding, f"byte {wrong:,} is not {encoding} ({error.reason})") from None
+        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
-        raise _undecodable(document, encoding, f"is not {encoding} ({error})") from None
-
-
-def _undecodable(document: Document, encoding: str, what: str) -> DataError:
-    """Say what is wrong with the bytes of a document, and which encoding to try."""
-    with document.open() as file:
-        mark = file.read(2)
+        what = f"is not {encoding} ({error})"
     if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
-    return DataError(f"{printable(document.path)}: {what}; name its encoding with data.encoding=, such as {likely}")
+    raise DataError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
 
 
 # -- The standard library ------------------------------------------------------------------------

@@ -15,19 +15,25 @@ MOST_CHARACTERS = 65_536  # what uint16 can number
 
 
 class UnknownCharacter(InputError):
-    """A text holds a character that the vocabulary does not; the message is one line."""
+    """A text holds a character that the vocabulary does not; the message is one line.
 
+    Attributes:
+        character: which one.
+        position: where it stands in the text.
+        nearest: one that the vocabulary has, or nothing.
+    """
 
-def _unknown(text: str, position: int, nearest: str = "") -> UnknownCharacter:
-    """Name the character at `position`, also where it cannot be printed, and the `nearest` in the vocabulary."""
-    code = ord(text[position])
-    if 0xD800 <= code <= 0xDFFF:
-        what = "is half of a surrogate pair and no character: the text was cut or decoded wrongly"
-    else:
-        what = "is not in the vocabulary of this model"
-    name = f"{text[position]!r} (U+{code:04X})" if text[position].isprintable() else f"U+{code:04X}"
-    near = f"; nearest: {nearest!r}" if nearest else ""
-    return UnknownCharacter(f"character {name} at position {position} {what}{near}")
+    def __init__(self, character: str, position: int, nearest: str = "") -> None:
+        """Name the character, also where it cannot be printed, and the `nearest` in the vocabulary."""
+        self.character, self.position, self.nearest = character, position, nearest
+        code = ord(character)
+        if 0xD800 <= code <= 0xDFFF:
+            what = "is half of a surrogate pair and no character: the text was cut or decoded wrongly"
+        else:
+            what = "is not in the vocabulary of this model"
+        name = f"{character!r} (U+{code:04X})" if character.isprintable() else f"U+{code:04X}"
+        near = f"; nearest: {nearest!r}" if nearest else ""
+        super().__init__(f"character {name} at position {position} {what}{near}")
 
 
 class CharTokenizer:
@@ -109,7 +115,8 @@ class CharTokenizer:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
         if tokens.size and tokens.min() < 0:
-            raise _unknown(text, int(np.argmax(tokens < 0)), self.nearest(text[int(np.argmax(tokens < 0))]))
+            position = int(np.argmax(tokens < 0))
+            raise UnknownCharacter(text[position], position, self.nearest(text[position]))
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
@@ -155,7 +162,7 @@ class ByteTokenizer:
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
-            raise _unknown(text, error.start) from None
+            raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
         """Encode: (bytes,) int64.

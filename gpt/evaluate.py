@@ -6,7 +6,7 @@ per token, bits per character and bits per byte. Sums of windows are (4,) float6
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,37 @@ class Score:
     bytes: int
 
 
+def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
+    """What each target costs, -ln of its probability.
+
+    Args:
+        logits: (N, V).
+        targets: (N,) int64.
+
+    Returns:
+        (N,) float64 on the CPU, in nats.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, targets, reduction="none").cpu().double()  # (N,)
+
+
+def totals(nats: Tensor, tokens: Tensor, characters: Tensor, bytes: Tensor) -> Tensor:
+    """Sum what tokens cost.
+
+    Args:
+        nats: (N,) float64, see `surprisals`.
+        tokens: (N,) int64.
+        characters: (V,) how many characters each token stands for.
+        bytes: (V,) how many UTF-8 bytes each token stands for.
+
+    Returns:
+        (4,) float64 on the CPU: nats, tokens, characters, bytes.
+    """
+    tokens = tokens.cpu()
+    count = torch.tensor(tokens.numel(), dtype=torch.float64)
+    return torch.stack([nats.sum(), count, characters[tokens].double().sum(), bytes[tokens].double().sum()])
+
+
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, characters: Tensor, bytes: Tensor) -> Tensor:
     """Sum the losses of a batch of windows.
 
@@ -41,17 +72,7 @@ def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, characters: 
     Returns:
         (4,) float64 on the CPU: nats, tokens, characters, bytes.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    nats = F.cross_entropy(logits[counted], targets[counted], reduction="none")  # (counted,)
-    hit = targets[counted].cpu()
-    return torch.stack(
-        [
-            nats.cpu().double().sum(),
-            torch.tensor(hit.numel(), dtype=torch.float64),
-            characters[hit].double().sum(),
-            bytes[hit].double().sum(),
-        ]
-    )
+    return totals(surprisals(logits[counted], targets[counted]), targets[counted], characters, bytes)
 
 
 def first_totals(token: int, vocabulary: int, characters: Tensor, bytes: Tensor) -> Tensor:
@@ -60,13 +81,55 @@ def first_totals(token: int, vocabulary: int, characters: Tensor, bytes: Tensor)
 
 
 def score(totals: Tensor) -> Score:
-    """Turn (4,) totals into a `Score`."""
+    """Turn (4,) totals into a `Score`; `bpc` is nan for bytes of which none begins a character."""
     nats, tokens, characters, bytes = totals.tolist()
     bits = nats / math.log(2)
-    return Score(nats / tokens, bits / characters, bits / bytes, int(tokens), int(characters), int(bytes))
+    bpc = bits / characters if characters else math.nan
+    return Score(nats / tokens, bpc, bits / bytes, int(tokens), int(characters), int(bytes))
 
 
 @torch.no_grad()
+def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run a model over windows, one batch at a time: in fp32, without dropout.
+
+    Args:
+        model: the model; left in the mode it came in.
+        windows: `(inputs, targets, counted)`, each (B, T).
+
+    Yields:
+        logits (N, V) and targets (N,) of what each batch counts, row by row, on the model's device.
+    """
+    device = model.embedding.weight.device
+    for inputs, targets, counted in windows:
+        training = model.training
+        model.eval()
+        try:
+            with torch.autocast(device.type, enabled=False):
+                logits = model(inputs.to(device))
+        finally:
+            model.train(training)
+        counted = counted.to(device)
+        yield logits[counted], targets.to(device)[counted]
+
+
+def reduce(
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, characters: Tensor, bytes: Tensor
+) -> Score:
+    """Sum what a text costs.
+
+    Args:
+        predicted: logits (N, V) and targets (N,) of every token but the first; see `predictions`.
+        first: the text's first token.
+        vocabulary: V.
+        characters: (V,) how many characters each token stands for.
+        bytes: (V,) how many UTF-8 bytes each token stands for.
+    """
+    total = first_totals(first, vocabulary, characters, bytes)
+    for logits, targets in predicted:
+        total += totals(surprisals(logits, targets), targets, characters, bytes)
+    return score(total)
+
+
 def evaluate(
     model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, characters: Tensor, bytes: Tensor
 ) -> Score:
@@ -79,15 +142,4 @@ def evaluate(
         characters: (V,) how many characters each token stands for.
         bytes: (V,) how many UTF-8 bytes each token stands for.
     """
-    device = model.embedding.weight.device
-    training = model.training
-    model.eval()
-    totals = first_totals(first, model.vocabulary, characters, bytes)
-    try:
-        with torch.autocast(device.type, enabled=False):
-            for inputs, targets, counted in windows:
-                logits = model(inputs.to(device))
-                totals += window_totals(logits, targets.to(device), counted.to(device), characters, bytes)
-    finally:
-        model.train(training)
-    return score(totals)
+    return reduce(predictions(model, windows), first, model.vocabulary, characters, bytes)

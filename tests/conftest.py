@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest  # noqa: E402
 
 import sample as sample_script  # noqa: E402
+import score as score_script  # noqa: E402
 import train as train_script  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -104,11 +105,22 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.fixture
 def sample(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
     """Calls sample.py in this process."""
+    return caller(sample_script.cli, capsys)
+
+
+@pytest.fixture
+def score(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
+    """Calls score.py in this process."""
+    return caller(score_script.cli, capsys)
+
+
+def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
+    """A command that is called in this process."""
 
     def call(*arguments: str) -> Ended:
         capsys.readouterr()
         try:
-            status = sample_script.cli(list(arguments))
+            status = cli(list(arguments))
         except SystemExit as stop:
             status = int(stop.code or 0)
         return Ended(status, *capsys.readouterr())

@@ -1,5 +1,6 @@
 """The commands and the code in the docs run, long ones with their steps cut."""
 
+import io
 import re
 import shlex
 import subprocess
@@ -65,6 +66,23 @@ def test_resuming_and_sampling_commands_of_the_readme(
     for command in samples:
         _, _, *arguments = shlex.split(command.replace("def ", "the ").replace("1000", "50"))
         assert sample(*arguments).status == 0
+
+
+def test_commands_of_the_page_on_scores(
+    train: Callable[..., Ended], score: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, quick_samples: None
+) -> None:
+    assert train("name=first").status == 0
+    assert train("name=second", "model.context=16").status == 0
+    text = (ROOT / "docs/score.md").read_text("utf-8")
+    commands = [line for line in text.splitlines() if "python score.py" in line and "`" not in line]
+    assert len(commands) == 8
+    for command in commands:
+        standard_input = io.BytesIO(Path("book.txt").read_bytes()) if command.startswith("cat ") else io.BytesIO()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(standard_input))
+        ended = score(*shlex.split(command.partition("score.py")[2]))
+        assert ended.status == 0, ended.err
+        assert "bits/character" in ended.out + ended.err
+    assert Path("book.html").stat().st_size > 30_000 < Path("both.html").stat().st_size
 
 
 def test_the_example_of_the_api_page_runs(train: Callable[..., Ended], workplace: Path, quick_samples: None) -> None:

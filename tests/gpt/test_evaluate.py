@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.evaluate import Score, evaluate, first_totals, score, window_totals
+from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, totals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference import model as reference
@@ -228,3 +228,43 @@ def test_totals_add_up() -> None:
     assert joined.bpb == pytest.approx(whole.bpb, abs=1e-6)
     assert isinstance(whole.loss, float) and isinstance(whole.bytes, int | float)
     assert np.isfinite([whole.loss, whole.bpc, whole.bpb]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_surprisals_and_their_sums_equal_the_loop(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = (5 * torch.randn(40, 6, generator=generator)).to(dtype)
+    targets = torch.randint(6, (40,), generator=generator)
+    nats = surprisals(logits, targets)
+    expected = [losses.surprisal(row, target) for row, target in zip(logits.tolist(), targets.tolist(), strict=True)]
+    assert nats.dtype == torch.float64 and nats.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
+    total = totals(nats, targets, torch.tensor(characters), torch.tensor(sizes))
+    assert total.dtype == torch.float64
+    assert total.tolist() == pytest.approx(
+        [
+            math.fsum(expected),
+            40,
+            sum(characters[target] for target in targets.tolist()),
+            sum(sizes[target] for target in targets.tolist()),
+        ],
+        rel=1e-6,
+    )
+
+
+@pytest.mark.parametrize(("length", "stride"), [(7, None), (6, 3), (7, 1)])
+def test_predictions_come_in_the_order_of_the_text(length: int, stride: int | None) -> None:
+    model = build()
+    for batch in (1, 3, 100):
+        found = list(predictions(model, windows(TOKENS, length, batch, stride)))
+        assert torch.cat([targets for _, targets in found]).tolist() == TOKENS[1:]
+        logits = torch.cat([each for each, _ in found])
+        for place in range(1, length + 1):  # the first window sees all that came before
+            expected = reference.gpt(model.state_dict(), tiny(), np.array([TOKENS[:place]]))[0, -1]
+            assert logits[place - 1].numpy() == pytest.approx(expected, abs=1e-4)
+        assert not logits.requires_grad
+
+
+def test_bytes_that_begin_no_character_have_no_bits_per_character() -> None:
+    result = score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))
+    assert math.isnan(result.bpc) and (result.loss, result.characters) == (1.5, 0)

@@ -1,0 +1,67 @@
+"""One self-contained HTML page that shows a text coloured by what it costs a model: `page.html` with data in it."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt.surprisal import Costs
+
+MOST = 2**16 - 1  # thousandths of a bit that a page can tell apart
+
+
+class Columns:
+    """What the characters of a text cost one model, as the page keeps it: a few bytes each.
+
+    Attributes:
+        bits: thousandths of a bit, uint16, at most `MOST`.
+        likely: the most likely tokens, uint8 for a vocabulary of at most 256, else uint16.
+        chances: their probabilities in thousandths, uint16.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        """Begin with no character."""
+        self.bits, self.likely, self.chances = bytearray(), bytearray(), bytearray()
+        self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
+
+    def add(self, costs: Costs) -> None:
+        """Append characters."""
+        bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MOST)
+        self.bits += bits.to(torch.uint16).numpy().tobytes()
+        self.likely += costs.likely.to(self._token).numpy().tobytes()
+        self.chances += (costs.chances * 1000).round().to(torch.uint16).numpy().tobytes()
+
+
+def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
+    """Make the page. It loads nothing, and its policy lets it run its own script and no other.
+
+    Args:
+        about: what stands at its top: `title characters models difference`; of each model `name mode figures
+            vocabulary`, the figures as they are to be read, the vocabulary as a list of text.
+        text: one code point for each character.
+        columns: of each model.
+    """
+    parts = [("about", "application/json", json.dumps(about).replace("<", "\\u003c"))]
+    data = [("letters", text.encode())]
+    for number, each in enumerate(columns):
+        data += [(f"{name}{number}", getattr(each, name)) for name in ("bits", "likely", "chances")]
+    for name, raw in data:
+        parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
+    filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)
+
+    template = (Path(__file__).parent / "page.html").read_text("utf-8")
+    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
+    for tag in ("style", "script"):
+        content = re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        assert content
+        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        policy.append(f"{tag}-src 'sha256-{digest}'")
+    fill = {"policy": "; ".join(policy), "title": html.escape(about["title"]), "data": filled}
+    return re.sub("{{(policy|title|data)}}", lambda match: fill[match[1]], template)

@@ -1,0 +1,438 @@
+"""How surprised is a model? `python score.py CHECKPOINT FILE`: nats and bits per character, bits per byte, exactly."""
+
+import argparse
+import heapq
+import io
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from conf.commandline import Parser, answer, device, number, to_device
+from conf.fields import InputError, nearest, printable
+from gpt import runs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from data.tokenizer import Tokenizer
+    from gpt.evaluate import Score
+    from gpt.model import GPT
+    from gpt.surprisal import Costs
+
+MODES = ("disjoint", "strided", "sample")
+BOTH = MODES[:2]  # what is scored unless one is chosen
+LIKELY = 5  # how many of the most likely characters are named
+PIECE = 4096  # characters that are shown at a time
+LONGEST_PAGE = 10_000_000  # characters
+BATCH = 2**12  # tokens: enough to keep two cores busy, few enough for their caches
+LOGITS = 2**25  # numbers that the logits of a batch may be, where the vocabulary is large
+DIFFERENCES = 5  # lines that are named where two models differ
+LINE = re.compile(r"[^\n]{0,79}\n|[^\n]{80}")  # long ones are cut
+
+
+class Reader(NamedTuple):
+    """A model and the text as it reads it.
+
+    Attributes:
+        path: of the checkpoint.
+        name: for people.
+        model: on its device.
+        tokenizer: the model's.
+        tokens: the whole text, uint8 or uint16.
+        stride: from one strided window to the next.
+    """
+
+    path: Path
+    name: str
+    model: "GPT"
+    tokenizer: "Tokenizer"
+    tokens: "np.ndarray"
+    stride: int
+
+
+class Piece(NamedTuple):
+    """Some characters of the text, what they cost each model, and how many came before them."""
+
+    position: int
+    text: str
+    costs: "list[Costs]"
+
+
+def cli(arguments: list[str] | None = None) -> int:
+    """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    options = parse(arguments)
+    return answer("score.py", lambda: run(options), out_of_memory="the text or the model is too large for this machine")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(prog="score.py", description="How well a trained model predicts a text.", allow_abbrev=False)
+    add = parser.add_argument
+    add("checkpoint", help="checkpoint, run directory or name of a run")
+    add("file", help="the text; - is standard input")
+    add("--compare", metavar="OTHER", help="a second checkpoint or run, on the same text")
+    add("--window", choices=MODES, help="score in this mode alone (default: disjoint and strided)")
+    stride = number(int, 1, 2**20)
+    add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
+    add("--per-char", action="store_true", help="print JSON lines, one a character; the figures go to stderr")
+    add("--html", metavar="OUT", type=Path, help="write a page with the text coloured by surprisal")
+    add("--encoding", default="utf-8", metavar="E", help="of the text (default utf-8)")
+    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Load, read, score and show."""
+    checkpoints = [runs.find_checkpoint(name) for name in (options.checkpoint, options.compare) if name is not None]
+    check_files(options.file, options.html)
+    readers = read(checkpoints, options)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    out = sys.stderr if options.per_char else sys.stdout
+    letters = ["A  ", "B  "] if options.compare else [""]
+    for letter, reader in zip(letters, readers, strict=True):
+        print(letter + reader.name, file=out)
+    if len({reader.model.config.context for reader in readers}) > 1:
+        print("their contexts differ: the model that sees more characters has it easier", file=out)
+
+    begun = time.perf_counter()
+    modes = [options.window] if options.window else list(BOTH)
+    for mode in modes:
+        in_detail = mode == (options.window or "strided") and (options.per_char or options.html or options.compare)
+        scores, lines = show(readers, mode, options) if in_detail else ([measure(each, mode) for each in readers], [])
+        if mode == modes[0]:
+            print(f"{called(options.file)}: {scores[0].characters:,} characters, {scores[0].bytes:,} bytes", file=out)
+            print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
+        for letter, reader, score in zip(letters, readers, scores, strict=True):
+            print(row(letter + describe(reader, mode), figures(score)), file=out)
+        if options.compare:
+            print(row(f"B - A  {mode} windows", difference(*scores)), file=out)
+        if lines:
+            print(f"{mode} windows differ most in the lines (bits; +: B is the more surprised)", file=out)
+        for line in lines:
+            print(line, file=out)
+    seconds, count = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
+    print(f"{count:,} predictions in {seconds:.1f} s, {count / seconds:,.0f} a second", file=sys.stderr)
+
+
+# -- The text --------------------------------------------------------------------------------------
+
+
+def check_files(file: str, page: Path | None) -> None:
+    """Answer what is wrong with the names of files before anything is computed.
+
+    Raises:
+        InputError: there is no such text, or the page cannot be written.
+    """
+    if file != "-" and not Path(file).exists():
+        others = os.listdir(Path(file).parent) if Path(file).parent.is_dir() else []
+        raise InputError(f"{file}: no such file{nearest(Path(file).name, others)}")
+    if page and page.is_dir():
+        raise InputError(f"--html {page}: is a directory")
+    if page and not os.access(page.parent, os.W_OK):
+        raise InputError(f"--html {page}: the directory {page.parent} cannot be written")
+
+
+def called(file: str) -> str:
+    """What to call the text."""
+    return "standard input" if file == "-" else printable(file)
+
+
+def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
+    """Load the models, and encode the text for each.
+
+    Raises:
+        InputError: a checkpoint, an option or the text cannot be used.
+    """
+    import numpy as np
+    from tqdm import tqdm
+
+    from data.corpus import Document
+    from data.tokenizer import tokenizer_from
+    from gpt.checkpoint import load_checkpoint
+
+    loaded = [load_checkpoint(path) for path in checkpoints]
+    for model, _ in loaded:
+        to_device(model, options.device)
+        if options.stride and options.stride > model.config.context:
+            raise InputError(f"--stride {options.stride}: must be at most {model.config.context}, the context")
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
+    document = Document(called(options.file), Path(options.file))
+    with (
+        nullcontext(sys.stdin.buffer) if options.file == "-" else document.open() as file,
+        tqdm(desc="reading", unit="B", unit_scale=True, delay=2, leave=False, disable=None) as progress,
+    ):
+        texts = encode(file, tokenizers, options, progress)
+    if not texts[0]:
+        raise InputError(f"{document.name}: is empty, there is no character to predict")
+    if options.html and len(texts[0]) > LONGEST_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+        raise InputError(f"--html: {document.name} is longer than a page can show, {LONGEST_PAGE:,} characters")
+    readers = []
+    for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
+        name = f"{printable(path)}, step {meta['global_step']}"
+        stride = options.stride or max(1, model.config.context // 2)
+        readers.append(Reader(path, name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
+    return readers
+
+
+def encode(
+    file: IO[bytes], tokenizers: "list[Tokenizer]", options: argparse.Namespace, progress: Any
+) -> list[bytearray]:
+    """Encode a text once for each tokenizer: a byte or two for each character is all that is kept.
+
+    As in training, it is decoded, a mark at its start dropped and line ends made LF; where there are none but models
+    of bytes, its bytes are taken as they are.
+
+    Raises:
+        InputError: it is not in the encoding, or a vocabulary does not have one of its characters.
+    """
+    from data.corpus import CHUNK, decode
+    from data.tokenizer import ByteTokenizer, UnknownCharacter
+
+    texts = [bytearray() for _ in tokenizers]
+    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
+        if options.encoding != "utf-8":
+            raise InputError(f"--encoding {options.encoding}: has no meaning for a model of bytes, which reads bytes")
+        while chunk := file.read(CHUNK):
+            progress.update(len(chunk))
+            for text in texts:
+                text += chunk
+        return texts
+    position, line = 0, 1
+    for piece in decode(file, called(options.file), options.encoding, progress.update, "--encoding "):
+        for text, tokenizer in zip(texts, tokenizers, strict=True):
+            try:
+                text += tokenizer.pack(piece).tobytes()
+            except UnknownCharacter as error:
+                line += piece.count("\n", 0, error.position)
+                what = UnknownCharacter(error.character, position + error.position, error.nearest)
+                raise InputError(f"{called(options.file)}, line {line}: {what}") from None
+        position, line = position + len(piece), line + piece.count("\n")
+    return texts
+
+
+# -- Scores ----------------------------------------------------------------------------------------
+
+
+def describe(reader: Reader, mode: str) -> str:
+    """A mode in words, with what it depends on."""
+    context = reader.model.config.context
+    words = {"strided": f", stride {reader.stride}", "sample": ", as sample.py reads"}.get(mode, "")
+    return f"{mode} windows of {context}{words}"
+
+
+def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
+    """Logits and targets of every token but the first, in the order of the text; slow work shows how far it is."""
+    from tqdm import tqdm
+
+    from data.batches import evaluation_windows
+    from gpt.evaluate import predictions
+
+    context, tokens = reader.model.config.context, reader.tokens
+    batch = min(BATCH, LOGITS // reader.model.vocabulary)
+    if mode == "sample":
+        batches = decoded(reader, batch)
+    else:
+        stride = reader.stride if mode == "strided" else context
+        batches = predictions(
+            reader.model, evaluation_windows(tokens, context, max(1, batch // context), stride=stride)
+        )
+    total = len(tokens) - 1
+    with tqdm(desc=mode, total=total, unit_scale=True, delay=2, leave=False, disable=None) as progress:
+        for logits, targets in batches:
+            yield logits, targets
+            progress.update(len(targets))
+
+
+def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
+    """The same as sample.py sees it: the text is read once from its beginning, by the window rule of `gpt.decode`."""
+    import numpy as np
+    import torch
+
+    from gpt.decode import Decoder, load_weights
+
+    decoder = Decoder(load_weights(reader.path, str(reader.model.head.weight.device))[0])
+    for start in range(0, len(reader.tokens) - 1, batch):
+        tokens = torch.from_numpy(reader.tokens[start : start + batch + 1].astype(np.int64))
+        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
+
+
+def sizes(reader: Reader) -> "tuple[Tensor, Tensor]":
+    """How many characters and bytes each token stands for."""
+    import torch
+
+    return torch.from_numpy(reader.tokenizer.characters_per_token), torch.from_numpy(reader.tokenizer.bytes_per_token)
+
+
+def measure(reader: Reader, mode: str) -> "Score":
+    """The score alone."""
+    from gpt.evaluate import reduce
+
+    return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, *sizes(reader))
+
+
+def show(readers: list[Reader], mode: str, options: argparse.Namespace) -> "tuple[list[Score], list[str]]":
+    """Score the text, and say what each of its characters costs: as JSON lines, as a page, as lines that differ.
+
+    Returns:
+        The score of each reader, and lines to print below them.
+    """
+    import torch
+
+    from gpt.evaluate import score, totals
+    from gpt.page import Columns, page
+
+    names = [token_names(reader.tokenizer) for reader in readers]
+    sums = [torch.zeros(4, dtype=torch.float64) for _ in readers]
+    columns = [Columns(reader.model.vocabulary) for reader in readers]
+    whole, differences = io.StringIO(), Differences()
+    for piece in pieces(readers, mode):
+        for reader, total, costs in zip(readers, sums, piece.costs, strict=True):
+            total += totals(costs.nats, costs.tokens, *sizes(reader))
+        if options.per_char:
+            sys.stdout.writelines(json_lines(piece, names))
+            sys.stdout.flush()
+        if options.compare:
+            differences.add(piece.text, piece.costs[1].nats - piece.costs[0].nats)
+        if options.html:
+            whole.write(piece.text)
+            for column, costs in zip(columns, piece.costs, strict=True):
+                column.add(costs)
+    scores = [score(total) for total in sums]
+    if options.html:
+        about = {
+            "title": called(options.file),
+            "characters": scores[0].characters,
+            "models": [
+                {
+                    "name": reader.name,
+                    "mode": describe(reader, mode),
+                    "figures": figures(each),
+                    "vocabulary": vocabulary,
+                }
+                for reader, each, vocabulary in zip(readers, scores, names, strict=True)
+            ],
+            "difference": difference(*scores) if options.compare else None,
+        }
+        runs.write_text(options.html, page(about, whole.getvalue(), columns))
+    return scores, differences.most() if options.compare else []
+
+
+def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
+    """What the characters of the text cost each reader."""
+    from gpt.surprisal import by_character, costs
+
+    streams = []
+    for reader in readers:
+        each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, LIKELY)
+        streams.append(by_character(each, sizes(reader)[0], PIECE))
+    position = 0
+    for group in zip(*streams, strict=True):
+        text = characters(readers[0].tokenizer, group[0])
+        yield Piece(position, text, list(group))
+        position += len(text)
+
+
+def characters(tokenizer: "Tokenizer", costs: "Costs") -> str:
+    """One code point for each character; U+FFFD for bytes that are none."""
+    text = tokenizer.decode(costs.tokens.numpy())
+    if len(text) == len(costs.begins):
+        return text
+    parts = (tokenizer.decode(part.numpy()) for part in costs.tokens.tensor_split(costs.begins[1:]))
+    return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
+
+
+def token_names(tokenizer: "Tokenizer") -> list[str]:
+    """Each token as text: the character, or its number for a byte that is none."""
+    if tokenizer.vocabulary["kind"] == "byte":
+        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
+    return list(tokenizer.vocabulary["characters"])
+
+
+# -- What is said of each character ------------------------------------------------------------------
+
+
+def json_lines(piece: Piece, names: list[list[str]]) -> Iterator[str]:
+    """One line of JSON for each character; of the second model, under "other"."""
+    said = [list(opinions(costs, names_of)) for costs, names_of in zip(piece.costs, names, strict=True)]
+    for offset, (letter, opinion) in enumerate(zip(piece.text, said[0], strict=True)):
+        line = {"position": piece.position + offset, "character": letter} | opinion
+        if len(said) > 1:
+            line["other"] = said[1][offset]
+        yield json.dumps(line) + "\n"
+
+
+def opinions(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:
+    """What each character cost, in nats, and the probabilities of the likeliest."""
+    for nats, likely, chances in zip(costs.nats.tolist(), costs.likely.tolist(), costs.chances.tolist(), strict=True):
+        best = {names[token]: round(chance, 6) for token, chance in zip(likely, chances, strict=True) if chance > 0}
+        yield {"nats": round(nats, 9), "likely": best}
+
+
+class Differences:
+    """The lines that cost one model much more than the other."""
+
+    def __init__(self) -> None:
+        """Begin at the first line."""
+        self.best: list[tuple[float, int, int, float, str]] = []
+        self.position, self.line, self.text, self.nats = 0, 1, "", [0.0]
+
+    def add(self, text: str, nats: "Tensor") -> None:
+        """Go on in the text.
+
+        Args:
+            text: N characters.
+            nats: (N,) how much more each costs B than A.
+        """
+        self.text += text
+        self.nats += (self.nats[-1] + nats.cumsum(0)).tolist()
+        end = 0
+        for match in LINE.finditer(self.text):
+            end = match.end()
+            bits = (self.nats[end] - self.nats[match.start()]) / math.log(2)
+            self._keep(bits, match[0])
+        self.text, self.nats = self.text[end:], self.nats[end:]
+
+    def _keep(self, bits: float, text: str) -> None:
+        entry = (abs(bits), -self.position, self.line, bits, text)
+        (heapq.heappush if len(self.best) < DIFFERENCES else heapq.heappushpop)(self.best, entry)
+        self.position, self.line = self.position + len(text), self.line + text.count("\n")
+
+    def most(self) -> list[str]:
+        """Once the text has ended: what they are, to be printed."""
+        if self.text:
+            self._keep((self.nats[-1] - self.nats[0]) / math.log(2), self.text)
+        lines = []
+        for _, _, line, bits, text in sorted(self.best, reverse=True):
+            lines.append(f"{line:>9,}  {bits:+8.2f}  {printable(text.rstrip())}")
+        return lines
+
+
+# -- Figures -----------------------------------------------------------------------------------------
+
+
+def figures(score: "Score") -> list[str]:
+    """Nats per character, bits per character, bits per byte."""
+    return [f"{value:.6f}" for value in (score.bpc * math.log(2), score.bpc, score.bpb)]
+
+
+def difference(a: "Score", b: "Score") -> list[str]:
+    """How much more B costs than A."""
+    return [f"{value:+.6f}" for value in ((b.bpc - a.bpc) * math.log(2), b.bpc - a.bpc, b.bpb - a.bpb)]
+
+
+def row(name: str, cells: list[str]) -> str:
+    """A row of the table."""
+    return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

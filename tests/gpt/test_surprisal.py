@@ -1,0 +1,82 @@
+"""What tokens and characters cost, against loops."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpt.surprisal import Costs, by_character, costs
+from tests.reference.losses import surprisal
+
+V = 7
+
+
+def predicted(count: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    logits = 4 * torch.randn(count, V, generator=generator)
+    targets = torch.randint(V, (count,), generator=generator)
+    yield from zip(logits.split(batch), targets.split(batch), strict=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_costs_are_those_of_a_loop(batch: int) -> None:
+    first, *rest = costs(predicted(20, batch), 4, V, likely=3)
+    assert first.tokens.tolist() == [4] and first.nats.tolist() == [pytest.approx(math.log(V), rel=1e-15)]
+    assert first.chances.tolist() == [[0, 0, 0]]
+    (logits, targets), *_ = predicted(20, 20)
+    assert torch.cat([each.tokens for each in rest]).tolist() == targets.tolist()
+    nats = torch.cat([each.nats for each in rest])
+    assert nats.dtype == torch.float64
+    likely = torch.cat([each.likely for each in rest]).tolist()
+    chances = torch.cat([each.chances for each in rest]).tolist()
+    for row, target, cost, best, chance in zip(
+        logits.tolist(), targets.tolist(), nats.tolist(), likely, chances, strict=True
+    ):
+        assert cost == pytest.approx(surprisal(row, target), abs=1e-5)
+        order = sorted(range(V), key=lambda token: -row[token])[:3]
+        assert best == order
+        assert chance == pytest.approx([math.exp(-surprisal(row, token)) for token in order], abs=1e-6)
+
+
+def test_no_more_is_likely_than_there_is() -> None:
+    assert {each.likely.shape[1] for each in costs(predicted(20, 6), 0, V, likely=50)} == {V}
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("batch", [1, 4, 100])
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_characters_are_the_sums_of_their_tokens(start: int, batch: int, size: int) -> None:
+    """Tokens 0 to 2 begin a character, the others go on with it; a text may begin with one of these."""
+    rng = np.random.default_rng(start)
+    tokens = [5 * start, *rng.integers(0, V, 60).tolist()]
+    nats = rng.random(61).tolist()
+    starts = torch.tensor([1, 1, 1, 0, 0, 0, 0])
+
+    def pieces() -> Iterator[Costs]:
+        for i in range(0, 61, batch):
+            part = torch.tensor(tokens[i : i + batch])
+            marks = torch.arange(i, i + len(part))[:, None]
+            yield Costs(part, torch.arange(len(part)), torch.tensor(nats[i : i + batch]).double(), marks, marks.float())
+
+    groups: list[list[int]] = []
+    for i, token in enumerate(tokens):
+        if i == 0 or token < 3:
+            groups.append([])
+        groups[-1].append(i)
+    found, seen = [], 0
+    lengths = []
+    for piece in by_character(pieces(), starts, size):
+        lengths.append(len(piece.nats))
+        ends = [*piece.begins.tolist()[1:], len(piece.tokens)]
+        for k, (begin, end) in enumerate(zip(piece.begins.tolist(), ends, strict=True)):
+            group = list(range(seen + begin, seen + end))
+            assert piece.tokens[begin:end].tolist() == [tokens[i] for i in group]
+            assert piece.nats[k].item() == pytest.approx(math.fsum(nats[i] for i in group), abs=1e-6)
+            assert piece.likely[k].tolist() == [group[0]] == piece.chances[k].tolist()
+            found.append(group)
+        seen += len(piece.tokens)
+    assert found == groups
+    assert lengths == [size] * ((len(groups) - 1) // size) + [(len(groups) - 1) % size + 1]
