@@ -41,10 +41,9 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
         theirs = AutoModelForCausalLM.from_config(config)
         biases = {key: torch.zeros_like(value) for key, value in theirs.state_dict().items() if key.endswith("bias")}
         theirs.load_state_dict(biases | state)
-        # As sample.py draws: no end of text, and the whole distribution. Text ends where the context does.
-        theirs.generation_config = GenerationConfig(
-            do_sample=True, temperature=0.8, top_k=0, max_length=model.config.context
-        )
+        # As sample.py draws, from the whole distribution; no token ends a text, and half of the context is for it.
+        length = (model.config.context + 1) // 2
+        theirs.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_k=0, max_new_tokens=length)
         theirs.save_pretrained(path)
         write_tokenizer(meta["vocabulary"], model.config.context, path)
         loaded = AutoModelForCausalLM.from_pretrained(path)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     Raises:
         InputError: the weights are more than one ONNX file can hold.
     """
+    # onnxruntime would tell its makers of every session; it reads this when it is loaded.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnx
     import onnxruntime
     import onnxscript  # noqa: F401  torch's exporter needs it
