@@ -103,7 +103,8 @@ def export(options: argparse.Namespace, new: Path) -> str:
 
 def bring_back(options: argparse.Namespace, new: Path) -> str:
     """Write a checkpoint of what `--to safetensors` wrote, and say what is in it."""
-    from gpt.checkpoint import PREFIX, save
+    from gpt.archive import PREFIX
+    from gpt.checkpoint import save
     from gpt.export.safetensors import read_safetensors
 
     model, meta = read_safetensors(Path(options.source))

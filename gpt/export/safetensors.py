@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.fields import one_line
-from gpt.checkpoint import REQUIRED, CheckpointError, build, check_parts, check_plain
+from gpt.archive import REQUIRED, CheckpointError, check_parts, check_plain
+from gpt.checkpoint import build
 from gpt.model import GPT
 
 
@@ -45,6 +46,8 @@ def read_safetensors(path: Path) -> tuple[GPT, dict[str, Any]]:
         check_plain(contents, len(text))
         file = path
         state: dict[str, Any] = load_file(path)
+        if other := {str(value.dtype) for value in state.values()} - {"torch.float32"}:
+            raise ValueError(f"numbers of {min(other)}, must be torch.float32")
     except Exception as error:  # such as a tensor of a type that torch does not know
         raise CheckpointError(f"{file}: is damaged or no such file ({one_line(error)[:120]})") from error
     contents = {key: contents[key] for key in REQUIRED if key in contents} | {"state_dict": state}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.checkpoint import FORMAT, CheckpointError
+from gpt.archive import FORMAT, CheckpointError
 from gpt.config import ModelConfig
 from gpt.export.safetensors import read_safetensors, write_safetensors
 from gpt.model import GPT
@@ -92,13 +92,13 @@ def described(path: Path) -> dict:
         ({"global_step": -1}, "without a step"),
         ({"global_step": 1.5}, "without global_step"),
         ({"global_step": 10**30}, "damaged"),
-        ({"vocabulary": {"kind": "char", "characters": "abc"}}, "a vocabulary of 3 for a model of 11"),
+        ({"vocabulary": {"kind": "char", "characters": "abc"}}, "must be (3, 12)"),
         ({"vocabulary": {"kind": "char", "characters": "kjihgfedcba"}}, "sorted"),
-        ({"vocabulary": {"kind": "byte"}}, "a vocabulary of 256"),
+        ({"vocabulary": {"kind": "byte"}}, "must be (256, 12)"),
         ({"vocabulary": {"kind": "word"}}, "no vocabulary"),
         ({"vocabulary": []}, "without vocabulary"),
         ({"model_config": {}}, ""),
-        ({"model_config": meta(tiny(layers=2))["model_config"]}, "layers"),
+        ({"model_config": meta(tiny(layers=2))["model_config"]}, "blocks.1"),
         ({"model_config": meta(tiny(layers=1, dim=24))["model_config"]}, "must be"),
         ({"model_config": {**meta(tiny(layers=1))["model_config"], "context": 2**20, "heads": 1}}, ""),
         ({"model_config": {**meta(tiny(layers=1))["model_config"], "heads": 5}}, "model.heads=5"),
@@ -144,7 +144,7 @@ def test_both_files_are_needed(missing: str, directory: bool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind", ["empty", "text", "cut", "huge header", "nan", "integers", "missing", "extra", "shape"]
+    "kind", ["empty", "text", "cut", "huge header", "nan", "integers", "float8", "missing", "extra", "shape"]
 )
 def test_weights_that_are_none(kind: str, tmp_path: Path) -> None:
     from safetensors.torch import save_file
@@ -166,6 +166,8 @@ def test_weights_that_are_none(kind: str, tmp_path: Path) -> None:
             save_file(state, path)
         case "integers":
             save_file({key: value.to(torch.int32) for key, value in state.items()}, path)
+        case "float8":
+            save_file({key: value.to(torch.float8_e4m3fn) for key, value in state.items()}, path)
         case "missing":
             del state["norm.weight"]
             save_file(state, path)
