@@ -27,7 +27,7 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     """
     generator = torch.Generator().manual_seed(0)
     context, shares = model.config.context, []
-    for batch, length in ((1, 1), (1, context), (3, 1), (2, (context + 1) // 2)):
+    for batch, length in ((1, 1), (1, context), (2, (context + 1) // 2)):
         tokens = torch.randint(model.vocabulary, (batch, length), generator=generator)
         expected = model(tokens)
         shares.append((exported(tokens) - expected).abs().max() / expected.abs().max())
