@@ -98,7 +98,7 @@ def export(options: argparse.Namespace, new: Path) -> str:
     finally:
         said.cancel()
     note = f"step {meta['global_step']} of {checkpoint}"
-    return note if difference is None else f"{note}, logits within {difference:.1e} of the largest"
+    return note if difference is None else f"{note}, logits differ by at most {difference:.1g} of the largest"
 
 
 def bring_back(options: argparse.Namespace, new: Path) -> str:

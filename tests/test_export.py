@@ -234,7 +234,7 @@ def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: st
     ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     first, last = ended.stdout.splitlines()
-    assert first.startswith(f"{out}: ") and "logits within" in first and last == "0 []"
+    assert first.startswith(f"{out}: ") and "logits differ by at most" in first and last == "0 []"
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from gpt.model import GPT
 
 def trace(model: GPT) -> ExportedProgram:
     """The model as a graph of operations, for any batch size and any length from 1 to context."""
-    example = torch.zeros(2, min(3, model.config.context), dtype=torch.int64)
-    length = Dim("length", min=1, max=model.config.context)
+    context = model.config.context
+    length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
+    example = torch.zeros(2, min(3, context), dtype=torch.int64)
     with torch.no_grad():
         program = torch.export.export(model, (example,), dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}})
     for node in program.graph.nodes:

@@ -1,6 +1,7 @@
 """torch.export: the same logits, from a file that needs nothing of this project."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -68,8 +69,10 @@ def test_the_file_is_enough(tmp_path: Path) -> None:
     assert torch.allclose(torch.tensor(first), model(tokens[:1, :1]), atol=1e-6)
 
 
-def test_a_context_of_one(tmp_path: Path) -> None:
-    model = fill(GPT(tiny(context=1, token_shift=True, key_offset=True), 11)).eval()
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_a_short_context(context: int) -> None:
+    model = fill(GPT(tiny(context=context, heads=3, token_shift=True, key_offset=True), 11)).eval()
     program = trace(model).module()
-    tokens = torch.arange(3)[:, None]
-    assert torch.allclose(program(tokens), model(tokens), atol=1e-6)
+    for batch, length in itertools.product((1, 2, 5), range(1, context + 1)):
+        tokens = torch.randint(11, (batch, length))
+        assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (batch, length)
