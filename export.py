@@ -20,6 +20,7 @@ FORMATS = {
     "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
     "torch": (".pt2", "torch.export.load({!r}).module()(tokens)"),
     "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})"),
+    "web": (".html", "open {!r} in a browser"),
 }
 PATIENCE = 2.0  # seconds of silence
 
@@ -38,7 +39,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         usage="export.py CHECKPOINT --to FORMAT OUT\n       export.py NAME.safetensors --from safetensors OUT.ckpt",
         description="Write a model in a format that other programs load. Nothing that exists is written over.",
         epilog="safetensors: NAME.safetensors has the weights, NAME.json beside it the model's shape and vocabulary; "
-        "onnx: NAME.onnx; torch: NAME.pt2, of torch.export; hf: a new folder for the library transformers.",
+        "onnx: NAME.onnx; torch: NAME.pt2, of torch.export; hf: a new folder for the library transformers; web: NAME.html, one page to open.",
         allow_abbrev=False,
     )
     add = parser.add_argument

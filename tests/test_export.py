@@ -87,6 +87,15 @@ def test_to_safetensors_and_back_bit_for_bit(tied: bool, export: Call, sample: C
     assert sorted(os.listdir()) == ["back.ckpt", "book.txt", "model.json", "model.safetensors", "runs"]
 
 
+def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
+    from gpt.export.web import page
+
+    ended = export("first", "--to", "web", "page.html")
+    assert ended.status == 0 and "open 'page.html' in a browser" in ended.out
+    assert Path("page.html").read_text("utf-8") == page(*load_checkpoint(checkpoint))
+    assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch", "hf"])
 def test_a_model_that_says_something_else_is_not_kept(
     format: str, export: Call, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +120,7 @@ def test_a_model_that_says_something_else_is_not_kept(
         ("first --to onnx model.bin", "OUT model.bin: must end in .onnx"),
         ("first --to torch model.pt", "OUT model.pt: must end in .pt2"),
         ("first --to safetensors folder", "OUT folder: must end in .safetensors"),
+        ("first --to web page", "OUT page: must end in .html"),
         ("first --to onnx folder", "OUT folder: must end in .onnx"),
         ("first --to onnx none/model.onnx", "OUT none/model.onnx: there is no folder none"),
         ("first --to onnx book.txt/model.onnx", "OUT book.txt/model.onnx: there is no folder book.txt"),
