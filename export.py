@@ -39,7 +39,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         usage="export.py CHECKPOINT --to FORMAT OUT\n       export.py NAME.safetensors --from safetensors OUT.ckpt",
         description="Write a model in a format that other programs load. Nothing that exists is written over.",
         epilog="safetensors: NAME.safetensors has the weights, NAME.json beside it the model's shape and vocabulary; "
-        "onnx: NAME.onnx; torch: NAME.pt2, of torch.export; hf: a new folder for the library transformers; web: NAME.html, one page to open.",
+        "onnx: NAME.onnx; torch: NAME.pt2, of torch.export; hf: a new folder for the library transformers; "
+        "web: NAME.html, one page for any browser.",
         allow_abbrev=False,
     )
     add = parser.add_argument
