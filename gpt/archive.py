@@ -70,10 +70,20 @@ def read(path: str | Path, make: Maker) -> dict[str, Any]:
             pickled = _look_through(archive, os.fstat(file.fileno()).st_size)
             contents = _Plain(pickled, archive, make).load()
         if isinstance(contents, dict):
-            _check_plain(contents, len(pickled))
+            check_plain(contents, len(pickled))
     except Exception as error:  # a damaged file can fail in any way that zipfile and pickle know
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
+    check_parts(path, contents)
+    return contents
+
+
+def check_parts(path: str | Path, contents: Any) -> None:
+    """Check that what was read from a file has the parts of a checkpoint, of the format that this version knows.
+
+    Raises:
+        CheckpointError: it has not.
+    """
     if not isinstance(contents, dict):
         raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
     wrong = [key for key, kind in REQUIRED.items() if not isinstance(contents.get(key), kind)]
@@ -83,7 +93,6 @@ def read(path: str | Path, make: Maker) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
         )
-    return contents
 
 
 def _look_through(archive: zipfile.ZipFile, size: int) -> bytes:
@@ -158,7 +167,7 @@ class _Plain(pickle.Unpickler):
         return self.make(dtype, memory, offset, shape, strides)
 
 
-def _check_plain(contents: dict, size: int) -> None:
+def check_plain(contents: dict, size: int) -> None:
     """Check that contents are dicts, lists, text, numbers and tensors, no more of them than `size` bytes can hold.
 
     Raises:

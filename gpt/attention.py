@@ -51,7 +51,7 @@ def offset_keys(k: Tensor) -> Tensor:
     """
     half = k.shape[-1] // 2
     own, moved = k.split((k.shape[-1] - half, half), dim=-1)  # (B, H, T, D - half), (B, H, T, half)
-    return torch.cat((own, F.pad(moved[:, :, :-1], (0, 0, 1, 0))), dim=-1)  # (B, H, T, D)
+    return torch.cat((own, F.pad(moved, (0, 0, 1, -1))), dim=-1)  # (B, H, T, D)
 
 
 class Attention(nn.Module):

@@ -195,7 +195,22 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     Raises:
         CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
     """
-    meta = read(path)
+    return build(path, read(path))
+
+
+def build(path: str | Path, meta: dict[str, Any]) -> tuple[GPT, dict[str, Any]]:
+    """Make the model that the parts of a checkpoint describe, once they are known to fit together.
+
+    Args:
+        path: where they were read, for messages.
+        meta: the parts; `state_dict` is removed.
+
+    Returns:
+        As `load_checkpoint`.
+
+    Raises:
+        CheckpointError: they do not fit together.
+    """
     config, state = archive.weights(path, meta, lambda tensor: bool(tensor.isfinite().all()))
     with _Unfilled():
         model = GPT(config, len(state["embedding.weight"]))

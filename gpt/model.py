@@ -97,7 +97,7 @@ class GPT(nn.Module):
         self._check(tokens)
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
-            x = x + self.shift * F.pad(x[:, :-1], (0, 0, 1, 0))  # (B, T, C)
+            x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         x = self.dropout(x)

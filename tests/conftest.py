@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 # Models this small are fastest on one thread, and on a busy machine much faster; set before torch is loaded.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import pytest  # noqa: E402
 

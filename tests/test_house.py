@@ -59,7 +59,17 @@ def only(path: str) -> tuple[str, ...] | None:
     if path in ("gpt/archive.py", "gpt/decode.py", "gpt/generate.py"):
         return ("numpy", "threadpoolctl", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):
-        return ("torch", "numpy", "gpt", "conf.fields", "safetensors", "onnx", "onnxruntime", "transformers")
+        return (
+            "torch",
+            "numpy",
+            "gpt",
+            "conf.fields",
+            "safetensors",
+            "onnx",
+            "onnxscript",
+            "onnxruntime",
+            "transformers",
+        )
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
         return ("torch", "gpt", "conf.fields")
     return None

@@ -1,0 +1,242 @@
+"""To a folder that `transformers` loads, where an architecture there is the same maths.
+
+Learned positions are GPT-2's, rotary ones GPT-NeoX's; with normalised queries and keys they are Apertus'. No
+architecture has key_offset or token_shift.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conf.fields import InputError, shown
+from gpt.config import ModelConfig
+from gpt.export.parity import largest_difference
+from gpt.model import GPT
+
+State = dict[str, Tensor]
+
+
+def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
+    """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
+
+    Returns:
+        The largest difference of its logits, see `largest_difference`.
+
+    Raises:
+        InputError: no architecture of transformers is the same maths; names all options that stand in the way.
+    """
+    needed, convert = nearest(model.config)
+    check(model.config, needed)
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        config, state = convert(model)
+        theirs = AutoModelForCausalLM.from_config(config)
+        biases = {key: torch.zeros_like(value) for key, value in theirs.state_dict().items() if key.endswith("bias")}
+        theirs.load_state_dict(biases | state)
+        # As sample.py draws, from the whole distribution; no token ends a text, and half of the context is for it.
+        length = (model.config.context + 1) // 2
+        theirs.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_k=0, max_new_tokens=length)
+        theirs.save_pretrained(path)
+        write_tokenizer(meta["vocabulary"], model.config.context, path)
+        loaded = AutoModelForCausalLM.from_pretrained(path)
+        return largest_difference(model, lambda tokens: loaded(tokens).logits)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[Any, State]]]:
+    """The architecture that is most like a model: what it needs of `ModelConfig`, and what converts to it."""
+    needed: dict[str, Any] = {"key_offset": False, "token_shift": False}
+    if config.positions == "learned":
+        return needed | {"norm": "layernorm", "qk_norm": False}, gpt2
+    if config.qk_norm:
+        return needed | {"bias": False}, apertus
+    return needed | {"norm": "layernorm"}, gpt_neox
+
+
+def check(config: ModelConfig, needed: dict[str, Any]) -> None:
+    """Raise `InputError` with every option that has another value than the needed one."""
+    wrong = [
+        f"model.{key}={shown(getattr(config, key))} (must be {shown(value)})"
+        for key, value in needed.items()
+        if getattr(config, key) != value
+    ]
+    if wrong:
+        raise InputError(f"--to hf: no architecture of transformers is the same maths: {', '.join(wrong)}")
+
+
+def gpt2(model: GPT) -> tuple[Any, State]:
+    """GPT-2: the same layout, with the matrices of the blocks transposed."""
+    from transformers import GPT2Config
+
+    ours = model.config
+    config = GPT2Config(
+        n_positions=ours.context,
+        n_embd=ours.dim,
+        n_layer=ours.layers,
+        n_head=ours.heads,
+        activation_function=ours.activation,
+        resid_pdrop=ours.dropout,
+        embd_pdrop=ours.dropout,
+        attn_pdrop=ours.dropout,
+        layer_norm_epsilon=1e-5,
+        **common(model),
+    )
+    names = {
+        "embedding": "transformer.wte", "position_embedding": "transformer.wpe", "norm": "transformer.ln_f",
+        "blocks": "transformer.h", "norm1": "ln_1", "attention.qkv": "attn.c_attn", "attention.proj": "attn.c_proj",
+        "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+    }  # fmt: skip
+    state = renamed(model, names)
+    return config, {key: value.T if ".c_" in key and value.ndim == 2 else value for key, value in state.items()}
+
+
+def gpt_neox(model: GPT) -> tuple[Any, State]:
+    """GPT-NeoX, one branch after the other, with query, key and value of each head beside each other."""
+    from transformers import GPTNeoXConfig
+
+    ours = model.config
+    config = GPTNeoXConfig(
+        hidden_size=ours.dim,
+        num_hidden_layers=ours.layers,
+        num_attention_heads=ours.heads,
+        intermediate_size=4 * ours.dim,
+        hidden_act=ours.activation,
+        attention_dropout=ours.dropout,
+        hidden_dropout=ours.dropout,
+        max_position_embeddings=ours.context,
+        layer_norm_eps=1e-5,
+        use_parallel_residual=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+        **common(model),
+    )
+    names = {
+        "embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "blocks": "gpt_neox.layers",
+        "norm1": "input_layernorm", "attention.qkv": "attention.query_key_value", "attention.proj": "attention.dense",
+        "norm2": "post_attention_layernorm", "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+    }  # fmt: skip
+    state = renamed(model, names)
+    for key in [key for key in state if ".query_key_value." in key]:
+        rows = state[key].unflatten(0, (3, ours.heads, ours.head_dim))  # (3, H, D) or (3, H, D, C)
+        state[key] = rows.transpose(0, 1).flatten(0, 2)  # (3C) or (3C, C)
+    return config, state
+
+
+def apertus(model: GPT) -> tuple[Any, State]:
+    """Apertus: RMSNorm in front of each branch, on queries and on keys.
+
+    It has one epsilon for all of them where queries and keys have a smaller one here: as
+    x / sqrt(mean(x^2) + e) = s x / sqrt(mean((s x)^2) + s^2 e), queries and keys that are larger by s have the epsilon
+    s^2 e. And LayerNorm without a bias is RMSNorm where every x has mean 0, which holds when all that is added to the
+    stream has: its matrices lose the mean of their outputs, which LayerNorm would have taken away.
+    """
+    from transformers import ApertusConfig
+
+    ours, epsilon = model.config, 1e-5
+    centred = ours.norm == "layernorm"
+    config = ApertusConfig(
+        hidden_size=ours.dim,
+        intermediate_size=4 * ours.dim,
+        num_hidden_layers=ours.layers,
+        num_attention_heads=ours.heads,
+        hidden_act=ours.activation,
+        max_position_embeddings=ours.context,
+        rms_norm_eps=epsilon,
+        pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        attention_dropout=ours.dropout,
+        # The head keeps the mean that the embedding has lost.
+        **common(model) | {"tie_word_embeddings": ours.tied and not centred},
+    )
+    names = {
+        "embedding": "model.embed_tokens", "norm": "model.norm", "blocks": "model.layers",
+        "norm1": "attention_layernorm", "attention.qkv": "self_attn.qkv", "attention.proj": "self_attn.o_proj",
+        "norm2": "feedforward_layernorm", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    }  # fmt: skip
+    state = renamed(model, names)
+    scale = (epsilon / torch.finfo(torch.float32).eps) ** 0.5
+    for layer in range(ours.layers):
+        prefix = f"model.layers.{layer}.self_attn"
+        q, k, v = state.pop(f"{prefix}.qkv.weight").chunk(3)
+        state |= {
+            f"{prefix}.q_proj.weight": scale * q,
+            f"{prefix}.k_proj.weight": scale * k,
+            f"{prefix}.v_proj.weight": v,
+        }
+        state |= {f"{prefix}.{name}_norm.weight": torch.ones(ours.head_dim) for name in "qk"}
+    if centred:
+        for key, value in state.items():
+            if key.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight")):
+                outputs = 1 if "embed" in key else 0
+                state[key] = (value.double() - value.double().mean(outputs, keepdim=True)).float()
+    return config, state
+
+
+def common(model: GPT) -> dict[str, Any]:
+    """What every configuration of transformers takes: no token has a special meaning."""
+    return {
+        "vocab_size": model.vocabulary,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": model.config.tied,
+    }
+
+
+def renamed(model: GPT, names: dict[str, str]) -> State:
+    """The weights under other names.
+
+    Args:
+        model: the model.
+        names: of modules of the model, of its blocks and of modules within a block.
+    """
+    state = {}
+    for key, value in model.state_dict().items():
+        module, _, kind = key.rpartition(".")
+        if module.startswith("blocks."):
+            _, layer, inner = module.split(".", 2)
+            state[f"{names['blocks']}.{layer}.{names[inner]}.{kind}"] = value
+        else:
+            state[f"{names.get(module, 'lm_head')}.{kind}"] = value
+    return state
+
+
+def write_tokenizer(vocabulary: dict[str, Any], context: int, path: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json: a token is a character or a byte, and nothing is normalised.
+
+    A character outside the vocabulary is an error: no token could stand for it.
+    """
+    if vocabulary["kind"] == "byte":
+        # ByteLevel writes bytes as GPT-2 does: printable ones as themselves, the others as U+0100 and on, in order.
+        printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printed]
+        letters = {chr(byte): byte for byte in printed} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+        model: dict[str, Any] = {"type": "BPE", "vocab": letters, "merges": []}
+        split: dict[str, Any] = {
+            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False
+        }  # fmt: skip
+        decoder = split
+    else:
+        letters = {letter: token for token, letter in enumerate(vocabulary["characters"])}
+        model = {"type": "WordLevel", "vocab": letters, "unk_token": "no such character"}
+        split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+        decoder = {"type": "Fuse"}
+    described: dict[str, Any] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": split, "post_processor": None, "decoder": decoder, "model": model,
+    }  # fmt: skip
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, contents in (("tokenizer.json", described), ("tokenizer_config.json", settings)):
+        (path / name).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,34 @@
+"""To a program of `torch.export`, which runs without this project's code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from gpt.export.parity import largest_difference
+from gpt.model import GPT
+
+
+def trace(model: GPT) -> ExportedProgram:
+    """The model as a graph of operations, for any batch size and any length from 1 to context."""
+    context = model.config.context
+    length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
+    example = torch.zeros(2, min(3, context), dtype=torch.int64)
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}})
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # would tell whoever gets the file where things lie on this machine
+    return program
+
+
+def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
+    """Write a .pt2 file, with `model_config`, `vocabulary` and `global_step` as JSON among its extra files.
+
+    Returns:
+        The largest difference of its logits, see `largest_difference`.
+    """
+    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "global_step")}
+    torch.export.save(trace(model), path, extra_files=described)
+    return largest_difference(model, torch.export.load(path).module())

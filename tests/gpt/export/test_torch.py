@@ -1,0 +1,78 @@
+"""torch.export: the same logits, from a file that needs nothing of this project."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.config import ModelConfig
+from gpt.export.torch import trace, write_torch
+from gpt.model import GPT
+from tests.conftest import ROOT
+from tests.reference.models import SHIFT, SOME, fill, name, tiny
+
+
+def shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    return [(batch, length) for batch in (1, 2, 5) for length in (1, 2, 3, config.context)]
+
+
+def meta(config: ModelConfig) -> dict:
+    return {
+        "model_config": dataclasses.asdict(config),
+        "vocabulary": {"kind": "char", "characters": "abcdefghi\u00e9\U0001f600"},
+        "global_step": 17,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", SOME, ids=name)
+def test_traced_once_it_takes_every_batch_size_and_length(config: ModelConfig) -> None:
+    model = fill(GPT(config, 11)).eval()
+    program = trace(model).module()
+    for batch, length in shapes(config):
+        tokens = torch.randint(11, (batch, length))
+        assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (batch, length)
+    with pytest.raises(AssertionError, match="<= 7"):
+        program(torch.zeros(1, 8, dtype=torch.int64))
+
+
+LOAD = """
+import json, sys
+import torch
+described = {"vocabulary": "", "model_config": "", "global_step": ""}
+model = torch.export.load(sys.argv[1], extra_files=described).module()
+tokens = torch.arange(14).reshape(2, 7) % 11
+print(json.dumps([described, model(tokens).tolist(), model(tokens[:1, :1]).tolist(), "gpt" in sys.modules]))
+"""
+
+
+@pytest.mark.slow
+def test_the_file_is_enough(tmp_path: Path) -> None:
+    config = SHIFT[-1]
+    model = fill(GPT(config, 11)).eval()
+    assert write_torch(model, meta(config), tmp_path / "model.pt2") < 1e-6
+    assert str(ROOT).encode() not in (tmp_path / "model.pt2").read_bytes()
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOAD, "model.pt2"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 0, ended.stderr
+    described, whole, first, ours = json.loads(ended.stdout)
+    assert {key: json.loads(value) for key, value in described.items()} == meta(config)
+    assert not ours
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    assert torch.allclose(torch.tensor(whole), model(tokens), atol=1e-6)
+    assert torch.allclose(torch.tensor(first), model(tokens[:1, :1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_a_short_context(context: int) -> None:
+    model = fill(GPT(tiny(context=context, heads=3, token_shift=True, key_offset=True), 11)).eval()
+    program = trace(model).module()
+    for batch, length in itertools.product((1, 2, 5), range(1, context + 1)):
+        tokens = torch.randint(11, (batch, length))
+        assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (batch, length)

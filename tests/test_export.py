@@ -1,0 +1,278 @@
+"""export.py in this process, on tiny models with random weights."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import export as export_script
+from data.tokenizer import tokenizer_from
+from gpt.checkpoint import load_checkpoint, save
+from gpt.config import ModelConfig
+from gpt.generate import generate
+from gpt.model import GPT
+from tests.conftest import ROOT, Ended, needs
+from tests.reference.models import fill
+
+Call = Callable[..., Ended]
+PAGE = (ROOT / "docs/export.md").read_text("utf-8")
+LETTERS = "\n\tThe quickbrownfox ,.é中😀"
+
+
+@pytest.fixture
+def export(workplace: Path, capsys: pytest.CaptureFixture) -> Call:
+    """Calls export.py in this process."""
+
+    def call(*arguments: str) -> Ended:
+        capsys.readouterr()
+        try:
+            status = export_script.cli(list(arguments))
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return Ended(status, *capsys.readouterr())
+
+    return call
+
+
+def make(path: str, **changes) -> Path:
+    """A checkpoint of a tiny model that has every option of the default model, with `changes`."""
+    config = ModelConfig(layers=2, heads=2, dim=16, context=12, **changes)
+    vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
+    state = fill(GPT(config, len(vocabulary["characters"]))).state_dict()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    save(
+        path,
+        {
+            "format": 4,
+            "model_config": vars(config),
+            "vocabulary": vocabulary,
+            "data": {"path": "b\udcffok.txt", "split": [0.9, 0.05, 0.05], "cache_dir": None},
+            "state_dict": {f"net.{key}": value for key, value in state.items()},
+            "global_step": 17,
+            "optimizer_states": [],
+        },
+    )
+    return Path(path)
+
+
+@pytest.fixture
+def checkpoint(workplace: Path) -> Path:
+    return make("runs/first/checkpoints/best.ckpt")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_to_safetensors_and_back_bit_for_bit(tied: bool, export: Call, sample: Call) -> None:
+    needs("safetensors")
+    original = make("runs/first/checkpoints/best.ckpt", tied=tied)
+    there = export("first", "--to", "safetensors", "model.safetensors")
+    assert there.status == 0 and there.out.startswith("model.safetensors: 0.0 MB, step 17 of runs/first/")
+    back = export("model.safetensors", "--from", "safetensors", "back.ckpt")
+    assert back.status == 0 and back.out.startswith("back.ckpt: ") and back.out.count("\n") == 1
+    old, new = (torch.load(path, weights_only=True) for path in (original, "back.ckpt"))
+    assert old["state_dict"].keys() == new["state_dict"].keys()
+    assert all(torch.equal(new["state_dict"][key], value) for key, value in old["state_dict"].items())
+    head, embedding = (new["state_dict"][f"net.{key}.weight"] for key in ("head", "embedding"))
+    assert (head.data_ptr() == embedding.data_ptr()) is tied
+    del old["state_dict"], old["optimizer_states"], new["state_dict"]
+    assert old == new
+    words = ("--prompt", "The ", "--seed", "3", "--num-chars", "50")
+    assert sample("back.ckpt", *words).out == sample("first", *words).out
+    assert sorted(os.listdir()) == ["back.ckpt", "book.txt", "model.json", "model.safetensors", "runs"]
+
+
+def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
+    from gpt.export.web import page
+
+    ended = export("first", "--to", "web", "page.html")
+    assert ended.status == 0 and "open 'page.html' in a browser" in ended.out
+    assert Path("page.html").read_text("utf-8") == page(*load_checkpoint(checkpoint))
+    assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch", "hf"])
+def test_a_model_that_says_something_else_is_not_kept(
+    format: str, export: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("onnx", "onnxruntime", "onnxscript", "transformers")
+    make("runs/first/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    monkeypatch.setattr("gpt.export.parity.TOLERANCE", -1.0)
+    out = "out" + export_script.FORMATS[format][0]
+    ended = export("first", "--to", format, out)
+    assert ended.status == 2 and ended.out == ""
+    assert re.fullmatch(
+        r"export.py: logits differ by .* must be at most -1; nothing is kept\n", ended.err.split("it\n")[-1]
+    )
+    assert sorted(os.listdir()) == ["book.txt", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("nothing --to onnx model.onnx", "nothing: no such checkpoint or run; the newest are runs/first"),
+        ("book.txt --to onnx model.onnx", "book.txt: is damaged or no checkpoint"),
+        ("first --to onnx model.bin", "OUT model.bin: must end in .onnx"),
+        ("first --to torch model.pt", "OUT model.pt: must end in .pt2"),
+        ("first --to safetensors folder", "OUT folder: must end in .safetensors"),
+        ("first --to web page", "OUT page: must end in .html"),
+        ("first --to onnx folder", "OUT folder: must end in .onnx"),
+        ("first --to onnx none/model.onnx", "OUT none/model.onnx: there is no folder none"),
+        ("first --to onnx book.txt/model.onnx", "OUT book.txt/model.onnx: there is no folder book.txt"),
+        ("first --to onnx old.onnx", "OUT old.onnx: exists; give another name or remove it first"),
+        ("first --to safetensors old.safetensors", "OUT old.json: exists"),
+        ("first --to hf folder", "OUT folder: exists"),
+        ("first --to hf .", "OUT .: exists"),
+        ("first --to hf new", "model.key_offset=true (must be false), model.token_shift=true (must be false)"),
+        ("first --to gguf model.gguf", "argument --to: invalid choice: 'gguf' (choose from"),
+        ("first --to onnx", "the following arguments are required: OUT"),
+        ("first model.onnx", "one of the arguments --to --from is required"),
+        ("first --to onnx model.onnx --forc", "nearest: --from"),
+        ("first --to onnx --from safetensors model.onnx", "not allowed with argument"),
+        ("model.safetensors --from safetensors model.ckpt", "model.safetensors: no such file"),
+        ("old.onnx --from onnx model.ckpt", "argument --from: invalid choice: 'onnx' (choose from"),
+        ("model.safetensors --from safetensors model.bin", "OUT model.bin: must end in .ckpt"),
+        ("runs/first --from safetensors model.ckpt", "runs/first: no such file"),
+    ],
+)
+def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, checkpoint: Path, export: Call) -> None:
+    needs("safetensors")
+    Path("old.onnx").write_text("mine")
+    Path("old.json").write_text("mine")
+    Path("folder").mkdir()
+    before = sorted(Path().rglob("*"))
+    ended = export(*arguments.split())
+    assert ended.status == 2 and ended.out == ""
+    assert ended.err.startswith("export.py: ") and ended.err.count("\n") == 1 and said in ended.err
+    assert sorted(Path().rglob("*")) == before and Path("old.onnx").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("format", "package"),
+    [
+        ("safetensors", "safetensors"),
+        ("onnx", "onnx"),
+        ("onnx", "onnxscript"),
+        ("onnx", "onnxruntime"),
+        ("hf", "transformers"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_adds_it(
+    format: str, package: str, export: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("runs/first/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
+    ended = export("first", "--to", format, "out" + export_script.FORMATS[format][0])
+    assert ended.status == 2 and ended.out == ""
+    assert ended.err == f"export.py: {package} is not installed: pip install -e .[export]\n"
+    assert sorted(os.listdir()) == ["book.txt", "runs"]
+
+
+class Without:
+    """Has a package not be found."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_leaves_nothing(when: str, checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("safetensors")
+    import gpt.export.safetensors as module
+
+    write = module.write_safetensors
+
+    def interrupted(*arguments) -> None:
+        if when == "after":
+            write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_safetensors", interrupted)
+    assert export("first", "--to", "safetensors", "model.safetensors").status == 130
+    assert sorted(os.listdir()) == ["book.txt", "runs"]
+
+
+def test_a_slow_export_says_what_it_does(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("safetensors")
+    import gpt.export.safetensors as module
+
+    assert export("first", "--to", "safetensors", "quick.safetensors").err == ""
+    write = module.write_safetensors
+
+    def slow(*arguments) -> None:
+        time.sleep(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(module, "write_safetensors", slow)
+    monkeypatch.setattr(export_script, "PATIENCE", 0.05)
+    assert (
+        export("first", "--to", "safetensors", "slow.safetensors").err == "writing slow.safetensors and checking it\n"
+    )
+
+
+def test_what_the_system_refuses_is_one_line(checkpoint: Path) -> None:
+    command = [sys.executable, str(ROOT / "export.py"), "first", "--to", "onnx", "n" * 300 + ".onnx"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.startswith("export.py: ") and ended.stderr.count("\n") == 1
+    assert "File name too long" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch", "hf"])
+def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: str, workplace: Path) -> None:
+    """With every warning an error, and nothing on the terminal from the libraries beneath."""
+    needs("onnx", "onnxruntime", "onnxscript", "transformers")
+    make("model.ckpt", key_offset=False, token_shift=False)
+    out = "out" + export_script.FORMATS[format][0]
+    code = (
+        f"import sys, export; export.PATIENCE = 1e9; status = export.cli(['model.ckpt', '--to', '{format}', '{out}']); "
+        "print(status, sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+    first, last = ended.stdout.splitlines()
+    assert first.startswith(f"{out}: ") and "logits differ by at most" in first and last == "0 []"
+
+
+@pytest.mark.slow
+def test_the_page_is_right(sample: Call, export: Call) -> None:
+    """Every command and every program of docs/export.md, one after the other, and they write what sample.py writes."""
+    needs("safetensors", "onnx", "onnxruntime", "onnxscript", "transformers")
+    make("runs/first/checkpoints/best.ckpt")
+    make("runs/plain/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    said = []
+    blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 8
+    for language, text in blocks:
+        if language:
+            text = text.replace("max_new_tokens=20", "max_new_tokens=8").replace("range(20)", "range(8)")
+            ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+            assert ended.returncode == 0, ended.stderr
+            said.append(ended.stdout)
+            continue
+        for line in text.splitlines():
+            python, script, *arguments = shlex.split(line)
+            assert python == "python" and script in ("train.py", "export.py")
+            if script == "export.py":
+                assert export(*arguments).status == 0, line
+    written = []
+    for run in ("first", "plain"):
+        model, meta = load_checkpoint(f"runs/{run}/checkpoints/best.ckpt")
+        tokenizer = tokenizer_from(meta["vocabulary"])
+        tokens = generate(model, torch.from_numpy(tokenizer.encode("The ")), 8, temperature=0)[0]
+        written.append(tokenizer.decode(tokens.numpy()) + "\n")
+    count = len(load_checkpoint("runs/first/checkpoints/best.ckpt")[0].state_dict())
+    assert said == [f"{count} tensors, step 17\n", written[0], written[0], written[1]]
