@@ -85,6 +85,8 @@ class Weights:
         H, D = config.heads, config.head_dim
         self.zero = self.zeros()
 
+        root = config.dim**0.5  # what `Decoder._unit` leaves out
+
         def centred(x: Array) -> Array:
             return x - x.mean(-1)[..., None] if config.norm == "layernorm" else x
 
@@ -94,7 +96,7 @@ class Weights:
             if f"{norm}.bias" in state:
                 shift = weight @ state[f"{norm}.bias"]
                 bias = shift if bias is None else bias + shift
-            weight = (weight * state[f"{norm}.weight"])[order].T * scale
+            weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
             return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
         def onto_stream(name: str) -> Linear:
@@ -109,10 +111,12 @@ class Weights:
         pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
         self.frequency = 10_000.0 ** (-np.arange(0, turned, 2) / max(turned, 1))  # (R/2,), see gpt/positions.py
-        # Attention's 1 / sqrt(D) is in the queries: in their weights or, with QK-norm, in what they are divided by.
-        scale = np.repeat([D**-0.5, 1.0, 1.0], config.dim)  # (3C,)
-        self.mean = self.numbers(np.array([[1.0], [1 / D]]))  # (2, 1)
-        self.eps = self.numbers(np.array([[D], [1.0]]) * np.finfo(self.dtype).eps)  # (2, 1)
+        # Attention's 1 / sqrt(D) is half in the queries and half in the keys: in their weights or, with QK-norm, in what
+        # they are divided by, which is c * sqrt(sum of squares + D * eps).
+        scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
+        self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
+        # Scores are then at most sqrt(2 D), half of a key being another's: no exponential of one overflows.
+        self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         self.layers = [
             Layer(
@@ -180,6 +184,7 @@ class Decoder:
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
         self.place = np.zeros(rows, np.int64)  # where the next token of each text goes
         self.before = np.full(rows, -1)  # the last token of each text; -1 is none
+        self.block = -1  # which `turns` are at hand
         self.window = np.zeros((rows, T), np.int64)  # the token at each place, for learned positions
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -303,12 +308,19 @@ class Decoder:
 
     def _turn(self, places: Any) -> Array:
         """The turn of rotary positions as complex numbers e^(i angle): (..., 1, 1, R/2)."""
-        angle = np.asarray(places)[..., None, None, None] * self.weights.frequency
-        return self.weights.numbers(np.exp(1j * angle)) if angle.size else None
+        w, T = self.weights, self.weights.config.context
+        if not len(w.frequency):
+            return None
+        if isinstance(places, int):  # a table for this place and those to come
+            if places // T != self.block:
+                self.block = places // T
+                self.turns = self._turn(self.block * T + np.arange(T))
+            return self.turns[places % T]
+        return w.numbers(np.exp(1j * places[..., None, None, None] * w.frequency))
 
     def _unit(self, x: Array) -> Array:
-        """X / sqrt(mean square + eps) over the last dimension."""
-        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) / x.shape[-1] + EPS)[..., None]
+        """What a norm makes of a place, over sqrt(C): x / sqrt(sum of squares + C * eps)."""
+        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * EPS)[..., None]
 
     def _project(self, layer: Layer, x: Array, turn: Array) -> tuple[Array, Array, Array]:
         """Queries, which hold attention's 1 / sqrt(D), keys and values: (..., C) -> 3 x (..., H, D)."""
@@ -316,7 +328,7 @@ class Decoder:
         qkv = layer.qkv(self._unit(x)).reshape(*x.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
         if w.config.qk_norm:
-            qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.mean + w.eps)[..., None]
+            qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.share + w.eps)[..., None]
         if turn is not None:
             pairs = qk[..., : 2 * turn.shape[-1]].view(turn.dtype)  # (..., 2, H, R/2)
             pairs *= turn
@@ -328,7 +340,8 @@ class Decoder:
         scores = q @ keys.swapaxes(2, 3)  # (B, H, n, m)
         if hidden is not None:
             scores += hidden
-        scores -= xp.amax(scores, -1, keepdims=True)
+        if not self.weights.bounded:
+            scores -= xp.amax(scores, -1, keepdims=True)
         shares = xp.exp(scores, out=scores)
         return (shares @ values) / shares.sum(-1)[..., None]
 

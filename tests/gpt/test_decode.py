@@ -185,6 +185,7 @@ MUTATIONS = [
     ("self.before[rows] = tokens[:, -1]", "self.before[rows] = tokens[:, 0]"),
     ("values[at] = v", "values[at] += v"),
     ("+ w.eps", ""),
+    ("if places // T != self.block", "if self.block < 0"),
     ("(place == place[0]).all()", "True"),
 ]
 
