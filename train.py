@@ -610,6 +610,9 @@ def fit(
             summary["status"] = "interrupted"
             raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            if stops.received:  # torch gives what is raised while it copies weights another name
+                summary["status"] = "interrupted"
+                raise Stopped(stops.received) from None
             elsewhere = isinstance(error, ConfigError) or is_lost_process(error)
             if point is None or watch.first is not None or elsewhere:
                 raise

@@ -111,8 +111,8 @@ class Weights:
         pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
         self.frequency = 10_000.0 ** (-np.arange(0, turned, 2) / max(turned, 1))  # (R/2,), see gpt/positions.py
-        # Attention's 1 / sqrt(D) is half in the queries and half in the keys: in their weights or, with QK-norm, in what
-        # they are divided by, which is c * sqrt(sum of squares + D * eps).
+        # Half of attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or
+        # with QK-norm in what they are divided by, D^(1/4) * sqrt(mean square + eps).
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
         self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
         # Scores are then at most sqrt(2 D), half of a key being another's: no exponential of one overflows.
@@ -357,7 +357,7 @@ class Decoder:
 
     def _logits(self, x: Array) -> np.ndarray:
         logits = self.weights.head(self._unit(x))
-        return logits.astype(np.float64) if self.weights.numpy else logits.double().cpu().numpy()
+        return logits.astype(np.float64) if self.weights.numpy else logits.cpu().double().numpy()
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:

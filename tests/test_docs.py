@@ -54,7 +54,10 @@ def test_training_commands_of_the_readme(
 
 
 def test_resuming_and_sampling_commands_of_the_readme(
-    train: Callable[..., Ended], sample: Callable[..., Ended], quick_samples: None
+    train: Callable[..., Ended],
+    sample: Callable[..., Ended],
+    quick_samples: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert train("name=first").status == 0
     for command in [c for c in COMMANDS if "resume=runs" in c]:
@@ -62,7 +65,8 @@ def test_resuming_and_sampling_commands_of_the_readme(
         arguments = [a if not a.startswith("trainer.max_steps") else "trainer.max_steps=32" for a in arguments]
         assert train(*arguments, defaults=False).status == 0
     samples = [c for c in COMMANDS if "sample.py" in c]
-    assert len(samples) == 2
+    assert len(samples) == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO("the \n:quit\n"))
     for command in samples:
         _, _, *arguments = shlex.split(command.replace("def ", "the ").replace("1000", "50"))
         assert sample(*arguments).status == 0

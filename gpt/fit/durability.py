@@ -191,6 +191,7 @@ class StopSignals(L.Callback):
 
     def _receive(self, number: int, frame: Any) -> None:
         if not self.training:
+            self.received = number
             raise Stopped(number)
         if self.received is not None and number == signal.SIGINT:
             os._exit(128 + number)

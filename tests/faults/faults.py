@@ -364,6 +364,15 @@ def signal_at(step: int, number: int) -> None:
     )
 
 
+def signal_while_loading(number: int) -> None:
+    """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
+
+    def copying(*_: Any) -> None:
+        before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number))
+
+    before(LitGPT, "load_state_dict", copying)
+
+
 def signal_in_finish(number: int) -> None:
     """Send oneself a signal while the trained model is evaluated."""
     before(train_script, "finish", lambda *_: os.kill(os.getpid(), number))

@@ -73,6 +73,16 @@ def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, 
     assert events(whole(MUON)) == events(Path("runs/cut"))
 
 
+def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> None:  # noqa: F811
+    assert run("name=cut", *MUON, fault=(faults.signal_at, 12, signal.SIGTERM)).status == 143
+    ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, signal.SIGTERM))
+    assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
+    assert run("resume=auto", defaults=False).status == 0
+    for file in ("last", "best"):
+        ours, theirs = (torch.load(each / f"checkpoints/{file}.ckpt") for each in (whole(MUON), Path("runs/cut")))
+        assert_same(ours, theirs, file)
+
+
 def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:  # noqa: F811
     ended = run("name=cut", *MUON, fault=(faults.signal_in_finish, signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended

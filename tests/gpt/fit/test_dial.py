@@ -17,6 +17,7 @@ from gpt.fit.dial import (
     CHARACTERS_PER_WEIGHT,
     DROPOUT,
     READINGS,
+    SAMPLED,
     SKIPPED,
     VALIDATIONS,
     WEIGHTS_PER_CHARACTER,
@@ -135,7 +136,12 @@ class Slow(LitGPT):
         empty: dict = {"vocabulary": {}, "data": {}, "conditions": {}}
         super().__init__(SMALL, OptimConfig(), **empty, characters=one, bytes=one, max_steps=1)
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
+        self.net.state_dict = self._slow_weights  # type: ignore[method-assign]  # which sampling begins with
         self.steps = 0
+
+    def _slow_weights(self) -> dict[str, torch.Tensor]:
+        time.sleep(0.01 * SAMPLED)
+        return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
