@@ -4,16 +4,15 @@ import argparse
 import codecs
 import io
 import json
-import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from conf.commandline import Parser, answer, device, number, refuse
-from conf.fields import InputError, one_line
+from conf.commandline import Parser, answer, device, number, refuse, writing_to
+from conf.fields import InputError, nearest, one_line
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -57,7 +56,13 @@ def make_parser() -> Parser:
     unknown = ("error", "skip", "replace")
     add("--unknown", choices=unknown, default="error", help="what to do with characters that the model does not know")
     add = parser.add_argument_group("how to write").add_argument
-    add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help="length (default 500)")
+    add(
+        "--num-chars",
+        type=number(int, 0, 10**9),
+        default=500,
+        metavar="N",
+        help="length; of a model of bytes, in bytes (default 500)",
+    )
     add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
     add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help="0 is greedy (default 0.8)")
     add("--top-k", type=number(int, 1, 2**31), metavar="K", help="draw from the K most likely characters")
@@ -87,6 +92,11 @@ def make_parser() -> Parser:
 
 def sample(checkpoint: Path, parser: Parser, options: argparse.Namespace) -> None:
     """Open a checkpoint and do as the options say."""
+    others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
+    if options.interactive and others:
+        raise InputError(
+            f"--interactive: asks for prompts and shows the texts; leave out {others[0].replace('_', '-')}"
+        )
     if "" in options.stop:
         raise InputError("--stop '': must be a text, at least one character long")
     from data.tokenizer import tokenizer_from
@@ -99,25 +109,29 @@ def sample(checkpoint: Path, parser: Parser, options: argparse.Namespace) -> Non
     if options.interactive:
         print(f"{checkpoint}, step {meta['global_step']}; :help says more", file=sys.stderr)
         return talk(weights, tokenizer, parser, options)
-    prompts = options.prompt + [read_prompt(name) for name in options.prompt_file]
+    newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # bytes are read as they are
+    prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
     prompts = [known(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
-        raise InputError("--prompt '': must hold at least one character that the model knows")
+        raise InputError("--prompt: one is empty, or holds no character that the model knows")
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"{checkpoint}, step {meta['global_step']}, --seed {seed}", file=sys.stderr)
-    with writing_to(options.output) as out:
+    files = [checkpoint, *map(Path, options.prompt_file)]
+    with (
+        writing_to(options.output, "--output", files) if options.output is not None else nullcontext(sys.stdout) as out
+    ):
         write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
 
 
-def read_prompt(name: str) -> str:
-    """The text of a file, or of standard input.
+def read_prompt(name: str, newline: str | None) -> str:
+    """The text of a file, or of standard input, without a byte-order mark; see `io.TextIOWrapper` for `newline`.
 
     Raises:
         InputError: it cannot be read, is empty or no UTF-8.
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = raw.decode("utf-8-sig")
+        text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"is no UTF-8: {error}"
         raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
@@ -143,33 +157,6 @@ def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
     return tokenizer.adapt(prompt, replace=unknown == "replace")
 
 
-@contextmanager
-def writing_to(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that takes its name when all is written; on Ctrl-C, with what there is."""
-    if name is None:
-        yield sys.stdout
-        return
-    path = Path(name)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        file = open(temporary, "x", encoding="utf-8", newline="")
-        if path.is_dir():
-            raise IsADirectoryError(0, "is a directory")
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"--output {name}: {error.strerror}") from None
-    try:
-        with file:
-            yield file
-    except KeyboardInterrupt:
-        os.replace(temporary, path)
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    os.replace(temporary, path)
-
-
 class Continuation:
     """What is written after a prompt, as it grows.
 
@@ -181,38 +168,52 @@ class Continuation:
     def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
         """Nothing is written yet."""
         self.tokenizer, self.stops = tokenizer, stops
-        self.text, self.ended = "", False
-        self.ends: list[int] = []  # the length of the text after each token
-        self.logprobs: list[float] = []
-        # A character of several bytes is there once its last byte is.
+        self.pieces: list[str] = []  # what is sure to stay
+        self.held = ""  # what may turn out to begin a stop
+        self.ended = False
+        self.logprobs: list[float] = []  # of each character; of one of several bytes, their sum
+        self.pending = 0.0  # of bytes that are no character yet
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def add(self, token: int, logprob: float) -> None:
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.pieces) + self.held
+
+    def add(self, token: int, logprob: float | None = None) -> None:
         """Go on by one token."""
         bytewise = self.tokenizer.vocabulary["kind"] == "byte"
         new = self.utf8.decode(bytes([token])) if bytewise else self.tokenizer.decode([token])
-        start = len(self.text)
-        self.text += new
-        self.ends.append(len(self.text))
-        self.logprobs.append(logprob)
-        longest = max(map(len, self.stops), default=0)
-        found = [self.text.find(stop, max(0, start + 1 - longest)) for stop in self.stops]
-        if places := [place for place in found if place >= 0]:
-            self.text, self.ended = self.text[: min(places)], True
-            self.logprobs = [each for each, end in zip(self.logprobs, self.ends, strict=True) if end <= min(places)]
+        if logprob is not None:
+            self.pending += logprob
+            self._count(new)
+        self.held += new
+        if places := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
+            self.held = self.held[: min(places)]
+            self._end()
+            return
+        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])]
+        sure = len(self.held) - max(begun, default=0)
+        self.pieces.append(self.held[:sure])
+        self.held = self.held[sure:]
 
     def close(self) -> None:
         """Nothing comes after this: bytes that wait for others are no character."""
         if not self.ended:
-            self.text += self.utf8.decode(b"", final=True)
-            self.ended = True
+            rest = self.utf8.decode(b"", final=True)
+            self._count(rest)
+            self.held += rest
+            self._end()
 
-    def settled(self) -> int:
-        """How much of the text is sure to stay: not what may turn out to begin a stop."""
-        if self.ended:
-            return len(self.text)
-        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n])]
-        return len(self.text) - max(begun, default=0)
+    def _end(self) -> None:
+        self.pieces.append(self.held)
+        self.ended, self.held = True, ""
+        del self.logprobs[len(self.text) :]  # those of the stop
+
+    def _count(self, new: str) -> None:
+        if new:
+            self.logprobs += [self.pending] + [0.0] * (len(new) - 1)
+            self.pending = 0.0
 
 
 def continuations(
@@ -227,7 +228,7 @@ def continuations(
         logprobs = log_probabilities(logits) if options.json else None
         for row, (text, token) in enumerate(zip(written, tokens.tolist(), strict=True)):
             if not text.ended:
-                text.add(token, 0.0 if logprobs is None else float(logprobs[row, token]))
+                text.add(token, None if logprobs is None else float(logprobs[row, token]))
         yield written
         if all(text.ended for text in written):
             break
@@ -281,11 +282,10 @@ def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
     out.flush()
     shown = 0
     for (text,) in texts:
-        settled = text.settled()
-        if settled > shown:
-            out.write(text.text[shown:settled])
+        if new := "".join(text.pieces[shown:]):
+            out.write(new)
             out.flush()
-            shown = settled
+        shown = len(text.pieces)
 
 
 def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
@@ -294,7 +294,7 @@ def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: ar
         import readline  # noqa: F401 - gives input() a history and keys to edit a line with
     while True:
         try:
-            line = input("> ")
+            line = input("> ").lstrip()
             if line.startswith(":"):
                 if line.split()[0] in (":quit", ":q"):
                     return
@@ -333,7 +333,9 @@ def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))
     else:
-        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, with a NAME of {', '.join(names)}")
+        raise InputError(
+            f"{line}: must be :set NAME VALUE, :help or :quit, with a NAME of {', '.join(names)}{nearest(name, names)}"
+        )
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
 
 from conf.fields import InputError, nearest, one_line
 
@@ -40,6 +41,43 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
             raise
         return refuse(program, f"out of memory: {out_of_memory}")
     return 0
+
+
+@contextmanager
+def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextIO]:
+    """A text file that takes its name when all is written, and on Ctrl-C with what there is.
+
+    Args:
+        name: of the file; what a link names and a device are written to as they are.
+        option: that named it.
+        inputs: files that are being read.
+
+    Raises:
+        InputError: it cannot be written, or is one of `inputs`.
+    """
+    path = Path(name)
+    temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if name in ("", "-") or path.is_dir():
+            raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
+        if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
+            raise InputError(f"{option} {name}: is being read; write to another file")
+        device = path.exists() and not path.is_file()
+        file = open(path if device else temporary, "w" if device else "x", encoding="utf-8", newline="")
+    except OSError as error:
+        raise InputError(f"{option} {name}: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+    except KeyboardInterrupt:
+        if not device:
+            os.replace(temporary, path.resolve())
+        raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if not device:
+        os.replace(temporary, path.resolve())
 
 
 def _forget_output() -> None:

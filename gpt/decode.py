@@ -18,7 +18,9 @@ section 2, for the sliding window and its rolling buffer.
 Shapes: B texts, n tokens read at once, m keys looked at, C = dim, H heads of size D, T = context, V = vocabulary.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +67,7 @@ class Weights:
 
     Args:
         config: shape and parts of the model.
-        state: its state dict, of NumPy arrays or of tensors, float32 or float64; a GELU needs tensors.
+        state: its state dict, of NumPy arrays or of tensors, float32 or float64.
     """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
@@ -76,6 +78,7 @@ class Weights:
         if self.numpy:
             self.xp: Any = np
             self.vecdot: Any = np.vecdot
+            self.gelu: Any = gelu
         else:
             import torch
 
@@ -141,11 +144,6 @@ class Weights:
         if config.positions == "learned":
             self.positions = centred(state["position_embedding.weight"])  # (T, C)
 
-    @staticmethod
-    def on_numpy(config: ModelConfig) -> bool:
-        """Whether NumPy has all that a model computes; it has no erf, which a GELU is made of."""
-        return config.activation == "relu2"
-
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
@@ -162,6 +160,31 @@ class Weights:
     def integers(self, values: np.ndarray) -> Array:
         """Any array, beside the weights."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
+
+
+@lru_cache(maxsize=2)
+def _phi(dtype: np.dtype) -> np.ndarray:
+    """Taylor's coefficients of the normal distribution function Phi around -9, -9 + 1/64, ..., 9: (6, 1153).
+
+    The derivatives of Phi are the density and its products with Hermite polynomials.
+    """
+    x = np.arange(-9 * 64, 9 * 64 + 1) / 64
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    phi = np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x])
+    factors = [np.ones_like(x), -x / 2, (x**2 - 1) / 6, (3 * x - x**3) / 24, (x**4 - 6 * x**2 + 3) / 120]
+    return np.stack([phi, *(density * factor for factor in factors)]).astype(dtype)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """X Phi(x), which NumPy has no function for; to 1e-13. Source: arXiv:1606.08415, section 2."""
+    inside = np.clip(x, -9, 9)
+    nearest = np.rint(inside * 64).astype(np.int64)
+    beside = inside - (nearest / 64).astype(x.dtype)
+    coefficients = _phi(x.dtype)[:, nearest + 9 * 64]
+    value = coefficients[5]
+    for coefficient in coefficients[4::-1]:
+        value = value * beside + coefficient
+    return x * value
 
 
 class Decoder:
@@ -181,10 +204,11 @@ class Decoder:
         self.values = [weights.zeros(rows, H, T, D) for _ in range(config.layers)]
         # The part of a key that goes to the place after it, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
+        self.offset = config.key_offset
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
         self.place = np.zeros(rows, np.int64)  # where the next token of each text goes
         self.before = np.full(rows, -1)  # the last token of each text; -1 is none
-        self.block = -1  # which `turns` are at hand
+        self.block, self.turns = -1, np.empty(0)  # a table of rotary turns, and of which T places
         self.window = np.zeros((rows, T), np.int64)  # the token at each place, for learned positions
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -226,22 +250,23 @@ class Decoder:
                 :, None, None
             ]  # (B, 1, 1, m)
             at = (w.integers(rows), slice(None), w.integers(place % T))
+            place = place[:, None]  # (B, 1)
         own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
-        turn = self._turn(place)
-        x = self._embed(tokens, self.before, place)  # (B, C)
-        for i, layer in enumerate(w.layers):
-            q, k, v = self._project(layer, x, turn)  # 3 x (B, H, D)
+
+        def keep(i: int, k: Array, v: Array) -> tuple[Array, Array]:
+            """Put one key and value of each text, (B, 1, H, D), into their slots, and show what is filled."""
             keys, values = self.keys[i], self.values[i]
-            keys[own] = k[..., : self.own]
-            if w.config.key_offset:
+            keys[own] = k[:, 0, :, : self.own]
+            if self.offset:
                 keys[rest] = self.moved[i]
-                self.moved[i] = k[..., self.own :]
-            values[at] = v
-            y = self._attend(q[:, :, None], keys[:, :, :filled], values[:, :, :filled], hidden)  # (B, H, 1, D)
-            x = x + layer.proj(y.reshape(self.rows, -1))  # (B, C)
-            x = x + self._mlp(layer, x)
+                self.moved[i] = k[:, 0, :, self.own :]
+            values[at] = v[:, 0]
+            return keys[:, :, :filled], values[:, :, :filled]
+
+        x = self._embed(tokens[:, None], self.before[:, None], place)
+        logits = self._blocks(x, self._turn(place), hidden, keep)  # (B, 1, V)
         self._remember(tokens[:, None], rows)
-        return self._logits(x)
+        return logits[:, 0]
 
     def _read(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Read a piece of at most T tokens, for which there is room: (B, n) -> (B, n, V) float64."""
@@ -256,26 +281,41 @@ class Decoder:
         distance = places[:, :, None] - key_places[:, None]  # (B, n, m)
         seen = (distance >= 0) & (distance < T) & (key_places >= 0)[:, None]
         hidden = w.numbers(np.where(seen, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
-        turn = self._turn(places)
-        x = self._embed(
-            tokens, np.concatenate((self.before[rows][:, None], tokens[:, :-1]), axis=1), places
-        )  # (B, n, C)
-        row, slots = w.integers(rows), w.integers(places % T)
-        for i, layer in enumerate(w.layers):
-            q, k, v = (part.swapaxes(1, 2) for part in self._project(layer, x, turn))  # 3 x (B, H, n, D)
-            if w.config.key_offset:
-                own, moved = k[..., : self.own], k[..., self.own :]
-                shifted = w.xp.concatenate((self.moved[i][row][:, :, None], moved[:, :, :-1]), axis=2)
-                self.moved[i][row] = moved[:, :, -1]
-                k = w.xp.concatenate((own, shifted), axis=3)  # (B, H, n, D)
-            keys = w.xp.concatenate((self.keys[i][row][:, :, :held], k), axis=2)  # (B, H, m, D)
-            values = w.xp.concatenate((self.values[i][row][:, :, :held], v), axis=2)  # (B, H, m, D)
-            self.keys[i][row[:, None], :, slots] = k.swapaxes(1, 2)
-            self.values[i][row[:, None], :, slots] = v.swapaxes(1, 2)
-            y = self._attend(q, keys, values, hidden).swapaxes(1, 2)  # (B, n, H, D)
+        before = np.concatenate((self.before[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
+        row, slots, join = w.integers(rows), w.integers(places % T), w.xp.concatenate
+
+        def keep(i: int, k: Array, v: Array) -> tuple[Array, Array]:
+            """Put keys and values (B, n, H, D) into their slots, and show them behind those that were there."""
+            if self.offset:
+                moved = k[..., self.own :]
+                shifted = join((self.moved[i][row][:, None], moved[:, :-1]), axis=1)  # (B, n, H, D / 2)
+                self.moved[i][row] = moved[:, -1]
+                k = join((k[..., : self.own], shifted), axis=3)  # (B, n, H, D)
+            keys = join((self.keys[i][row][:, :, :held], k.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
+            values = join((self.values[i][row][:, :, :held], v.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
+            self.keys[i][row[:, None], :, slots] = k
+            self.values[i][row[:, None], :, slots] = v
+            return keys, values
+
+        logits = self._blocks(self._embed(tokens, before, places), self._turn(places), hidden, keep)
+        self._remember(tokens, rows)
+        return logits
+
+    def _blocks(self, x: Array, turn: Array, hidden: Array | None, keep: Callable[..., Any]) -> np.ndarray:
+        """All blocks and the head: (B, n, C) -> (B, n, V) float64.
+
+        Args:
+            x: what enters the first block.
+            turn: of the places, see `_turn`.
+            hidden: (B, 1, n, m), -inf for keys that a place does not see; None where it sees all.
+            keep: remembers a block's new keys and values and returns all that may be looked at, 2 x (B, H, m, D).
+        """
+        for i, layer in enumerate(self.weights.layers):
+            q, k, v = self._project(layer, x, turn)  # 3 x (B, n, H, D)
+            keys, values = keep(i, k, v)  # 2 x (B, H, m, D)
+            y = self._attend(q.swapaxes(1, 2), keys, values, hidden).swapaxes(1, 2)  # (B, n, H, D)
             x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
             x = x + self._mlp(layer, x)
-        self._remember(tokens, rows)
         return self._logits(x)
 
     def _make_room(self, rows: np.ndarray) -> None:
@@ -361,7 +401,7 @@ class Decoder:
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Load a model for decoding, without torch where NumPy can compute it.
+    """Load a model for decoding, on a CPU without torch.
 
     Args:
         path: a checkpoint file.
@@ -377,7 +417,7 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
     meta = archive.read(path, _array)
     config, state = archive.weights(path, meta, lambda array: bool(np.isfinite(array).all()))
     state = {name: array.astype(np.float32) for name, array in state.items()}
-    if device != "cpu" or not Weights.on_numpy(config):
+    if device != "cpu":
         import torch
 
         state = {name: to_device(torch.from_numpy(array), device) for name, array in state.items()}

@@ -1,6 +1,7 @@
 """From logits to text: which token comes next, again and again."""
 
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def stream(
     seen = np.zeros((B, V), bool)
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
-    generators = [np.random.default_rng(seed) for seed in seeds]
+    generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
@@ -151,6 +152,11 @@ def stream(
         seen[np.arange(B), tokens] = True
         if k + 1 < count:
             logits = decoder.step(tokens)
+
+
+def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
+    """What a text draws from: texts of one seed and different prompts have nothing in common."""
+    return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])
 
 
 def needed(weights: Weights, length: int) -> int:
@@ -165,13 +171,13 @@ def needed(weights: Weights, length: int) -> int:
 
 
 def weights_of(model: "GPT") -> Weights:
-    """The weights of a model as decoding uses them: on NumPy where it is on a CPU and NumPy can compute it."""
+    """The weights of a model as decoding uses them, on a CPU as NumPy arrays."""
     import torch
 
     state = {
         name: value if value.dtype == torch.float64 else value.float() for name, value in model.state_dict().items()
     }
-    if model.embedding.weight.device.type == "cpu" and Weights.on_numpy(model.config):
+    if model.embedding.weight.device.type == "cpu":
         return Weights(model.config, {name: value.numpy() for name, value in state.items()})
     return Weights(model.config, state)
 
@@ -195,7 +201,8 @@ def side_by_side(
     """
     config = weights.config
     cache = 2 * config.layers * config.context * config.dim * weights.dtype.itemsize  # bytes, of one text
-    parts = max(min(cores(), rows // LEAST_ROWS), -(-rows // max(1, min(MOST_ROWS, MOST_CACHE // cache))), 1)
+    most = max(1, min(MOST_ROWS, MOST_CACHE // cache))  # rows of a part
+    parts = max(1, min(cores(), rows // LEAST_ROWS), -(-rows // most))
     borders = np.linspace(0, rows, parts + 1).round().astype(int)
     slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
     given_up = Event()
@@ -257,9 +264,9 @@ def generate(
 
     def work(part: slice) -> Iterator[np.ndarray]:
         added = np.empty((part.stop - part.start, count), np.int64)
-        yield added
-        drawing = stream(weights, list(prompts[part]), count, rules, range(seed + part.start, seed + part.stop))
-        for k, (drawn, _) in enumerate(drawing):
+        yield added  # where count is 0, this is all
+        seeds = range(seed + part.start, seed + part.stop)
+        for k, (drawn, _) in enumerate(stream(weights, list(prompts[part]), count, rules, seeds)):
             added[:, k] = drawn
             yield added
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import torch
 
 from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
+from gpt.generate import random_numbers
 from sample import Continuation
 from tests.conftest import ROOT, Ended
 from tests.reference import model as reference
@@ -38,8 +40,8 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
     for temperature in (0.0, 0.7):
-        numbers = np.random.default_rng(5).random(60)
         tokens = tokenizer.encode("Abc de").tolist()
+        numbers = random_numbers(5, np.array(tokens)).random(60)
         for number in numbers:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
             if temperature == 0:
@@ -172,7 +174,7 @@ def test_several_prompts_of_different_lengths(trained: Path, sample: Call) -> No
 
 
 def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("p.txt").write_text("The of\n", encoding="utf-8")
+    Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
     assert sample("--prompt-file", "p.txt", *settings).out == expected
@@ -197,8 +199,9 @@ def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None
     assert "nearest: 'e'; --unknown skip leaves out" in ended.err
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out == "ne fi\n"
     assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
-    assert "knows" in sample("--prompt", "日", "--unknown", "skip", *settings).err
-    assert "must be" in sample("--prompt", "", *settings).err or "must hold" in sample("--prompt", "", *settings).err
+    for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
+        ended = sample(*empty, *settings)
+        assert ended.status == 2 and "--prompt: one is empty, or holds no character that the model knows" in ended.err
 
 
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:
@@ -217,6 +220,24 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
         begin = len(line["prompt"]) - 1
         np.testing.assert_allclose(line["logprobs"], expected[begin:].numpy(), atol=1e-5)
         assert line["checkpoint"].endswith("best.ckpt")
+
+
+def test_json_of_a_model_of_bytes_is_of_characters(train: Call, sample: Call) -> None:
+    """A character of several bytes has the sum of their log-probabilities."""
+    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
+    assert train("data.path=greek.txt", "data.tokenizer=byte", "trainer.max_steps=300", "name=g").status == 0
+    line = json.loads(sample("g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21", "--json").out)
+    assert len(line["text"]) == len(line["logprobs"]) < 21
+    model, _ = load_checkpoint("runs/g/checkpoints/best.ckpt")
+    prompt, text = ("μῆ".encode(), line["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
+    tokens = torch.tensor(list(prompt + text.encode()))
+    with torch.no_grad():
+        each = model(tokens[None, :-1])[0].log_softmax(-1).gather(1, tokens[1:, None])[len(prompt) - 1 :, 0].tolist()
+    for character, logprob in zip(text, line["logprobs"], strict=False):
+        count = len(character.encode())
+        assert logprob == pytest.approx(sum(each[:count]), abs=1e-4)
+        each = each[count:]
+    assert not each
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
@@ -240,7 +261,7 @@ def test_what_is_shown_while_a_stop_may_begin() -> None:
             for character in text:
                 growing.add(int(tokenizer.encode(character)[0]), 0.0)
                 assert growing.text[: len(shown)] == shown
-                shown = growing.text[: growing.settled()]
+                shown = "".join(growing.pieces)
                 if growing.ended:
                     break
             growing.close()
@@ -260,6 +281,24 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     assert sample(*settings, "--output", "no/such/out.txt").status == 2
     assert sample(*settings, "--prompt", "é", "--output", "out.txt").status == 2
     assert Path("out.txt").read_text("utf-8") == expected and set(os.listdir()) == before
+    Path("book.txt").write_text("The", encoding="utf-8")
+    for read in (str(trained), "book.txt"):
+        ended = sample("--prompt-file", "book.txt", "--output", read)
+        assert ended.status == 2 and f"--output {read}: is being read" in ended.err
+    for name in ("", "-", "runs"):
+        assert "must be the name of a file" in sample(*settings, "--output", name).err
+    Path("link.txt").symlink_to("out.txt")
+    assert sample(*settings, "--num-chars", "9", "--output", "link.txt").status == 0
+    assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
+
+
+def test_output_to_what_is_no_file(trained: Path) -> None:
+    """A pipe with a name stays one, as a device does."""
+    os.mkfifo("pipe")
+    command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        text = Path("pipe").read_text("utf-8")
+    assert process.returncode == 0 and text.startswith("The") and len(text) == 13 and Path("pipe").is_fifo()
 
 
 @pytest.mark.slow
@@ -274,10 +313,11 @@ def test_ctrl_c_leaves_what_was_written(trained: Path) -> None:
 
 
 def test_a_conversation(trained: Path) -> None:
-    """In a terminal of its own: settings stay, a wrong word and a character that is not known end nothing."""
+    """Settings stay, a wrong word and a character that is not known end nothing."""
     lines = [
-        ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3", "日",
-        ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit", "not read",
+        ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
+        ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",
+        "not read",
     ]  # fmt: skip
     command = [sys.executable, str(ROOT / "sample.py"), "--interactive"]
     ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=60)
@@ -285,7 +325,7 @@ def test_a_conversation(trained: Path) -> None:
     texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.stdout, re.DOTALL)
     assert len(texts) == 2 and texts[0] == texts[1]
     assert "hot: must be a number" in ended.stderr and "Traceback" not in ended.stderr
-    assert ":set colour 3: must be :set NAME VALUE" in ended.stdout
+    assert ":set colour 3: must be :set NAME VALUE" in ended.stdout and "nearest: temperature" in ended.stdout
     assert ended.stdout.count("is not in the vocabulary") == 2
     assert re.search(r"^temperature +0\.0$", ended.stdout, re.MULTILINE)
 
@@ -301,3 +341,48 @@ def test_ctrl_c_ends_many_texts_at_once(trained: Path) -> None:
         time.sleep(2)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130 and process.stderr.read() == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_a_conversation_in_a_terminal(trained: Path) -> None:
+    """The arrow brings the last prompt back, Ctrl-C ends a text and a line, Ctrl-D the conversation."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(ROOT / "sample.py"), "--interactive", "--num-chars", "100000000", "--seed", "1"]
+    seen = ""
+
+    def until(expected: str) -> None:
+        nonlocal seen
+        limit = time.monotonic() + 30
+        while not re.search(expected, seen):
+            assert time.monotonic() < limit, seen[-500:]
+            if select.select([ours], [], [], 0.1)[0]:
+                seen += os.read(ours, 4096).decode("utf-8", "replace")
+        seen = re.split(expected, seen, maxsplit=1)[-1]
+
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    try:
+        until("> ")
+        os.write(ours, b"The of\n")
+        until("The of")
+        until(r"The of[^>]{40}")
+        process.send_signal(signal.SIGINT)
+        until("> ")
+        os.write(ours, b":set num-chars 5\n")
+        until("> ")
+        os.write(ours, b"\x1b[A\x1b[A\n")  # two up
+        until(r"The of")
+        until(r"The of[^>]{5}\r\n\[seed 1\]")
+        until("> ")
+        os.write(ours, b"half a line")
+        until("half a line")
+        process.send_signal(signal.SIGINT)
+        until("> ")
+        os.write(ours, b"\x04")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
