@@ -1,16 +1,15 @@
 """How surprised is a model? `python score.py CHECKPOINT FILE`: nats and bits per character, bits per byte, exactly."""
 
 import argparse
-import heapq
 import io
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -35,22 +34,21 @@ LONGEST_PAGE = 10_000_000  # characters
 BATCH = 2**12  # tokens: enough to keep two cores busy, few enough for their caches
 LOGITS = 2**25  # numbers that the logits of a batch may be, where the vocabulary is large
 DIFFERENCES = 5  # lines that are named where two models differ
-LINE = re.compile(r"[^\n]{0,79}\n|[^\n]{80}")  # long ones are cut
+SHORTEST = 10  # characters that such a line has
+SHOWN = 80  # characters of it that are shown
 
 
 class Reader(NamedTuple):
     """A model and the text as it reads it.
 
     Attributes:
-        path: of the checkpoint.
-        name: for people.
+        name: of the checkpoint, for people.
         model: on its device.
         tokenizer: the model's.
         tokens: the whole text, uint8 or uint16.
         stride: from one strided window to the next.
     """
 
-    path: Path
     name: str
     model: "GPT"
     tokenizer: "Tokenizer"
@@ -93,6 +91,8 @@ def run(options: argparse.Namespace) -> None:
     """Load, read, score and show."""
     checkpoints = [runs.find_checkpoint(name) for name in (options.checkpoint, options.compare) if name is not None]
     check_files(options.file, options.html)
+    if options.stride and options.window not in (None, "strided"):
+        raise InputError(f"--stride {options.stride}: has no meaning for --window {options.window}, only for strided")
     readers = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -104,23 +104,25 @@ def run(options: argparse.Namespace) -> None:
         print("their contexts differ: the model that sees more characters has it easier", file=out)
 
     begun = time.perf_counter()
-    modes = [options.window] if options.window else list(BOTH)
+    # Where lines are to come as they are computed, nothing is computed before them.
+    modes = [options.window] if options.window else list(reversed(BOTH) if options.per_char else BOTH)
     for mode in modes:
         in_detail = mode == (options.window or "strided") and (options.per_char or options.html or options.compare)
         scores, lines = show(readers, mode, options) if in_detail else ([measure(each, mode) for each in readers], [])
         if mode == modes[0]:
-            print(f"{called(options.file)}: {scores[0].characters:,} characters, {scores[0].bytes:,} bytes", file=out)
+            length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
+            print(f"{called(options.file)}: {length}", file=out)
             print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
         for letter, reader, score in zip(letters, readers, scores, strict=True):
             print(row(letter + describe(reader, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(*scores)), file=out)
         if lines:
-            print(f"{mode} windows differ most in the lines (bits; +: B is the more surprised)", file=out)
+            print(f"{mode} windows differ most in the lines (bits per character; +: B is the more surprised)", file=out)
         for line in lines:
             print(line, file=out)
-    seconds, count = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
-    print(f"{count:,} predictions in {seconds:.1f} s, {count / seconds:,.0f} a second", file=sys.stderr)
+    seconds, total = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
+    print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
 
 
 # -- The text --------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['global_step']}"
         stride = options.stride or max(1, model.config.context // 2)
-        readers.append(Reader(path, name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
+        readers.append(Reader(name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
     return readers
 
 
@@ -257,9 +259,10 @@ def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
     import numpy as np
     import torch
 
-    from gpt.decode import Decoder, load_weights
+    from gpt.decode import Decoder
+    from gpt.generate import weights_of
 
-    decoder = Decoder(load_weights(reader.path, str(reader.model.head.weight.device))[0])
+    decoder = Decoder(weights_of(reader.model))
     for start in range(0, len(reader.tokens) - 1, batch):
         tokens = torch.from_numpy(reader.tokens[start : start + batch + 1].astype(np.int64))
         yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
@@ -378,12 +381,15 @@ def opinions(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 class Differences:
-    """The lines that cost one model much more than the other."""
+    """The lines that cost one model much more than the other, as the page ranks them: per character.
+
+    Short lines are left out, for one character may decide them; of lines with the same beginning, one is named.
+    """
 
     def __init__(self) -> None:
         """Begin at the first line."""
-        self.best: list[tuple[float, int, int, float, str]] = []
-        self.position, self.line, self.text, self.nats = 0, 1, "", [0.0]
+        self.best: dict[str, tuple[float, int, float]] = {}  # by what is shown: size, -number, bits per character
+        self.line, self.shown, self.length, self.nats = 1, "", 0, 0.0
 
     def add(self, text: str, nats: "Tensor") -> None:
         """Go on in the text.
@@ -392,28 +398,30 @@ class Differences:
             text: N characters.
             nats: (N,) how much more each costs B than A.
         """
-        self.text += text
-        self.nats += (self.nats[-1] + nats.cumsum(0)).tolist()
-        end = 0
-        for match in LINE.finditer(self.text):
-            end = match.end()
-            bits = (self.nats[end] - self.nats[match.start()]) / math.log(2)
-            self._keep(bits, match[0])
-        self.text, self.nats = self.text[end:], self.nats[end:]
+        parts = text.split("\n")
+        # Line ends, which join the parts, cost something as well, but belong to no line.
+        ends = accumulate(len(part) + 1 for part in parts)
+        for place, (part, end) in enumerate(zip(parts, ends, strict=True)):
+            if place:
+                self._end()
+            self.shown = (self.shown + part[:SHOWN])[:SHOWN]
+            self.length += len(part)
+            self.nats += float(nats[end - 1 - len(part) : end - 1].sum())
 
-    def _keep(self, bits: float, text: str) -> None:
-        entry = (abs(bits), -self.position, self.line, bits, text)
-        (heapq.heappush if len(self.best) < DIFFERENCES else heapq.heappushpop)(self.best, entry)
-        self.position, self.line = self.position + len(text), self.line + text.count("\n")
+    def _end(self) -> None:
+        if self.length >= SHORTEST and self.nats:
+            bits = self.nats / math.log(2) / self.length
+            entry = abs(bits), -self.line, bits
+            self.best[self.shown] = max(entry, self.best.get(self.shown, entry))
+            if len(self.best) > DIFFERENCES:
+                del self.best[min(self.best, key=self.best.__getitem__)]
+        self.line, self.shown, self.length, self.nats = self.line + 1, "", 0, 0.0
 
     def most(self) -> list[str]:
         """Once the text has ended: what they are, to be printed."""
-        if self.text:
-            self._keep((self.nats[-1] - self.nats[0]) / math.log(2), self.text)
-        lines = []
-        for _, _, line, bits, text in sorted(self.best, reverse=True):
-            lines.append(f"{line:>9,}  {bits:+8.2f}  {printable(text.rstrip())}")
-        return lines
+        self._end()
+        ranked = sorted(((*entry, shown) for shown, entry in self.best.items()), reverse=True)
+        return [f"{-line:>9,}  {bits:+8.2f}  {printable(shown)}" for _, line, bits, shown in ranked]
 
 
 # -- Figures -----------------------------------------------------------------------------------------
@@ -427,6 +435,11 @@ def figures(score: "Score") -> list[str]:
 def difference(a: "Score", b: "Score") -> list[str]:
     """How much more B costs than A."""
     return [f"{value:+.6f}" for value in ((b.bpc - a.bpc) * math.log(2), b.bpc - a.bpc, b.bpb - a.bpb)]
+
+
+def count(number: int, what: str) -> str:
+    """How many there are, in words."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def row(name: str, cells: list[str]) -> str:

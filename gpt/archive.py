@@ -64,6 +64,8 @@ def read(path: str | Path, make: Maker) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path}: first make a checkpoint of it: export.py {path} --from safetensors OUT.ckpt")
     try:
         # One open file: what is looked through is what is loaded, whatever becomes of its name.
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:

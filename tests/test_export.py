@@ -137,7 +137,8 @@ def test_a_model_that_says_something_else_is_not_kept(
         ("model.safetensors --from safetensors model.ckpt", "model.safetensors: no such file"),
         ("old.onnx --from onnx model.ckpt", "argument --from: invalid choice: 'onnx' (choose from"),
         ("model.safetensors --from safetensors model.bin", "OUT model.bin: must end in .ckpt"),
-        ("runs/first --from safetensors model.ckpt", "runs/first: no such file"),
+        ("runs/first --from safetensors model.ckpt", "runs/first: is no .safetensors file"),
+        ("book.txt --from safetensors model.ckpt", "book.txt: is no .safetensors file"),
     ],
 )
 def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, checkpoint: Path, export: Call) -> None:

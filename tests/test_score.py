@@ -158,12 +158,41 @@ def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
     assert ended.status == 0 and re.search(r" nan +nan +\d", ended.out)
 
 
+def test_lines_come_as_they_are_computed(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them before another pass through the text begins."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(score_script, "measure", interrupted)
+    ended = score("model.ckpt", "text.txt", "--per-char")
+    assert ended.status == 130 and len(ended.out.splitlines()) == len(TEXT)
+
+
+def test_a_checkpoint_is_read_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of the file later, as in training it does, changes nothing."""
+    expected = figures(score("model.ckpt", "text.txt", "--window", "sample").out)
+    read = score_script.read
+
+    def read_and_remove(*arguments: Any) -> Any:
+        readers = read(*arguments)
+        Path("model.ckpt").unlink()
+        return readers
+
+    monkeypatch.setattr(score_script, "read", read_and_remove)
+    assert expected and figures(score("model.ckpt", "text.txt", "--window", "sample").out) == expected
+
+
 def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
     for text in ("a", "ab", TEXT[:6], TEXT[:7], TEXT[:8], TEXT[:9]):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
         ended = score("model.ckpt", "short.txt", "--per-char", "--html", "short.html")
         assert ended.status == 0, ended.err
         assert len(ended.out.splitlines()) == len(text)
+    Path("short.txt").write_text("a")
+    ended = score("model.ckpt", "short.txt", "--window", "disjoint")
+    assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
+    Path("short.txt").write_text("Na")
     assert score("model.ckpt", "short.txt", "--per-char").out.startswith('{"position": 0, "character": "N", "nats": ')
 
 
@@ -198,6 +227,14 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
         (["model.ckpt", "text.txt", "--compare", "nothing"], "nothing: no such checkpoint or run"),
         (["model.ckpt", "text.txt", "--stride", "8"], "--stride 8: must be at most 7"),
         (["model.ckpt", "text.txt", "--stride", "0"], "argument --stride: 0: must be a whole number, at least 1"),
+        (
+            ["model.ckpt", "text.txt", "--stride", "2", "--window", "disjoint"],
+            "--stride 2: has no meaning for --window dis",
+        ),
+        (
+            ["model.ckpt", "text.txt", "--stride", "2", "--window", "sample"],
+            "--stride 2: has no meaning for --window sample",
+        ),
         (["model.ckpt", "text.txt", "--window", "half"], "invalid choice: 'half'"),
         (["model.ckpt", "text.txt", "--htm", "a"], "nearest: --html"),
         (["model.ckpt", "text.txt", "--html", "nowhere/a.html"], "--html nowhere/a.html: the directory nowhere"),
@@ -312,31 +349,36 @@ def test_two_models_on_one_text(files: Path, score: Call, other: str) -> None:
     assert "contexts differ" in ended.err and "model.ckpt, step 7" in ended.err and "wide.ckpt, step 7" in ended.err
 
 
+def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
+    found = re.findall(r"^ +([\d,]+)  +([-+]\d+\.\d\d)  (.*)$", printed, re.MULTILINE)
+    return [(int(number.replace(",", "")), float(bits), text) for number, bits, text in found]
+
+
 def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per character, not counting its line end; not the shortest; those that read alike are named once."""
     monkeypatch.setattr(score_script, "PIECE", 11)
     write("other.ckpt", seed=1)
-    Path("long.txt").write_text(TEXT + "abc " * 50 + "\n" + TEXT + "text", encoding="utf-8", newline="")
+    text = TEXT + "abc " * 50 + "\ntext, abc text\nabc Naïve\n" + TEXT + "Naïve text"
+    Path("long.txt").write_text(text, encoding="utf-8", newline="")
     lines = score("model.ckpt", "long.txt", "--compare", "other.ckpt", "--per-char").out.splitlines()
     change = [(line["other"]["nats"] - line["nats"]) / math.log(2) for line in map(json.loads, lines)]
-    text, position, sums = Path("long.txt").read_text("utf-8").replace("\r", "\n"), 0, []
-    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+$", text), start=1):
-        for start in range(0, len(line), 80):
-            part = line[start : start + 80]
-            if part != "\n" or start == 0:
-                sums.append((math.fsum(change[position : position + len(part)]), number))
-            position += len(part)
-    assert position == len(text)
-    expected = sorted(sums, key=lambda entry: -abs(entry[0]))[:5]
-    printed = score("model.ckpt", "long.txt", "--compare", "other.ckpt").out
-    found = re.findall(r"^ +(\d+)  +([-+]\d+\.\d\d)  ", printed, re.MULTILINE)
-    assert [(number, float(bits)) for number, bits in found] == [
-        (str(number), pytest.approx(bits, abs=0.006)) for bits, number in expected
-    ]
+    position, means, most = 0, {}, {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) >= 10:
+            means[number] = math.fsum(change[position : position + len(line)]) / len(line)
+            most[line] = max(means[number], most.get(line, 0), key=abs)
+        position += len(line) + 1
+    assert position == len(change) + 1 and len(most) == 6
+    found = lines_that_differ(score("model.ckpt", "long.txt", "--compare", "other.ckpt").out)
+    expected = sorted(most.values(), key=abs, reverse=True)[:5]
+    assert [bits for _, bits, _ in found] == pytest.approx(expected, abs=0.006)
+    assert [means[number] for number, *_ in found] == pytest.approx(expected, abs=1e-6)
+    assert len({text for *_, text in found}) == 5 and max(len(text) for *_, text in found) >= 80
 
 
 def test_no_line_differs_from_itself(files: Path, score: Call) -> None:
     ended = score("model.ckpt", "text.txt", "--compare", "model.ckpt")
-    assert figures(ended.out)["B - A  strided windows"] == (0, 0, 0)
+    assert figures(ended.out)["B - A  strided windows"] == (0, 0, 0) and lines_that_differ(ended.out) == []
     assert "contexts differ" not in ended.out
 
 
@@ -499,6 +541,55 @@ def test_the_page_of_two_models_shows_both(files: Path, score: Call, visit: Call
         assert all(f"{abs(number):.6f}" in table for number in numbers) == ("strided" in row)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_curve_of_two_models_has_the_colours_of_the_text(
+    files: Path, score: Call, visit: Callable[..., Any], scheme: str
+) -> None:
+    """Orange above the line where B is the more surprised, blue below it where A is; nothing where neither is."""
+    write("uniform.ckpt", std=0)
+    for models in ("model uniform", "uniform model", "model bytes"):
+        a, b = (f"{name}.ckpt" for name in models.split())
+        lines = score(a, "text.txt", "--compare", b, "--per-char", "--html", "a.html").out.splitlines()
+        change = [line["other"]["nats"] - line["nats"] for line in map(json.loads, lines)]
+        page = visit("a.html", color_scheme=scheme)
+        drawn = page.evaluate(
+            """() => [...document.querySelectorAll("#spark path")].map((path) => {
+              const { y, height } = path.getBBox(), zero = document.querySelector("#spark line").y1.baseVal.value;
+              return [getComputedStyle(path).fill, zero - y, y + height - zero];
+            })"""
+        )
+        swatches = page.locator("#legend i").evaluate_all("all => all.map((i) => getComputedStyle(i).backgroundColor)")
+        (orange, above, none), (blue, nothing, below) = drawn
+        assert (orange, blue) == (swatches[-1], swatches[0]) and orange != blue
+        assert none == pytest.approx(0, abs=0.1) == nothing
+        high, low = max(0, *change), max(0, *(-value for value in change))
+        assert (above, below) == pytest.approx((96 * high / (high + low), 96 * low / (high + low)), abs=0.2)
+
+
+def test_the_names_of_models_have_room_on_a_phone(files: Path, score: Call, visit: Callable[..., Any]) -> None:
+    Path("runs-of-this-year").mkdir()
+    name = "runs-of-this-year/model.ckpt"
+    Path("model.ckpt").rename(name)
+    assert score(name, "text.txt", "--compare", name, "--html", "a.html").status == 0
+    page = visit("a.html", viewport={"width": 390, "height": 700})
+    cell = page.locator("td").first.bounding_box()
+    assert cell["width"] > 340 and cell["height"] < 3 * 24  # the name and the mode, a line each
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_the_page_lists_the_lines_that_are_printed(files: Path, score: Call, visit: Callable[..., Any]) -> None:
+    write("other.ckpt", seed=1)
+    printed = lines_that_differ(score("model.ckpt", "text.txt", "--compare", "other.ckpt", "--html", "a.html").out)
+    page = visit("a.html")
+    page.click("#lists summary")
+    listed = page.locator("#lines button b").all_inner_texts()
+    bits = [float(each.replace("\u2212", "-").split()[0]) for each in listed]
+    assert len(printed) == len(bits) > 1  # no wording twice
+    assert bits == [pytest.approx(value, abs=0.011) for _, value, _ in printed]
+    words = page.locator("#words button span").all_text_contents()
+    assert len(words) == len(set(words)) > 5
+
+
 def test_the_text_is_shown_as_it_is(files: Path, score: Call, visit: Callable[..., Any]) -> None:
     """Whatever it holds: what cannot be seen by its number, all else in its place, nothing as HTML."""
     assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
@@ -639,10 +730,12 @@ def test_a_long_text_opens_and_is_travelled(files: Path, score: Call, visit: Cal
 
     page.click("#lists summary")
     bits = np.array([json.loads(line)["nats"] for line in lines]) / math.log(2)
-    sums = [(bits[match.start() : match.end()].sum(), match[0]) for match in re.finditer(r"\w+", text)]
-    best = sorted(sums, reverse=True)[:12]
+    sums: dict[str, float] = {}
+    for match in re.finditer(r"\w+", text):
+        sums[match[0]] = max(bits[match.start() : match.end()].sum(), sums.get(match[0], 0))
+    best = sorted(sums.values(), reverse=True)[:12]
     listed = page.locator("#words button").all_inner_texts()
-    assert [float(each.split()[0]) for each in listed] == [pytest.approx(value, abs=0.02) for value, _ in best]
+    assert [float(each.split()[0]) for each in listed] == [pytest.approx(value, abs=0.02) for value in best]
     page.locator("#lines button").first.click()
     page.wait_for_timeout(300)
     row = page.locator("#lines button span").first.text_content()

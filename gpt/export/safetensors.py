@@ -36,6 +36,8 @@ def read_safetensors(path: Path) -> tuple[GPT, dict[str, Any]]:
     """
     from safetensors.torch import load_file
 
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"{path}: is no .safetensors file")
     described = path.with_suffix(".json")
     for file in (path, described):
         if not file.is_file():

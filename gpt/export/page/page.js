@@ -2,6 +2,7 @@
 
 const SLICE = 40; // milliseconds of computing between two looks at what the person does
 const BARS = 12;
+const NUMBERS = ["length", "top-k", "seed"];
 const MANY = 128; // characters out of attention's reach that become plain text at once, for elements are slow
 
 const element = (id) => document.getElementById(id);
@@ -65,15 +66,26 @@ async function loadWeights() {
 
 /* What is chosen. */
 
-/** The whole number in a field, moved into its range; `otherwise` where there is none. */
-function whole(id, otherwise) {
-  const { valueAsNumber, min, max } = element(id);
-  return Number.isNaN(valueAsNumber) ? otherwise : Math.min(max, Math.max(min, Math.trunc(valueAsNumber)));
+/** The whole number in a field, moved into its range; where there is none, what it held first, or 0. */
+function whole(id) {
+  const { valueAsNumber, defaultValue, min, max } = element(id);
+  if (Number.isNaN(valueAsNumber)) return Number(defaultValue);
+  return Math.min(max, Math.max(min, Math.trunc(valueAsNumber)));
+}
+
+/** Say which fields hold what cannot be, and what is taken instead. */
+function sayWrong() {
+  const wrong = NUMBERS.map(element).filter(({ validity }) => !validity.valid);
+  element("wrong").hidden = wrong.length === 0;
+  element("wrong").textContent = wrong.map(({ id, labels, min, max, placeholder }) => {
+    const range = `must be a whole number from ${min} to ${max}`;
+    return `${labels[0].textContent.trim()}: ${range}; ${whole(id) || placeholder || 0} is taken`;
+  }).join(". ");
 }
 
 /** What the next token is drawn from. */
 function odds() {
-  return probabilities(model.predict(), element("temperature").valueAsNumber, whole("top-k", 0));
+  return probabilities(model.predict(), element("temperature").valueAsNumber, whole("top-k"));
 }
 
 /* The text. */
@@ -145,7 +157,7 @@ function addUnit(place) {
 
 /** Write on from where the text ends. */
 async function write() {
-  const first = model.tokens.length, last = first + whole("length", 400), seed = whole("seed", 0);
+  const first = model.tokens.length, last = first + whole("length"), seed = whole("seed");
   const begun = performance.now();
   speed = () => {
     const written = model.tokens.length - first;
@@ -187,7 +199,7 @@ function tokenName(token) {
   return token < 0x80 ? named(String.fromCharCode(token)) : `byte ${token.toString(16).toUpperCase()}`;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
+const percent = (share) => (0 < share && share < 5e-5 ? "<0.01 %" : `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 /** Say what goes on, with the buttons that fit it. */
@@ -296,6 +308,7 @@ function listen() {
   };
   element("dice").onclick = () => {
     element("seed").value = crypto.getRandomValues(new Uint32Array(1))[0];
+    sayWrong();
     begin();
   };
   prompt.oninput = () => {
@@ -303,8 +316,7 @@ function listen() {
     readPrompt();
   };
   for (const id of ["temperature", "top-k", "layer", "head", "shade"]) element(id).oninput = show;
-  for (const id of ["length", "top-k", "seed"])
-    element(id).onchange = () => { element(id).value = whole(id, element(id).defaultValue); };
+  for (const id of NUMBERS) element(id).addEventListener("input", sayWrong);
   document.onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) begin();
     else if (event.key === "Escape") speed ? stop() : look(null);
@@ -349,6 +361,7 @@ async function start() {
       return tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
     },
   };
+  sayWrong(); // a browser may keep what was typed before the page was loaded anew
   sayState("");
   for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
 }
