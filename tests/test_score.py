@@ -224,6 +224,7 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
         (["model.ckpt", "."], ".: cannot be read: Is a directory"),
         (["modle.ckpt", "text.txt"], "modle.ckpt: no such checkpoint or run"),
         (["text.txt", "text.txt"], "is damaged or no checkpoint"),
+        (["m.safetensors", "text.txt"], "m.safetensors: first make a checkpoint of it: export.py m.safetensors --from"),
         (["model.ckpt", "text.txt", "--compare", "nothing"], "nothing: no such checkpoint or run"),
         (["model.ckpt", "text.txt", "--stride", "8"], "--stride 8: must be at most 7"),
         (["model.ckpt", "text.txt", "--stride", "0"], "argument --stride: 0: must be a whole number, at least 1"),
@@ -248,6 +249,7 @@ def test_wrong_words_get_one_line(files: Path, score: Call, arguments: list[str]
     Path("unknown.txt").write_bytes(("Naïve\r\n" + "a" * 69_993 + "\ntż").encode())  # beyond the first chunk
     Path("latin.txt").write_bytes("aï".encode("latin-1"))
     Path("empty.txt").touch()
+    Path("m.safetensors").touch()
     before = sorted(os.listdir())
     ended = score(*arguments)
     assert ended.status == 2 and ended.out == ""

@@ -270,9 +270,9 @@ def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None
         assert label(token) in (None, text)
         assert float(share) == pytest.approx(shares[token], rel=1e-4)
         assert length == pytest.approx(shares[token], abs=1e-3)
-        assert float(percent.rstrip(" %")) == pytest.approx(100 * shares[token], abs=0.051)
+        assert float(percent.strip("< %")) == pytest.approx(100 * shares[token], abs=0.051)
     others = page.text_content("#others") if page.is_visible("#others") else "0 %"
-    assert float(others.split()[-2]) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
+    assert float(others.split()[-2].strip("<")) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
 
 
 def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +300,49 @@ def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytes
     page.fill("#top-k", "")
     page.fill("#temperature", "1")
     assert_bars(page, reference(model, tokenizer.encode("bee" + chosen).tolist(), monkeypatch)[-1], label)
+
+
+def test_what_is_unlikely_is_not_called_impossible(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, meta = make(SLIDING)
+    page = show(model, meta)
+    page.fill("#prompt", "bee")
+    page.fill("#temperature", "0.05")
+    page.fill("#top-k", "9")
+    logits = reference(model, tokenizer_from(meta["vocabulary"]).encode("bee").tolist(), monkeypatch)[-1] / 0.05
+    shares = np.sort(np.exp(logits - logits.max()))[::-1]
+    shares = shares / shares[:9].sum() * (np.arange(len(shares)) < 9)
+    said = page.locator("#bars .percent").all_inner_texts()
+    assert [each == "<0.01 %" for each in said] == [0 < share < 5e-5 for share in shares]
+    assert [each == "0.00 %" for each in said] == [share == 0 for share in shares]
+    assert "<0.01 %" in said and "0.00 %" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "said", "length"),
+    [
+        ("length", "-5", "Characters: must be a whole number from 1 to 100000; 1 is taken", 1),
+        ("length", "2.5", "Characters: must be a whole number from 1 to 100000; 2 is taken", 2),
+        ("length", "", "Characters: must be a whole number from 1 to 100000; 400 is taken", 400),
+        ("top-k", "0", "Top k: must be a whole number from 1 to 100000; 1 is taken", 20),
+        ("top-k", "-3", "Top k: must be a whole number from 1 to 100000; 1 is taken", 20),
+        ("seed", "-1", "Seed: must be a whole number from 0 to 4294967295; 0 is taken", 20),
+    ],
+)
+def test_what_is_taken_for_a_number_out_of_range_is_said(
+    show: Callable[..., Any], field: str, typed: str, said: str, length: int
+) -> None:
+    page = show(*make(SLIDING))
+    settings = {"length": "20", "temperature": "2", field: typed}
+    for each, value in settings.items():
+        page.fill(f"#{each}", value)
+    page.fill("#prompt", "bad")
+    page.click("#generate")
+    text = written(page)
+    assert page.inner_text("#wrong") == said and len(text) == 3 + length and page.input_value(f"#{field}") == typed
+    page.fill(f"#{field}", said.split()[-3])  # what was taken
+    assert not page.is_visible("#wrong")
+    page.click("#generate")
+    assert written(page) == text
 
 
 def shades(page: Any) -> list[float]:
