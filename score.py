@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from conf.commandline import Parser, answer, device, number, to_device
+from conf.commandline import Parser, answer, device, number, to_device, writing_to
 from conf.fields import InputError, nearest, printable
 from gpt import runs
 
@@ -81,18 +81,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     stride = number(int, 1, 2**20)
     add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
     add("--per-char", action="store_true", help="print JSON lines, one a character; the figures go to stderr")
-    add("--html", metavar="OUT", type=Path, help="write a page with the text coloured by surprisal")
+    add("--html", metavar="OUT", help="write a page with the text coloured by surprisal")
     add("--encoding", default="utf-8", metavar="E", help="of the text (default utf-8)")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Load, read, score and show."""
+    """Check what was typed, and do the work with the page open: a name that cannot be used is known at once."""
     checkpoints = [runs.find_checkpoint(name) for name in (options.checkpoint, options.compare) if name is not None]
-    check_files(options.file, options.html)
+    text = Path(options.file)
+    if options.file != "-" and not text.exists():
+        others = os.listdir(text.parent) if text.parent.is_dir() else []
+        raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: has no meaning for --window {options.window}, only for strided")
+    page = nullcontext() if options.html is None else writing_to(options.html, "--html", [*checkpoints, text])
+    with page as out:
+        tell(checkpoints, options, out)
+
+
+def tell(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
+    """Load, read, score and show."""
     readers = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -107,8 +117,10 @@ def run(options: argparse.Namespace) -> None:
     # Where lines are to come as they are computed, nothing is computed before them.
     modes = [options.window] if options.window else list(reversed(BOTH) if options.per_char else BOTH)
     for mode in modes:
-        in_detail = mode == (options.window or "strided") and (options.per_char or options.html or options.compare)
-        scores, lines = show(readers, mode, options) if in_detail else ([measure(each, mode) for each in readers], [])
+        in_detail = mode == (options.window or "strided") and (options.per_char or page_file or options.compare)
+        scores, lines = (
+            show(readers, mode, options, page_file) if in_detail else ([measure(each, mode) for each in readers], [])
+        )
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{called(options.file)}: {length}", file=out)
@@ -126,21 +138,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 # -- The text --------------------------------------------------------------------------------------
-
-
-def check_files(file: str, page: Path | None) -> None:
-    """Answer what is wrong with the names of files before anything is computed.
-
-    Raises:
-        InputError: there is no such text, or the page cannot be written.
-    """
-    if file != "-" and not Path(file).exists():
-        others = os.listdir(Path(file).parent) if Path(file).parent.is_dir() else []
-        raise InputError(f"{file}: no such file{nearest(Path(file).name, others)}")
-    if page and page.is_dir():
-        raise InputError(f"--html {page}: is a directory")
-    if page and not os.access(page.parent, os.W_OK):
-        raise InputError(f"--html {page}: the directory {page.parent} cannot be written")
 
 
 def called(file: str) -> str:
@@ -175,7 +172,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         texts = encode(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{document.name}: is empty, there is no character to predict")
-    if options.html and len(texts[0]) > LONGEST_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+    if options.html is not None and len(texts[0]) > LONGEST_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {document.name} is longer than a page can show, {LONGEST_PAGE:,} characters")
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
@@ -282,7 +279,9 @@ def measure(reader: Reader, mode: str) -> "Score":
     return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, *sizes(reader))
 
 
-def show(readers: list[Reader], mode: str, options: argparse.Namespace) -> "tuple[list[Score], list[str]]":
+def show(
+    readers: list[Reader], mode: str, options: argparse.Namespace, page_file: TextIO | None
+) -> "tuple[list[Score], list[str]]":
     """Score the text, and say what each of its characters costs: as JSON lines, as a page, as lines that differ.
 
     Returns:
@@ -305,12 +304,12 @@ def show(readers: list[Reader], mode: str, options: argparse.Namespace) -> "tupl
             sys.stdout.flush()
         if options.compare:
             differences.add(piece.text, piece.costs[1].nats - piece.costs[0].nats)
-        if options.html:
+        if page_file:
             whole.write(piece.text)
             for column, costs in zip(columns, piece.costs, strict=True):
                 column.add(costs)
     scores = [score(total) for total in sums]
-    if options.html:
+    if page_file:
         about = {
             "title": called(options.file),
             "characters": scores[0].characters,
@@ -325,7 +324,7 @@ def show(readers: list[Reader], mode: str, options: argparse.Namespace) -> "tupl
             ],
             "difference": difference(*scores) if options.compare else None,
         }
-        runs.write_text(options.html, page(about, whole.getvalue(), columns))
+        page_file.write(page(about, whole.getvalue(), columns))
     return scores, differences.most() if options.compare else []
 
 

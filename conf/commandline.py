@@ -45,7 +45,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextIO]:
-    """A text file that takes its name when all is written, and on Ctrl-C with what there is.
+    """A text file that takes its name when all is written, and on Ctrl-C with what there is, if anything.
 
     Args:
         name: of the file; what a link names and a device are written to as they are.
@@ -70,14 +70,14 @@ def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextI
         with file:
             yield file
     except KeyboardInterrupt:
-        if not device:
+        if not device and temporary.stat().st_size:
             os.replace(temporary, path.resolve())
         raise
-    except BaseException:
+    else:
+        if not device:
+            os.replace(temporary, path.resolve())
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    if not device:
-        os.replace(temporary, path.resolve())
 
 
 def _forget_output() -> None:

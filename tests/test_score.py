@@ -238,8 +238,16 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
         ),
         (["model.ckpt", "text.txt", "--window", "half"], "invalid choice: 'half'"),
         (["model.ckpt", "text.txt", "--htm", "a"], "nearest: --html"),
-        (["model.ckpt", "text.txt", "--html", "nowhere/a.html"], "--html nowhere/a.html: the directory nowhere"),
-        (["model.ckpt", "text.txt", "--html", "."], "--html .: is a directory"),
+        (["model.ckpt", "text.txt", "--html", "nowhere/a.html"], "--html nowhere/a.html: No such file or directory"),
+        (["model.ckpt", "text.txt", "--html", "."], "--html .: must be the name of a file"),
+        (["model.ckpt", "text.txt", "--html", "-"], "--html -: must be the name of a file"),
+        (["model.ckpt", "text.txt", "--html", ""], "--html '': must be the name of a file"),
+        (["model.ckpt", "text.txt", "--html", "./text.txt"], "--html ./text.txt: is being read"),
+        (["model.ckpt", "text.txt", "--html", "model.ckpt"], "--html model.ckpt: is being read"),
+        (
+            ["model.ckpt", "text.txt", "--compare", "bytes.ckpt", "--html", "bytes.ckpt"],
+            "--html bytes.ckpt: is being read",
+        ),
         (["model.ckpt", "text.txt", "--device", "toaster"], "argument --device: toaster: must be cpu"),
         (["model.ckpt", "text.txt", "--device", "cuda:99"], "--device cuda:99"),
         (["model.ckpt"], "the following arguments are required: file"),
@@ -743,6 +751,28 @@ def test_a_long_text_opens_and_is_travelled(files: Path, score: Call, visit: Cal
     row = page.locator("#lines button span").first.text_content()
     start = text.index(row)
     assert start <= card(page)["position"] < start + len(row)
+
+
+def test_a_page_goes_where_a_link_leads_and_to_devices(files: Path, score: Call) -> None:
+    Path("pages").mkdir()
+    Path("a.html").symlink_to("pages/b.html")
+    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
+    assert Path("a.html").is_symlink() and "</html>" in Path("pages/b.html").read_text("utf-8")
+    os.mkfifo("pipe")
+    with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE) as reader:
+        assert score("model.ckpt", "text.txt", "--html", "pipe").status == 0
+        assert reader.communicate()[0] == Path("a.html").read_bytes() and Path("pipe").is_fifo()
+
+
+def test_ctrl_c_leaves_the_old_page(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    Path("a.html").write_text("old")
+    before = sorted(os.listdir())
+    monkeypatch.setattr(score_script, "pieces", interrupted)
+    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 130
+    assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
 
 
 def test_a_page_is_the_old_or_the_whole_new_one(files: Path) -> None:
