@@ -176,7 +176,7 @@ def _phi(dtype: np.dtype) -> np.ndarray:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """X Phi(x), which NumPy has no function for; to 1e-13. Source: arXiv:1606.08415, section 2."""
+    """The activation x Phi(x), which NumPy has no function for; to 1e-13. Source: arXiv:1606.08415, section 2."""
     inside = np.clip(x, -9, 9)
     nearest = np.rint(inside * 64).astype(np.int64)
     beside = inside - (nearest / 64).astype(x.dtype)
@@ -246,9 +246,8 @@ class Decoder:
             at: Any = (slice(None), slice(None), place % T)
         else:
             filled = min(int(place.max()) + 1, T)
-            hidden = w.numbers(np.where(np.arange(filled) > place[:, None], -np.inf, 0.0))[
-                :, None, None
-            ]  # (B, 1, 1, m)
+            empty = np.arange(filled) > place[:, None, None, None]
+            hidden = w.numbers(np.where(empty, -np.inf, 0.0))  # (B, 1, 1, m)
             at = (w.integers(rows), slice(None), w.integers(place % T))
             place = place[:, None]  # (B, 1)
         own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
