@@ -1,5 +1,6 @@
 """The commands and the code in the docs run, long ones with their steps cut."""
 
+import importlib.util
 import io
 import re
 import shlex
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Ended
+import export as export_script
+from tests.conftest import ROOT, Ended, caller
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -87,6 +89,22 @@ def test_commands_of_the_page_on_scores(
         assert ended.status == 0, ended.err
         assert "bits/character" in ended.out + ended.err
     assert Path("book.html").stat().st_size > 30_000 < Path("both.html").stat().st_size
+
+
+def test_scoring_and_exporting_commands_of_the_readme(
+    train: Callable[..., Ended], score: Callable[..., Ended], quick_samples: None, capsys: pytest.CaptureFixture
+) -> None:
+    assert train("name=first").status == 0 and train("name=second", "seed=1").status == 0
+    scores, exports = ([c for c in COMMANDS if script in c] for script in ("score.py", "export.py"))
+    assert len(scores) == 3 and len(exports) == 2
+    if importlib.util.find_spec("safetensors") is None:
+        exports = [command for command in exports if "safetensors" not in command]
+    export = caller(export_script.cli, capsys)
+    for call, commands in ((score, scores), (export, exports)):
+        for command in commands:
+            ended = call(*shlex.split(command)[2:])
+            assert ended.status == 0, ended.err
+    assert Path("book.html").exists() and Path("first.html").exists()
 
 
 def test_the_example_of_the_api_page_runs(train: Callable[..., Ended], workplace: Path, quick_samples: None) -> None:
