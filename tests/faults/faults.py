@@ -367,7 +367,7 @@ def signal_at(step: int, number: int) -> None:
 def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
 
-    def copying(*_: Any) -> None:
+    def copying(*_: Any, **__: Any) -> None:
         before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number))
 
     before(LitGPT, "load_state_dict", copying)
