@@ -368,7 +368,8 @@ def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
 
     def copying(*_: Any, **__: Any) -> None:
-        before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number))
+        calls = iter(range(10**9))
+        before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number) if next(calls) == 0 else None)
 
     before(LitGPT, "load_state_dict", copying)
 
