@@ -377,6 +377,7 @@ def test_a_conversation_in_a_terminal(trained: Path) -> None:
         until("> ")
         os.write(ours, b"half a line")
         until("half a line")
+        time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
         process.send_signal(signal.SIGINT)
         until("> ")
         os.write(ours, b"\x04")
