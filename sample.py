@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from conf.commandline import Parser, answer, device, number, refuse, writing_to
+from conf.commandline import Parser, answer, device, number, writing_to
 from conf.fields import InputError, nearest, one_line
 from gpt import runs
 
@@ -29,13 +29,9 @@ def cli(arguments: list[str] | None = None) -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    try:
-        checkpoint = runs.find_checkpoint(options.checkpoint)
-    except runs.RunError as error:
-        return refuse("sample.py", error)
     given = f"--num-samples {options.num_samples} of --num-chars {options.num_chars}"
     too_much = f"{given} are too many at once; lower one of them"
-    return answer("sample.py", lambda: sample(checkpoint, parser, options), out_of_memory=too_much)
+    return answer("sample.py", lambda: sample(parser, options), out_of_memory=too_much)
 
 
 def make_parser() -> Parser:
@@ -90,8 +86,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def sample(checkpoint: Path, parser: Parser, options: argparse.Namespace) -> None:
+def sample(parser: Parser, options: argparse.Namespace) -> None:
     """Open a checkpoint and do as the options say."""
+    checkpoint = runs.find_checkpoint(options.checkpoint)
     others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and others:
         raise InputError(
@@ -144,7 +141,7 @@ def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
     """The prompt in characters that the model knows.
 
     Raises:
-        UnknownCharacter: it has others, and they are neither to be skipped nor to be replaced.
+        InputError: it has others, and they are neither to be skipped nor to be replaced.
     """
     from data.tokenizer import UnknownCharacter
 

@@ -190,21 +190,30 @@ MUTATIONS = [
 ]
 
 
+def check_all(old: str, new: str, mutant: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above on a decoder in whose source `old` is replaced."""
+    source = Path(gpt.decode.__file__).read_text("utf-8")
+    exec(compile(source.replace(old, new), "mutant.py", "exec"), mutant.__dict__)
+    monkeypatch.setattr(sys.modules[__name__], "Decoder", mutant.Decoder)
+    with np.errstate(all="ignore"):
+        for config in CONFIGS:
+            check(config, mutant)
+            test_texts_of_different_lengths_side_by_side(config)
+        zeros(mutant)
+
+
+@pytest.mark.slow
+def test_what_finds_faults_finds_none(mutant: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all("", "", mutant, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), MUTATIONS, ids=lambda text: text.strip()[:40])
 def test_a_fault_in_the_cache_is_seen(old: str, new: str, mutant: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these lines matters: with another in its place, a test above fails."""
-    source = Path(gpt.decode.__file__).read_text("utf-8")
-    assert old in source
-    with np.errstate(all="ignore"):
-        exec(compile(source.replace(old, new), "mutant.py", "exec"), mutant.__dict__)
-        monkeypatch.setattr(sys.modules[__name__], "Decoder", mutant.Decoder)
-        monkeypatch.setattr(sys.modules[__name__], "gpt", mutant, raising=False)
-        with pytest.raises(AssertionError):
-            for config in CONFIGS:
-                check(config, mutant)
-                test_texts_of_different_lengths_side_by_side(config)
-            zeros(mutant)
+    assert old in Path(gpt.decode.__file__).read_text("utf-8")
+    with pytest.raises(AssertionError):
+        check_all(old, new, mutant, monkeypatch)
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None
         "parseFloat(getComputedStyle(bar).backgroundSize) / 100, share.textContent])",
     )
     assert len(bars) == min(12, len(logits))
-    for (text, share, length, percent), token in zip(bars, order, strict=False):
+    for (text, share, length, percent), token in zip(bars, order[:12], strict=True):
         assert label(token) in (None, text)
         assert float(share) == pytest.approx(shares[token], rel=1e-4)
         assert length == pytest.approx(shares[token], abs=1e-3)
