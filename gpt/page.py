@@ -1,9 +1,7 @@
 """One self-contained HTML page that shows a text coloured by what it costs a model: `page.html` with data in it."""
 
 import base64
-import hashlib
 import html
-import json
 import math
 import re
 import zlib
@@ -12,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gpt.inline import embedded, sha256
 from gpt.surprisal import Costs
 
 MOST = 2**16 - 1  # thousandths of a bit that a page can tell apart
@@ -48,7 +47,7 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
         text: one code point for each character.
         columns: of each model.
     """
-    parts = [("about", "application/json", json.dumps(about).replace("<", "\\u003c"))]
+    parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]
     for number, each in enumerate(columns):
         data += [(f"{name}{number}", getattr(each, name)) for name in ("bits", "likely", "chances")]
@@ -61,7 +60,6 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     for tag in ("style", "script"):
         content = re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
         assert content
-        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
-        policy.append(f"{tag}-src 'sha256-{digest}'")
+        policy.append(f"{tag}-src {sha256(content[1])}")
     fill = {"policy": "; ".join(policy), "title": html.escape(about["title"]), "data": filled}
     return re.sub("{{(policy|title|data)}}", lambda match: fill[match[1]], template)

@@ -4,8 +4,6 @@ The page is plain HTML, CSS and JavaScript from `page/`; what it computes is in 
 """
 
 import base64
-import hashlib
-import json
 import math
 from pathlib import Path
 from string import Template
@@ -13,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gpt.inline import embedded, sha256
 from gpt.model import GPT
 
 PAGE = Path(__file__).with_name("page")
@@ -69,17 +68,6 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
             if math.isfinite(loss):
                 known.append(f"validation loss {loss:.4f} nats per {unit}")
     return known
-
-
-def embedded(value: Any) -> str:
-    """JSON that cannot end the element of the page that holds it, whatever its texts say."""
-    text = json.dumps(value)  # ASCII, so U+2028 and the like are escaped already
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def sha256(source: str) -> str:
-    """The name by which a Content-Security-Policy allows an inline style or script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def little_endian(tensor: Tensor) -> bytes:
