@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import platform
 import re
 import signal
 import sys
@@ -38,7 +39,7 @@ from conf.overrides import (
 )
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_yaml, to_dict, to_yaml
-from gpt import runs
+from gpt import job, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gpt.model import GPT
 
 STARTED = time.perf_counter() - time.process_time()  # of this process, which is where `minutes` counts from
+REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
@@ -68,8 +70,8 @@ def cli() -> int:
 
 def start_again(number: int, _: Any) -> None:
     """SLURM's time is up before there is anything to save: have the job start again."""
-    if runs.rank() == 0:
-        print(runs.requeue(), flush=True)
+    if job.rank() == 0:
+        job.requeue()
     os._exit(128 + number)
 
 
@@ -90,6 +92,7 @@ def run_typed(arguments: list[str]) -> int:
     sweep = bool({"-m", "--multirun"} & set(flags))
     rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
     try:
+        job.join()
         check_flags(flags)
         check_overrides(rest, literals, sweep=sweep)
     except ValueError as error:
@@ -143,64 +146,58 @@ def run_trial(typed: Config, keys: list[str], started: float) -> int:
     try:
         main(typed, keys, started)
         status = 0
-    except (ConfigError, runs.RunError) as error:
+    except InputError as error:
         status = refuse(error)
     except Exception as error:
         known = explain(error)
         if known is None:
-            traceback.print_exc() if runs.started_by_another_rank() else None  # before this process is ended
+            traceback.print_exc() if job.started_by_another_rank() else None  # before this process is ended
             raise
         status = known
     finally:
         runs.forget_name()
         runs.let_go()
-        if status and runs.started_by_another_rank() and "lightning" in sys.modules:
+        if status and job.started_by_another_rank() and "lightning" in sys.modules:
             from gpt.fit.durability import end_parent
 
             end_parent()
     return status
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A configuration that cannot be run, in one line."""
 
 
 def refuse(error: Exception) -> int:
-    """Answer wrong input in one line."""
-    print(f"train.py: {one_line(error)}", file=sys.stderr)
+    """Answer wrong input in one line, which of several processes the first writes."""
+    where = ""
+    if job.launched() and job.rank():
+        time.sleep(REFUSAL)  # what is wrong for all, rank 0 has said, and all are ended
+        where = f"rank {job.rank()} on {platform.node()}: "
+    print(f"train.py: {where}{one_line(error)}", file=sys.stderr)
     return 2
 
 
 def explain(error: Exception) -> int | None:
-    """Answer what comes up later than the configuration; None for a failure of our own."""
-    from data.corpus import DataError
-
-    if isinstance(error, DataError):
-        return refuse(error)
+    """Answer what went wrong in the world; None for a failure of our own."""
     if isinstance(error, OSError):
         print(f"train.py: {one_line(error)}", file=sys.stderr)
         return 1
-    if "torch" not in sys.modules:
-        return None
-    from gpt.checkpoint import CheckpointError
-
-    if isinstance(error, CheckpointError):
-        return refuse(error)
     if "lightning" not in sys.modules:
         return None
     from gpt.fit.durability import Stopped
     from gpt.fit.module import Diverged
 
     if isinstance(error, Diverged | RunFailed):
-        if runs.rank() == 0:  # it is the same for all
+        if job.first_here():  # it is much the same for all
             print(f"train.py: {error}", file=sys.stderr)
         return 1
     if not isinstance(error, Stopped):
         return None
-    if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and runs.rank() == 0:
-        print(runs.requeue(), flush=True)
+    if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and job.rank() == 0:
+        job.requeue()
     # What rank 0 leaves with counts; it must not be taken for one whose processes fail.
-    return 0 if runs.started_by_another_rank() else 128 + error.number
+    return 0 if job.started_by_another_rank() else 128 + error.number
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
@@ -213,18 +210,18 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     Returns:
         The configuration to run and the run directory to go on in, None for a fresh run.
     """
-    if typed.resume is None and runs.restarted():  # SLURM types what was typed the first time
+    if typed.resume is None and job.restarted():  # SLURM types what was typed the first time
         typed.resume, typed.name = "auto", typed.name or runs.new_name(to_yaml(typed))
     if typed.resume is None:
         if typed.allow:
             raise ConfigError(f"allow={shown(typed.allow)}: goes with resume=, has no meaning without")
-        if typed.name is not None and runs.rank() == 0:
+        if typed.name is not None and job.rank() == 0:
             runs.check_free(typed.name)
         return typed, None
     newest = typed.resume == "auto" and typed.name is None
     run = newest_to_go_on() if newest else runs.to_resume(typed.resume, typed.name)
     directory = run or runs.RUNS / str(typed.name)
-    if directory.is_dir() and runs.rank() == 0:
+    if directory.is_dir() and job.rank() == 0:
         runs.hold(directory)
     if run is None:
         return typed, None
@@ -242,21 +239,21 @@ def newest_to_go_on() -> Path:
     Raises:
         RunError: there is none.
     """
-    if runs.started_by_another_rank():  # which has found it, and holds it
+    if job.started_by_another_rank():  # which has found it, and holds it
         return Path(os.environ["CHARGPT_RESUMED"])
     passed = []
     for run in runs.unfinished():
         from gpt.checkpoint import find_newest  # loads torch, which takes a second
 
         path, _, skipped = find_newest(run / "checkpoints")
-        if runs.rank() == 0 and runs.in_use(run):
+        if job.rank() == 0 and runs.in_use(run):
             passed.append(f"{run}: another process is training there")
         elif not (run / "config.yaml").is_file():
             passed.append(f"{run}: has no config.yaml")
         elif path is None:
             passed.append(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
         else:
-            if runs.rank() == 0:
+            if job.rank() == 0:
                 for line in passed:
                     print(f"resume: passes over {line}")
             os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
@@ -293,9 +290,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         processes other than the first.
     """
     config, resumed = resolve(typed, keys)
-    if isinstance(config.trainer.devices, int):  # the rest is known once torch is asked
-        rows_per_device(config, config.trainer.devices * config.trainer.num_nodes)
-    resume, allow, first_process = config.resume, config.allow, runs.rank() == 0
+    share_out(config, keys)
+    resume, allow, first_process = config.resume, config.allow, job.rank() == 0
     name = resumed.resolve().name if resumed else config.name or runs.new_name(to_yaml(config))
     run = resumed or runs.RUNS / name
     if resume == "auto" and first_process:
@@ -344,6 +340,30 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             return finish(run, config, text, Speaker(run / "train.log"), trained)
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
+
+
+def share_out(config: Config, keys: list[str]) -> None:
+    """Put what torchrun or srun have started into the configuration, and see that the batch can be shared out.
+
+    Raises:
+        ConfigError: something else was typed, or nobody has started the processes of other machines.
+    """
+    trainer, launched = config.trainer, job.launched()
+    if launched:
+        for key, given, found in zip(
+            ("devices", "num_nodes"), (trainer.devices, trainer.num_nodes), launched, strict=True
+        ):
+            if f"trainer.{key}" in keys and given not in ("auto", found):
+                what = "processes on each machine" if key == "devices" else "machines"
+                raise ConfigError(f"trainer.{key}={shown(given)}: was started with {found} {what}; leave it out")
+        trainer.devices, trainer.num_nodes = launched
+    elif trainer.num_nodes > 1:
+        raise ConfigError(
+            f"trainer.num_nodes={trainer.num_nodes}: start the program on every machine, with torchrun or srun "
+            "(docs/cluster.md)"
+        )
+    if isinstance(trainer.devices, int):  # the rest is known once torch is asked
+        rows_per_device(config, trainer.devices * trainer.num_nodes)
 
 
 @dataclass(frozen=True)
@@ -473,7 +493,7 @@ def find_point(run: Path, resume: str) -> Point:
         raise CheckpointError(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
     if typed and typed["global_step"] != contents["global_step"]:
         raise CheckpointError(f"resume={resume}: a run goes on from its newest checkpoint, resume={path}")
-    if runs.rank() == 0:
+    if job.rank() == 0:
         for line in skipped:
             print(f"resume: passes over {line}")
         print(f"resume: from {path}, step {contents['global_step']}")
@@ -519,22 +539,24 @@ def fit(
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
+        SameStart,
         Stopped,
         StopSignals,
         end_with_parent,
         is_lost_process,
+        make_environment,
         make_strategy,
     )
     from gpt.fit.module import Diverged, LitGPT
     from gpt.fit.report import Speaker
     from gpt.model import init_from
 
-    if runs.started_by_another_rank():
+    if job.started_by_another_rank():
         end_with_parent()
     else:
-        runs.adopt()
+        job.adopt()
     quieten_lightning()
-    first_process = runs.rank() == 0
+    first_process = job.rank() == 0
     tokenizer = text.tokenizer
 
     def make_module() -> LitGPT:
@@ -568,6 +590,10 @@ def fit(
         with naming_what_takes_memory(config, tokenizer.size, choices.devices):
             module = make_module()
         say = Speaker(run / "train.log" if first_process else None)
+        same = SameStart(
+            conditions(config, text, choices) | {"run": run.name, "step": point.step if point else 0},
+            config.trainer.timeout,
+        )
         watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
         callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
         loggers = config.logger
@@ -575,13 +601,13 @@ def fit(
             if first_process:
                 cut_logs(point, run)
             loggers = purging(loggers, point.step if point else -1)
-        arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices, config.trainer.timeout)}
+        arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices)}
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
-                callbacks=[*callbacks, watch, stops],
+                callbacks=[same, *callbacks, watch, stops],
                 logger=make(loggers, save_dir=str(run)),
-                plugins=[AtomicCheckpointIO(point.contents if point else None)],
+                plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
                 max_epochs=-1,
                 check_val_every_n_epoch=None,
                 num_sanity_val_steps=-1 if start else 0,  # all of them: how good it is before the first step
@@ -613,7 +639,7 @@ def fit(
             if stops.received:  # torch gives what is raised while it copies weights another name
                 summary["status"] = "interrupted"
                 raise Stopped(stops.received) from None
-            elsewhere = isinstance(error, ConfigError) or is_lost_process(error)
+            elsewhere = isinstance(error, InputError) or is_lost_process(error)
             if point is None or watch.first is not None or elsewhere:
                 raise
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
@@ -812,6 +838,8 @@ def quieten_lightning() -> None:
     threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Whoever wants several tasks of SLURM types srun; one process needs none.
+    warnings.filterwarnings("ignore", r"The `srun` command is available", module="lightning")
     # Batches are gathered in one go: worker processes would slow them down.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")

@@ -30,6 +30,7 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
     # Compiled code is kept there and run: a place for whoever resumes to name, not for a run from somewhere else.
     set_leaf(values, "data.cache_dir", typed.data.cache_dir)
+    set_leaf(values, "trainer.num_nodes", typed.trainer.num_nodes)  # torchrun and srun say it anew
     for key in keys:
         # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
         if key != "name" and new[key] != "auto" and not (key == "trainer.max_steps" and "minutes" in keys):

@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 import secrets
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from conf.fields import InputError, one_line
+from gpt import job
 
 RUNS = Path("runs")
 
@@ -22,50 +22,20 @@ class RunError(InputError):
     """A run that cannot be made or found, in one line."""
 
 
-def rank() -> int:
-    """This process' number among all that fit together, known before any of them has talked to another.
-
-    Raises:
-        RunError: a variable that should hold it holds something else.
-    """
-    for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
-        if variable in os.environ:
-            return _number(variable)
-    return 0
-
-
-def _number(variable: str) -> int:
-    value = os.environ.get(variable, "1")
-    if not value.isdecimal():
-        raise RunError(f"{variable}={value}: this environment variable must be a whole number")
-    return int(value)
-
-
-def adopt() -> None:
-    """Have the processes that Lightning starts from here know that it was this one that started them."""
-    os.environ["CHARGPT_PARENT"] = str(os.getpid())
-
-
-def started_by_another_rank() -> bool:
-    """Whether rank 0 has started this process itself, and not torchrun or SLURM, which look after theirs."""
-    return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
-
-
 def new_name(settings: str) -> str:
     """Make up a name from the time and a short unique id; every process of a job gets the same one.
 
     Args:
         settings: what the run is to be. A job may make several; started again, it finds each of them by this.
     """
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    job = os.environ.get("SLURM_JOB_ID", "none") if job == "none" else job
     if "CHARGPT_RUN" not in os.environ:
-        if job == "none" and _number("WORLD_SIZE") > 1:
-            raise RunError("name=null: several processes need one directory; give name=…")
-        if job == "none":
+        identity = job.identity()
+        if identity is None and job.launched() not in (None, (1, 1)):
+            raise RunError("name=null: processes on several machines need one directory; give name=…")
+        if identity is None:
             name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
         else:
-            name = f"{job}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
+            name = f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
         os.environ["CHARGPT_RUN"] = name  # inherited by the processes that Lightning starts
     return os.environ["CHARGPT_RUN"]
 
@@ -122,8 +92,7 @@ def hold(run: Path) -> None:
 
 def let_go() -> None:
     """Let the next process in; what this one starts from now on has no part in the run."""
-    if os.environ.get("CHARGPT_PARENT") == str(os.getpid()):
-        del os.environ["CHARGPT_PARENT"]
+    job.disown()
     while _held:
         _held.popitem()[1].release()
 
@@ -198,25 +167,6 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         fresh = f"; name={run.name} resume=auto starts it afresh" if run.parent.resolve() == RUNS.resolve() else ""
         raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
     return run
-
-
-def restarted() -> bool:
-    """Whether SLURM has requeued this job, or torchrun has started its processes again."""
-    counts = (os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-    return any(count not in ("", "0") for count in counts)
-
-
-def requeue() -> str:
-    """Ask SLURM to start this job again, and say in one line whether it will."""
-    job = os.environ["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    try:
-        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = one_line(getattr(error, "stderr", None) or error)
-        return f"SLURM job {job} could not be requeued: {reason}"
-    return f"SLURM job {job} is requeued and will go on with this run"
 
 
 def check_free(name: str) -> None:

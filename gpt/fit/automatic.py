@@ -1,7 +1,6 @@
 """Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
 
 import ctypes
-import os
 import platform
 import shutil
 import sys
@@ -53,7 +52,7 @@ def world_size(devices: Any, num_nodes: int, device: str) -> int:
     if devices == "auto":
         devices = torch.cuda.device_count() if device == "cuda" else 1
     count = len(devices) if isinstance(devices, list) else devices
-    return max(count * num_nodes, int(os.environ.get("WORLD_SIZE", "1")))
+    return count * num_nodes
 
 
 def machine(device: str) -> dict[str, Any]:

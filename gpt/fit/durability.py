@@ -3,6 +3,7 @@
 import ctypes
 import math
 import os
+import platform
 import signal
 import struct
 import sys
@@ -14,13 +15,18 @@ from typing import Any
 import lightning as L
 import torch
 from google.protobuf.message import DecodeError
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from tensorboard.compat.proto.event_pb2 import Event
 
+from conf.fields import InputError, shown
+from gpt import job
 from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path
 from gpt.fit.module import Diverged, LitGPT
+from gpt.runs import RUNS
 
+ARRIVAL = timedelta(minutes=10)  # that processes have to find each other, some on machines that start later
 GRACE = 10.0  # seconds that a process gives the one that started it to end by itself
 
 
@@ -198,9 +204,50 @@ class StopSignals(L.Callback):
         self.received = number
 
 
-def make_strategy(devices: int, timeout: float) -> Any:
-    """How so many devices work together: they give up one that has been silent for `timeout` seconds."""
-    return "auto" if devices == 1 else DDPStrategy(timeout=timedelta(seconds=timeout))
+class SameStart(L.Callback):
+    """Ends a run at its start where its processes do not go on from the same: each must see the same files.
+
+    Args:
+        mine: what this process starts from, by name, as plain data.
+        timeout: seconds after which, from here on, they give up one that is silent.
+    """
+
+    HERE = ("device", "threads")  # of a machine, and allowed to differ between machines
+
+    def __init__(self, mine: dict[str, Any], timeout: float) -> None:
+        """Keep both."""
+        self.timeout = timeout
+        self.mine = {name: value for name, value in mine.items() if name not in self.HERE}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Compare, as soon as the processes can talk to each other.
+
+        Raises:
+            InputError: on every process, with the first difference.
+        """
+        if trainer.world_size == 1:
+            return
+        torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout))
+        everyone: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(everyone, (platform.node(), self.mine))
+        (first, wanted), *others = everyone
+        for rank, (machine, found) in enumerate(others, start=1):
+            for name in wanted:
+                if found.get(name) != wanted[name]:
+                    raise InputError(
+                        f"{name}: rank {rank} on {machine} has {shown(found.get(name))}, rank 0 on {first} has "
+                        f"{shown(wanted[name])}: all machines must see the same text and the same {RUNS}/"
+                    )
+
+
+def make_environment() -> ClusterEnvironment:
+    """Where Lightning learns which process it is: from torchrun's variables, or it starts the others itself."""
+    return TorchElasticEnvironment() if job.launched() else LightningEnvironment()
+
+
+def make_strategy(devices: int) -> Any:
+    """How so many devices work together."""
+    return "auto" if devices == 1 else DDPStrategy(timeout=ARRIVAL)
 
 
 def end_with_parent() -> None:
@@ -224,5 +271,7 @@ def end_parent() -> None:
 
 def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that another process of this run has died or is silent."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "timed out", "NCCL")
+    words = "Connection closed by peer|Connection reset by peer|Timed out waiting|timed out|clients joined|NCCL".split(
+        "|"
+    )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,0 +1,165 @@
+"""Two hosts: two network namespaces of this machine with a cable between them, and torchrun in each."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TINY, missing
+from tests.faults.processes import start, wait_for
+from tests.faults.test_resume import TWO, assert_as_if_never_touched
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20", "trainer.timeout=6"]
+JOB = [argument for argument in (*TINY, *TWO) if "max_steps" not in argument and "devices" not in argument]
+JOB = [argument for argument in JOB if argument.partition("=")[0] not in ("trainer.val_check_interval", "data.path")]
+
+
+def ip(*arguments: str) -> None:
+    """Run iproute2's `ip`."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+class Host:
+    """A network namespace: what runs in it has an address of its own and reaches the other by the cable alone.
+
+    Args:
+        letter: a or b.
+        number: last part of its address.
+    """
+
+    def __init__(self, letter: str, number: int) -> None:
+        self.name, self.address, self.cable = f"chargpt-{os.getpid()}-{letter}", f"10.117.0.{number}", f"cable-{letter}"
+        self.jobs: list[subprocess.Popen] = []
+        ip("netns", "add", self.name)
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen:
+        """Start a command on this host; its output goes to files."""
+        out, err = (open(f"{self.cable}.{name}", "w") for name in ("out", "err"))
+        with out, err:
+            self.jobs.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", self.name, *command],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                    env=os.environ | {"GLOO_SOCKET_IFNAME": self.cable} | variables,
+                )
+            )  # fmt: skip
+        return self.jobs[-1]
+
+    def processes(self) -> list[int]:
+        """All that run on it."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def lose_power(self) -> None:
+        """End all that runs on it, at once."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for job in self.jobs:
+            job.wait()
+
+    def said(self) -> str:
+        """What the last command has printed, on both channels."""
+        return Path(f"{self.cable}.out").read_text() + Path(f"{self.cable}.err").read_text()
+
+
+@pytest.fixture
+def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
+    """Two of them, connected, in one directory, as machines that share a file system."""
+    if shutil.which("ip") is None:
+        missing("no `ip`: on Debian and Ubuntu, apt install iproute2")
+    made: list[Host] = []
+    try:
+        try:
+            made += [Host("a", 1)]
+            made += [Host("b", 2)]
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here, two hosts were not tried: {error.stderr.strip()}")
+        one, other = made
+        ip("link", "add", one.cable, "netns", one.name, "type", "veth", "peer", other.cable, "netns", other.name)
+        for host in made:
+            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.cable)
+            for device in ("lo", host.cable):
+                ip("-n", host.name, "link", "set", device, "up")
+        yield one, other
+    finally:
+        for host in made:
+            host.lose_power()
+            ip("netns", "delete", host.name)
+
+
+def job(host: Host, rank: int, *arguments: str) -> subprocess.Popen:
+    """Start one host's part of a run."""
+    where = ["--master-addr=10.117.0.1", "--master-port=29117", f"--node-rank={rank}"]
+    return host.start(*TORCHRUN, *where, str(ROOT / "train.py"), "data.path=book.txt", *JOB, *LONG, *arguments)
+
+
+def cut_the_cable(host: Host) -> None:
+    ip("-n", host.name, "link", "set", host.cable, "down")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
+def test_a_host_is_lost_and_the_same_commands_go_on(fault: Callable[[Host], None], hosts: tuple[Host, Host]) -> None:
+    """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
+    process = start("name=whole", *TWO, *LONG)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+
+    one, other = hosts
+    running = [job(host, rank, "name=cut", "resume=auto") for rank, host in enumerate(hosts)]
+    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists, running[0])
+    fault(other)
+    if fault is cut_the_cable:
+        assert running[1].wait(60) != 0  # it gives the other up, too
+    assert running[0].wait(60) != 0
+    assert "another process of this run has died or is silent; the newest checkpoint is runs/cut/" in one.said()
+    assert not one.processes() and not other.processes()
+    assert not Path("runs/cut/checkpoints/step-00000160.ckpt").exists(), "it was lost in the middle"
+
+    ip("-n", other.name, "link", "set", other.cable, "up")
+    running = [job(host, rank, "name=cut", "resume=auto") for rank, host in enumerate(hosts)]
+    for host, process in zip(hosts, running, strict=True):
+        assert process.wait(90) == 0, host.said()
+    assert "resume: from runs/cut/checkpoints/step-" in one.said() and "resume:" not in other.said()
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
+    """A process of one host dies; its torchrun notices and both start theirs again, which go on."""
+    for rank, host in enumerate(hosts):
+        host.start(
+            *TORCHRUN, "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.117.0.1:29118", "--rdzv-id=7",
+            f"--rdzv-conf=is_host={1 - rank}", f"--local-addr={host.address}",
+            str(ROOT / "train.py"), "data.path=book.txt", *JOB, *LONG, "name=cut", "resume=auto",
+        )  # fmt: skip
+    one, other = hosts
+    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists, one.jobs[0])
+    worker = max(pid for pid in other.processes() if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(worker, signal.SIGKILL)
+    for host in hosts:
+        assert host.jobs[0].wait(90) == 0, host.said()
+    assert "resume: from runs/cut/checkpoints/step-" in Path("cable-a.out").read_text()
+    assert "step 160/160" in Path("cable-a.out").read_text()
+
+
+@pytest.mark.slow
+def test_hosts_that_see_different_files_are_told(hosts: tuple[Host, Host]) -> None:
+    """Each has a text of its own under the same name: neither trains a step."""
+    here = Path.cwd()
+    (here / "b").mkdir()
+    (here / "b/book.txt").write_text((here / "book.txt").read_text()[::-1])
+    one = job(hosts[0], 0, "name=cut")
+    os.chdir("b")
+    other = job(hosts[1], 1, "name=cut")
+    os.chdir(here)
+    assert one.wait(60) != 0 and other.wait(60) != 0
+    said = hosts[0].said()
+    assert "train.py: text: rank 1 on " in said and "all machines must see the same text and the same runs/" in said
+    assert not list(Path("runs/cut/checkpoints").glob("*")) and not list((here / "b").glob("runs/*/checkpoints/*"))

@@ -1,0 +1,163 @@
+"""SLURM itself: its own daemons, one controller and two nodes, all on the loopback address of this machine."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, TINY, missing
+from tests.faults.processes import start, wait_for
+from tests.faults.test_resume import TWO, assert_as_if_never_touched
+
+CONFIG = """
+ClusterName=here
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={place}/state
+SlurmdSpoolDir={place}/%n
+SlurmctldPidFile={place}/slurmctld.pid
+SlurmdPidFile={place}/%n.pid
+SlurmctldLogFile={place}/slurmctld.log
+SlurmdLogFile={place}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores}
+NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores}
+PartitionName=all Nodes=one,two Default=YES State=UP
+"""
+
+
+def ask(*command: str) -> str:
+    """Run one of SLURM's commands and return what it prints."""
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cluster of two nodes that takes jobs."""
+    if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
+        missing("no SLURM: on Debian and Ubuntu, apt install slurm-wlm")
+    if os.getuid() != 0:
+        pytest.skip("SLURM's daemons need root here")
+    place = tmp_path_factory.mktemp("slurm")
+    (place / "state").mkdir()
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    text = CONFIG.format(host=platform.node(), ports=ports, place=place, cores=os.cpu_count())
+    (place / "slurm.conf").write_text(text)
+    (place / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    daemons = []
+    with pytest.MonkeyPatch.context() as patch, open(place / "daemons.log", "w") as log:
+        patch.setenv("SLURM_CONF", str(place / "slurm.conf"))
+        patch.setenv("MASTER_ADDR", "127.0.0.1")  # no name server knows the nodes one and two
+        try:
+            for command in (["slurmctld", "-D", "-i"], ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"]):
+                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            wait_for(ready)
+            yield
+        finally:
+            subprocess.run(["scancel", "--full", "--user=root"], capture_output=True)
+            subprocess.run(["scancel", "--signal=KILL", "--user=root"], capture_output=True)
+            for daemon in reversed(daemons):
+                daemon.terminate()
+                daemon.wait(20)
+
+
+def ready() -> bool:
+    """Whether both nodes take jobs."""
+    time.sleep(0.2)
+    answer = subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True)
+    return answer.stdout.split() == ["2", "idle"]
+
+
+@pytest.fixture
+def project(slurm: None, workplace: Path) -> Path:
+    """A directory in which `.venv/bin/python train.py` is this project's."""
+    python = workplace / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {ROOT / "train.py"} "$@"\n')
+    python.chmod(0o755)
+    return workplace
+
+
+SMALL = ["--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
+JOB = [each for each in (*TINY, *TWO) if each.partition("=")[0] not in ("trainer.devices", "trainer.max_steps")]
+JOB = ["data.path=book.txt", *(each for each in JOB if not each.startswith("trainer.val_check_interval"))]
+LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
+
+
+def wait_for_end(number: str) -> None:
+    """Wait until a job has left the queue, for two minutes at most."""
+    until = time.monotonic() + 120
+    while number in ask("squeue", "-h", "-o", "%i").split():
+        assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path) -> None:
+    """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
+    process = start("name=whole", *TWO, *LONG)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+
+    file = str(ROOT / "docs/train.sbatch")
+    number = ask("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", *SMALL, file, "name=cut", *JOB, *LONG)
+    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists)
+    ask("scancel", "--signal=USR1", number)
+    wait_for_end(number)
+    said = Path("job.out").read_text()
+    assert f"SLURM job {number} is requeued, to go on with this run" in said, said
+    assert "resume: going on in runs/cut" in said and said.count("step 160/160") == 1, said
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+
+
+@pytest.mark.slow
+def test_what_srun_starts(project: Path) -> None:
+    """Two tasks of one node, named by the job; what they cannot do is said once."""
+    srun = ["srun", "--kill-on-bad-exit=1", "--nodes=1"]
+    train = [str(project / ".venv/bin/python"), "train.py", *JOB, "trainer.max_steps=2"]
+    subprocess.run([*srun, "--ntasks=2", *train], check=True, capture_output=True, timeout=60)
+    (run,) = Path("runs").iterdir()
+    assert len(list(run.glob("events*"))) == 1 and (run / "train.log").read_text().count("step 2/2") == 1
+    refused = subprocess.run(
+        [*srun, "--ntasks=2", *train, "trainer.devices=4"], capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode != 0
+    lines = [line for line in refused.stderr.splitlines() if line.startswith("train.py")]
+    assert lines == ["train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out"]
+    # One task may start its further processes itself, whatever the job has asked for.
+    alone = subprocess.run(
+        [*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two"], timeout=60, capture_output=True
+    )
+    assert alone.returncode == 0 and Path("runs/two/checkpoints/last.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
+    """A script that has two tasks but starts the program without srun trains in one process."""
+    Path("job.sh").write_text(f"#!/bin/sh\n.venv/bin/python train.py name=alone {' '.join(JOB)} trainer.max_steps=2\n")
+    number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
+    wait_for_end(number)
+    assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
