@@ -120,6 +120,16 @@ def test_the_example_of_the_api_page_runs(train: Callable[..., Ended], workplace
     assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", ended.stdout)
 
 
+def test_what_is_sent_is_what_the_page_on_clusters_says() -> None:
+    computed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/scaling.py", "--communication"], capture_output=True, text=True, check=True
+    )
+    assert computed.stdout in (ROOT / "docs/cluster.md").read_text("utf-8")
+    gpt2 = 12 * 12 * 768**2 + 2 * 96 * 768  # matrices, embedding and output, by hand; vectors left out
+    assert f"| 12 layers, 768 wide | {gpt2 / 1e6:.1f} M | " in computed.stdout
+    assert f" | {8 * gpt2 / 1e6:.1f} MB | " in computed.stdout
+
+
 def test_every_promise_names_tests_that_exist() -> None:
     """docs/reliability.md: a sentence without a test is no promise."""
     text = (ROOT / "docs/reliability.md").read_text("utf-8")

@@ -101,16 +101,23 @@ def project(slurm: None, workplace: Path) -> Path:
     return workplace
 
 
-SMALL = ["--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
+SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
 JOB = [each for each in (*TINY, *TWO) if each.partition("=")[0] not in ("trainer.devices", "trainer.max_steps")]
 JOB = ["data.path=book.txt", *(each for each in JOB if not each.startswith("trainer.val_check_interval"))]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 
 
+def submit(*arguments: str) -> str:
+    """Submit the file of the documentation, with options and overrides, and return the job's number."""
+    options = [each for each in arguments if each.startswith("--")]
+    overrides = [each for each in arguments if not each.startswith("--")]
+    return ask("sbatch", "--parsable", *options, *SMALL, str(ROOT / "docs/train.sbatch"), *overrides)
+
+
 def wait_for_end(number: str) -> None:
-    """Wait until a job has left the queue, for two minutes at most."""
-    until = time.monotonic() + 120
-    while number in ask("squeue", "-h", "-o", "%i").split():
+    """Wait until a job has left the queue, for three minutes at most."""
+    until = time.monotonic() + 180
+    while number in ask("squeue", "-h", "-o", "%A %F").split():
         assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
         time.sleep(0.5)
 
@@ -119,12 +126,11 @@ def wait_for_end(number: str) -> None:
 def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path) -> None:
     """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
     process = start("name=whole", *TWO, *LONG)
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
 
-    file = str(ROOT / "docs/train.sbatch")
-    number = ask("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", *SMALL, file, "name=cut", *JOB, *LONG)
-    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists)
+    number = submit("--job-name=cut", "--nodes=2", *JOB, *LONG)
+    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
     wait_for_end(number)
     said = Path("job.out").read_text()
@@ -138,7 +144,7 @@ def test_what_srun_starts(project: Path) -> None:
     """Two tasks of one node, named by the job; what they cannot do is said once."""
     srun = ["srun", "--kill-on-bad-exit=1", "--nodes=1"]
     train = [str(project / ".venv/bin/python"), "train.py", *JOB, "trainer.max_steps=2"]
-    subprocess.run([*srun, "--ntasks=2", *train], check=True, capture_output=True, timeout=60)
+    subprocess.run([*srun, "--ntasks=2", *train], check=True, capture_output=True, timeout=180)
     (run,) = Path("runs").iterdir()
     assert len(list(run.glob("events*"))) == 1 and (run / "train.log").read_text().count("step 2/2") == 1
     refused = subprocess.run(
@@ -161,3 +167,18 @@ def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
     number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
     wait_for_end(number)
     assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(project: Path) -> None:
+    """Each is submitted, on as many of the two nodes as there are."""
+    page = (ROOT / "docs/cluster.md").read_text("utf-8")
+    commands = {line for line in page.splitlines() if line.startswith("sbatch ")}
+    assert len(commands) == 3
+    cut = [*JOB, "trainer.max_steps=2", "trainer.val_check_interval=2"]
+    for command in sorted(commands):
+        given = command.replace("--nodes=4", "--nodes=2").replace("--array=0-3", "--array=0-1").split()[1:]
+        wait_for_end(submit(*(each for each in given if each != "docs/train.sbatch"), *cut))
+    done = {run.name: (run / "checkpoints/last.ckpt").exists() for run in Path("runs").iterdir()}
+    assert done == dict.fromkeys(["many", "large", "seeds-0", "seeds-1"], True), Path("job.out").read_text()
+    assert "seed: 1\n" in Path("runs/seeds-1/config.yaml").read_text()
