@@ -318,7 +318,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     point = find_point(run, str(resume)) if resumed else None
     try:
         known = point.contents["data"].get("known", "") if point else start.characters if start else ""
-        text = open_text(config.data, config.model.context, known=str(known))
+        as_before = resumed is not None and "text" not in allow
+        text = open_text(config.data, config.model.context, known=str(known), as_before=as_before)
     except DataError as error:
         if resumed is None or "data.path" in keys:
             raise
@@ -613,7 +614,7 @@ def fit(
             if stops.received:  # torch gives what is raised while it copies weights another name
                 summary["status"] = "interrupted"
                 raise Stopped(stops.received) from None
-            elsewhere = isinstance(error, ConfigError) or is_lost_process(error)
+            elsewhere = isinstance(error, ConfigError | InputError) or is_lost_process(error)
             if point is None or watch.first is not None or elsewhere:
                 raise
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
