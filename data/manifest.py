@@ -30,6 +30,7 @@ from data.corpus import Corpus, DataError, Document, entries
 
 PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"
+EACH = 2**25  # bytes: starting another process to read pays from so many on
 EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "aiohttp": "https"}
 Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
 
@@ -260,10 +261,10 @@ def _differing(before: dict[str, Scanned], listed: dict[str, Version]) -> list[s
 
 
 def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[Scanned]:
-    """Read documents once, in as many processes as there are processors, unless their copies would not fit."""
+    """Read documents once, in as many processes as there are processors, where that pays and their copies fit."""
     sizes = [size or 0 for size, _ in todo.values()]
-    fitting = int(room // max([1, *sizes]))
-    workers = max(1, min(getattr(os, "process_cpu_count", os.cpu_count)() or 1, len(todo), fitting))
+    processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
+    workers = max(1, min(processors, len(todo), 1 + sum(sizes) // EACH, int(room // max([1, *sizes]))))
     jobs = [
         (address, version, encoding, folder / f"{number}.copy")
         for number, (address, version) in enumerate(todo.items())

@@ -139,7 +139,8 @@ def in_shards(train: list[Piece]) -> list[list[Piece]]:
         shards[-1].append((document, (split, begin, end)))
         length += end - begin
     if len(shards) > 1 and length < SHARD:
-        shards[-2] += shards.pop()
+        last = shards.pop()
+        shards[-1] += last
     return shards
 
 
