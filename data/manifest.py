@@ -30,7 +30,7 @@ from data.corpus import Corpus, DataError, Document, entries
 
 PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"
-EACH = 2**25  # bytes: starting another process to read pays from so many on
+EACH = 2**27  # bytes: starting another process to read pays from so many on
 EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "aiohttp": "https"}
 Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
 
