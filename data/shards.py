@@ -269,5 +269,8 @@ class _Block:
     def tokens(self, shard: int) -> np.ndarray:
         try:
             return self.fetched[shard].result()
-        except (DataError, OSError):
-            return self.open(shard)  # the store may be back
+        except (DataError, OSError):  # the store may be back
+            again: Future[np.ndarray] = Future()
+            again.set_result(self.open(shard))
+            self.fetched[shard] = again
+            return again.result()

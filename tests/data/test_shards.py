@@ -407,7 +407,8 @@ def test_a_document_that_changes_while_training_is_named(bucket, opened, change)
             train_batch(text.train, 0, step, 50, CONTEXT)
     assert step * 50 * CONTEXT > 30_000  # not before it was needed
     bucket.put(name, documents[name])
-    train_batch(text.train, 0, step, 50, CONTEXT)  # goes on where it was
+    got = train_batch(text.train, 0, step, 50, CONTEXT)  # goes on where it was
+    assert got.tolist() == train_batch(opened(bucket.address, "elsewhere").train, 0, step, 50, CONTEXT).tolist()
 
 
 @pytest.mark.parametrize("change", CHANGES)
