@@ -314,7 +314,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     point = find_point(run, str(resume)) if resumed else None
     try:
         known = point.contents["data"].get("known", "") if point else start.characters if start else ""
-        text = open_text(config.data, config.model.context, known=str(known))
+        as_before = resumed is not None and "text" not in allow
+        text = open_text(config.data, config.model.context, known=str(known), as_before=as_before)
     except DataError as error:
         if resumed is None or "data.path" in keys:
             raise

@@ -10,6 +10,7 @@ from conf.schema import Config, from_dict, to_dict
 # path or a number of devices is compared itself: the text, the kind of device, how many there are.
 FREE = (
     "name", "resume", "allow", "logger", "data.path", "data.corpus", "data.cache_dir",
+    "data.cache_gb",
     "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.detect_anomaly", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
     "trainer.timeout",

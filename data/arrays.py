@@ -12,24 +12,28 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
 from conf.fields import printable
 from data.config import DataConfig
-from data.corpus import Corpus, DataError, cache_dir, open_corpus
+from data.corpus import Corpus, DataError, cache_dir, is_remote, open_corpus
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+
+if TYPE_CHECKING:
+    from data.shards import Shards
 
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # from this many documents on, a document goes to one split as a whole
 DAY = 86_400  # seconds
+Part = tuple[str, int, int]  # of a document: a split, and from where to where
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Text:
     """An encoded corpus.
 
     Attributes:
-        train: tokens, one-dimensional, uint8 or uint16, mapped into memory.
-        validation: likewise.
+        train: tokens, one-dimensional, uint8 or uint16, mapped into memory; of a text elsewhere, in shards.
+        validation: likewise, never in shards.
         test: likewise, of length 0 where the split has no share for it.
         tokenizer: made from the whole corpus, not from the training part alone.
         name: of the corpus, for people.
@@ -47,7 +51,7 @@ class Text:
         known: characters that the tokenizer was made to know besides those of the corpus.
     """
 
-    train: np.ndarray
+    train: "np.ndarray | Shards"
     validation: np.ndarray
     test: np.ndarray
     tokenizer: Tokenizer
@@ -57,7 +61,7 @@ class Text:
     known: str
 
 
-def open_text(config: DataConfig, context: int, known: str = "") -> Text:
+def open_text(config: DataConfig, context: int, known: str = "", *, as_before: bool = False) -> Text:
     """Open the text that `config` names, encoded and split; from the cache when it is there.
 
     How it is split: 40 documents or more, as the standard library has, by file (see `split_by_file`);
@@ -67,36 +71,46 @@ def open_text(config: DataConfig, context: int, known: str = "") -> Text:
         config: what text, and how it is split and tokenized.
         context: longest window in tokens; train and validation must hold at least one window and its targets.
         known: characters that belong to the vocabulary whether the text has them or not; none for bytes.
+        as_before: of a text elsewhere, refuse what has changed since it was read, instead of reading it anew.
 
     Raises:
         DataError: one line that says what is wrong with the text and what is needed.
     """
+    if is_remote(config.path):
+        from data.shards import open_shards  # loads fsspec, which few runs need
+
+        return open_shards(config, context, known, as_before=as_before)
     corpus = open_corpus(config)
     digest = corpus.digest()
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
     settings += [known] if known else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
-    opened = _load(folder)
+    opened = load(folder)
     if opened is None:
         try:
             _encode(corpus, digest, config.split, known, folder)
         except OSError as error:  # reading raises DataError: this is the cache
-            raise DataError(
-                f"{printable(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
-                "another place is set by data.cache_dir="
-            ) from None
-        opened = _load(folder)
+            raise cannot_keep(folder, error) from None
+        opened = load(folder)
         if opened is None:
             raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
-    _check_lengths(arrays, config, context, corpus)
+    check_lengths(arrays, config, context, corpus)
     return Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters, known=known
     )
 
 
-def _check_lengths(arrays: Mapping[str, np.ndarray], config: DataConfig, context: int, corpus: Corpus) -> None:
+def cannot_keep(folder: Path, error: OSError) -> DataError:
+    """What to tell of a cache that cannot be written."""
+    return DataError(
+        f"{printable(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
+        "another place is set by data.cache_dir="
+    )
+
+
+def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
     """Refuse a split in which no window fits."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
@@ -154,28 +168,28 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
 
 
-def _cuts(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[tuple[str, int, int]]]:
-    """For each document the parts (split, begin, end) it is cut into."""
+def cuts(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[Part]]:
+    """The parts that each document is cut into."""
     if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
-    cuts = []
+    parts: list[list[Part]] = []
     for size in sizes:
         second, third = split_within(size, shares)
-        cuts.append([("train", 0, second), ("validation", second, third), ("test", third, size)])
-    return cuts
+        parts.append([("train", 0, second), ("validation", second, third), ("test", third, size)])
+    return parts
 
 
 # -- Encoding ------------------------------------------------------------------------------------
 
 
-def _scan(corpus: Corpus, progress: tqdm) -> tuple[list[int], str]:
+def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> tuple[list[int], str]:
     """First pass: how long each document is, and the distinct characters (or bytes) of them all, sorted."""
     sizes, low, others = [], b"", np.zeros(0x110000, bool)
     for document in corpus.documents:
         size = 0
-        for chunk in corpus.read(document, progress.update):
+        for chunk in corpus.read(document, tick):
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -190,7 +204,7 @@ def _scan(corpus: Corpus, progress: tqdm) -> tuple[list[int], str]:
     return sizes, "".join(map(chr, np.flatnonzero(others)))
 
 
-def _tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) -> Tokenizer:
+def make_tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) -> Tokenizer:
     """Make the tokenizer for a corpus, or refuse it."""
     if not characters:
         raise DataError(f"{corpus.name}: is empty: 0 characters")
@@ -206,14 +220,14 @@ def _tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) -> Tok
         raise DataError(f"{corpus.name}: {error}") from None
 
 
-def _pieces(
-    corpus: Corpus, cuts: list[list[tuple[str, int, int]]], tokenizer: Tokenizer, progress: tqdm
+def pieces(
+    corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Callable[[int], object] = lambda size: None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Second pass: the tokens of each split, in the order of the text, pieces of documents joined by one newline."""
     begun = set()
-    for document, parts in zip(corpus.documents, cuts, strict=True):
+    for document, parts in zip(corpus.documents, parts_of, strict=True):
         position = 0
-        for chunk in corpus.read(document, progress.update):
+        for chunk in corpus.read(document, tick):
             tokens = np.frombuffer(chunk, np.uint8) if isinstance(chunk, bytes) else tokenizer.pack(chunk)
             for split, begin, end in parts:
                 piece = tokens[max(begin - position, 0) : max(end - position, 0)]
@@ -228,53 +242,76 @@ def _pieces(
 def _encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder: Path) -> None:
     """Encode a corpus into `folder`, all or nothing.
 
-    Everything is written to a directory beside `folder`, which is renamed when it is complete and on
-    the disk: a process that dies leaves nothing that could be mistaken for the whole.
-
     Raises:
         DataError: the text cannot be read or used.
         OSError: the cache cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    unfinished = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    unfinished.mkdir()
     changed = DataError(f"{corpus.name}: was changed while it was being read; start again")
     size = sum(document.path.stat().st_size for document in corpus.documents)
     try:
         with tqdm(
             total=2 * size, desc="encoding", unit="B", unit_scale=True, delay=2, leave=False, disable=None
         ) as progress:
-            sizes, characters = _scan(corpus, progress)
-            tokenizer = _tokenizer(corpus, characters, known, joined=sum(size > 0 for size in sizes) > 1)
-            lengths = dict.fromkeys(SPLITS, 0)
-            counts = dict.fromkeys(SPLITS, 0)
-            checksums = dict.fromkeys(SPLITS, 0)
-            with ExitStack() as stack:
-                files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
-                for split, piece in _pieces(corpus, _cuts(corpus, sizes, shares), tokenizer, progress):
-                    files[split].write(piece.data)
-                    checksums[split] = zlib.crc32(piece.data, checksums[split])
-                    lengths[split] += len(piece)
-                    counts[split] += len(piece)
-                    if isinstance(tokenizer, ByteTokenizer):  # a byte 10xxxxxx continues a character
-                        counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
-                for file in files.values():
-                    _to_disk(file)
-        if corpus.digest() != digest:
-            raise changed
+            sizes, characters = scan(corpus, progress.update)
+            tokenizer = make_tokenizer(corpus, characters, known, joined=sum(size > 0 for size in sizes) > 1)
+
+            def encoded() -> Iterator[tuple[str, np.ndarray]]:
+                yield from pieces(corpus, cuts(corpus, sizes, shares), tokenizer, progress.update)
+                if corpus.digest() != digest:
+                    raise changed
+
+            keep(folder, tokenizer, encoded())
+    except UnknownCharacter:  # the first pass has seen every character there was
+        raise changed from None
+
+
+def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write the tokens of the splits into `folder`, all or nothing.
+
+    Everything is written to a directory beside `folder`, which is renamed when it is complete and on
+    the disk: a process that dies leaves nothing that could be mistaken for the whole.
+
+    Args:
+        folder: which `load` reads.
+        tokenizer: which made the tokens.
+        encoded: splits and the tokens that come next in them.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    unfinished = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+    unfinished.mkdir()
+    try:
+        lengths = dict.fromkeys(SPLITS, 0)
+        counts = dict.fromkeys(SPLITS, 0)
+        checksums = dict.fromkeys(SPLITS, 0)
+        with ExitStack() as stack:
+            files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
+            for split, piece in encoded:
+                files[split].write(piece.data)
+                checksums[split] = zlib.crc32(piece.data, checksums[split])
+                lengths[split] += len(piece)
+                counts[split] += count_characters(piece, isinstance(tokenizer, ByteTokenizer))
+            for file in files.values():
+                to_disk(file)
         with open(unfinished / "meta.json", "w", encoding="ascii") as meta:
             kept = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
             json.dump(kept | {"checksums": checksums}, meta)
-            _to_disk(meta)
+            to_disk(meta)
         _publish(unfinished, folder)
-    except UnknownCharacter:  # the first pass has seen every character there was
-        raise changed from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _to_disk(file: Any) -> None:
+def count_characters(tokens: np.ndarray, bytes: bool) -> int:
+    """How many characters begin in these tokens: each is one, or where they are bytes, all but 10xxxxxx begin one."""
+    return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if bytes else 0)
+
+
+def to_disk(file: Any) -> None:
+    """Bring what was written to a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -284,7 +321,7 @@ def _publish(unfinished: Path, folder: Path) -> None:
     try:
         os.rename(unfinished, folder)
     except OSError:
-        if _load(folder) is None:
+        if load(folder) is None:
             shutil.rmtree(folder)
             os.rename(unfinished, folder)
 
@@ -299,8 +336,8 @@ def _sweep(parent: Path) -> None:
             pass
 
 
-def _load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None:
-    """Open what `_encode` has written, or return None where it is missing, incomplete or damaged."""
+def load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None:
+    """Open what `keep` has written, or return None where it is missing, incomplete or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])

@@ -5,83 +5,24 @@ and ranks are slices of the rows of a batch. Evaluation counts every target exac
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-GOLDEN = 0x9E3779B97F4A7C15
+from data.order import window_starts
 
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Scramble uint64 numbers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Apply the permutation of 0..size-1 that belongs to `key`, computed one by one and never stored.
-
-    A Feistel network permutes 0..2^bits-1, the smallest such range that holds `size` numbers; whatever
-    falls outside 0..size-1 goes round again until it is inside (Black and Rogaway 2002, "cycle walking").
-
-    Args:
-        index: (rows,) uint64, each below `size`.
-        size: how many numbers are permuted.
-        key: (rows,) uint64; rows with the same key belong to the same permutation.
-
-    Returns:
-        (rows,) uint64, each below `size`.
-    """
-    bits = (size - 1).bit_length()
-    low_bits = (bits + 1) // 2
-    low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    # Halves of so few bits mix slowly: with 6 rounds some of 5 numbers came 10 % too often, with 16 none.
-    rounds = 6 if bits > 5 else 16
-    keys = [_mix(key + GOLDEN * turn % 2**64) for turn in range(1, rounds + 1)]
-    inside = np.zeros(index.shape, bool)
-    while not inside.all():
-        low, high = index & low_mask, index >> low_bits
-        for even, odd in zip(keys[::2], keys[1::2], strict=True):
-            # Each line can be undone by itself, so the whole is a permutation whatever _mix does.
-            high = high ^ (_mix(low + even) & high_mask)
-            low = low ^ (_mix(high + odd) & low_mask)
-        index = np.where(inside, index, high << low_bits | low)
-        inside = index < size
-    return index
-
-
-def windows_per_epoch(length: int, context: int) -> int:
-    """How many windows of context + 1 tokens, `context` apart, fit into `length` tokens at every phase."""
-    return (length - min(context, length - context)) // context
-
-
-def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
-    """Where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
-
-    The batches are consecutive pieces of an endless sequence of epochs. Epoch e takes all windows
-    that begin at phase_e + i * context, in an order of its own; all phases have the same number of them.
-
-    Raises:
-        ValueError: the text holds no window of context + 1 tokens.
-    """
-    if length <= context:
-        raise ValueError(f"{length} tokens hold no window of {context} and its targets")
-    phases, windows = min(context, length - context), windows_per_epoch(length, context)
-    row = np.arange(batch, dtype=np.uint64) + step * batch
-    epoch, index = row // windows, row % windows
-    key = _mix(_mix(np.array([seed % 2**64], np.uint64)) + epoch * GOLDEN)
-    phase = _mix(key) % phases
-    return (phase + permute(index, windows, key) * context).astype(np.int64)
+if TYPE_CHECKING:
+    from data.shards import Shards
 
 
 def train_batch(
-    tokens: np.ndarray, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+    tokens: "np.ndarray | Shards", seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Return rows of batch `step` as windows of context + 1 tokens: inputs and, one further, targets.
 
     Args:
-        tokens: the text, one-dimensional, of any integer type.
+        tokens: the text, one-dimensional, of any integer type, or in shards.
         seed: of the run.
         step: optimizer step, from 0.
         batch: windows per step over all micro-batches and ranks.
@@ -94,6 +35,8 @@ def train_batch(
     Raises:
         ValueError: the text holds no window of context + 1 tokens.
     """
+    if not isinstance(tokens, np.ndarray):
+        return torch.from_numpy(tokens.windows(seed, step, batch, context, rows))
     starts = window_starts(len(tokens), seed, step, batch, context)[rows]
     return _gather(tokens, starts[:, None] + np.arange(context + 1))  # (rows, context + 1)
 

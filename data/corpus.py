@@ -1,7 +1,7 @@
 """Where text comes from: the standard library, a download, or what `data.path` names.
 
-A corpus is a sorted list of documents and the way to read them. Files are streamed in chunks, so
-that a text may be far larger than memory. What reading does to a text:
+Text elsewhere (`s3://…`) is found by data/manifest.py. A corpus is a sorted list of documents and the way to read them.
+Files are streamed in chunks, so that a text may be far larger than memory. What reading does to a text:
 
 - characters (`data.tokenizer=char`): decoded with `data.encoding`; a byte order mark at the start is
   dropped; CRLF and lone CR become LF.
@@ -21,7 +21,7 @@ import sysconfig
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -40,11 +40,26 @@ class DataError(InputError):
 
 @dataclass(frozen=True)
 class Document:
-    """One text of a corpus: `name` is its path within the corpus, `member` its name if `path` is a zip."""
+    """One text of a corpus.
+
+    Attributes:
+        name: its path within the corpus.
+        path: of the file.
+        member: its name if `path` is a zip.
+        address: where the file is a copy from, for people; empty where it is no copy.
+        fetch: makes that copy at the path it is given, opens it, and removes it; None where it is there.
+    """
 
     name: str
     path: Path
     member: str | None = None
+    address: str = ""
+    fetch: Callable[[Path], AbstractContextManager[IO[bytes]]] | None = None
+
+    @property
+    def label(self) -> str:
+        """How to name it to people."""
+        return printable(self.address or self.path)
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -53,6 +68,10 @@ class Document:
         Raises:
             DataError: the file cannot be opened or read.
         """
+        if self.fetch:
+            with self.fetch(self.path) as file:
+                yield file
+            return
         try:
             if self.member is None:
                 with open(self.path, "rb") as file:
@@ -62,7 +81,7 @@ class Document:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                     yield file
         except OSError as error:
-            raise DataError(f"{printable(self.path)}: cannot be read: {error.strerror or error}") from None
+            raise DataError(f"{self.label}: cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
@@ -113,7 +132,7 @@ class Corpus:
                     tick(len(chunk))
                     yield chunk
             else:
-                yield from decode(file, document.path, self.encoding, tick)
+                yield from decode(file, document.label, self.encoding, tick)
 
 
 def decode(
@@ -312,9 +331,29 @@ def _spellings(path: str) -> list[str]:
     return list(dict.fromkeys([path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]))
 
 
+def is_remote(path: str | None) -> bool:
+    """Whether `data.path` names text by an address, such as `s3://bucket/dir`."""
+    return path is not None and any("://" in entry for entry in entries(path))
+
+
+def entries(path: str) -> list[str]:
+    """What a list such as `[a.txt,b.txt]` names; anything else, and a file of that very name, is one entry.
+
+    Raises:
+        DataError: an entry is empty.
+    """
+    if not (path.startswith("[") and path.endswith("]")) or any(map(os.path.exists, _spellings(path))):
+        return [path]
+    names = [name.strip() for name in path[1:-1].split(",")]
+    if not all(names):
+        raise DataError(f"data.path={printable(path)}: a name in the list is empty; write [a.txt,b.txt]")
+    return names
+
+
 def find_documents(path: str) -> list[Document]:
     """Find the files that `data.path` names, sorted by name.
 
+    - A list, `[a.txt,b.txt]`: what its entries name, each file once. A comma in a name is written `?`.
     - A file: that file. A name that exists is never read as a pattern, so `[a].txt` is found.
     - A directory: the files in it and below; those named `*.txt` if there are any, else all.
     - Else a glob, where `**` stands for any number of directories: the files that match.
@@ -324,7 +363,12 @@ def find_documents(path: str) -> list[Document]:
     Raises:
         DataError: nothing is there, with the nearest name that is; or no file is found.
     """
-    spellings = _spellings(path)
+    names = entries(path)
+    if len(names) > 1:
+        found = {document.path.absolute() for name in names for document in find_documents(name)}
+        root = Path(os.path.commonpath([each.parent for each in found]))
+        return sorted((_document(each, root) for each in found), key=lambda document: document.name)
+    spellings = _spellings(path := names[0])
     for spelling in spellings:
         if os.path.isdir(spelling):
             documents = _walk(Path(spelling))

@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import pytest  # noqa: E402
 import sample as sample_script  # noqa: E402
 import score as score_script  # noqa: E402
 import train as train_script  # noqa: E402
+from tests import stores  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 # A model and a run that take a second.
@@ -43,11 +45,11 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def needs(*packages: str) -> None:
+def needs(*packages: str, extra: str = "export") -> None:
     """Skip a test unless the packages of an extra are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            missing(f"{package} is not installed: pip install -e .[export]")
+            missing(f"{package} is not installed: pip install -e .[{extra}]")
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +65,30 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[stores.Server]:
+    """A server that speaks S3."""
+    needs("s3fs", "moto", "flask", "flask_cors", extra="dev")
+    server = stores.s3()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[stores.Bucket]:
+    """An empty bucket that this process finds."""
+    import fsspec
+
+    bucket = stores.Bucket(s3_server, f"bucket-{uuid.uuid4().hex[:8]}")
+    for key, value in bucket.environment().items():
+        monkeypatch.setenv(key, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of another server
+    yield bucket
+    bucket.close()
 
 
 @pytest.fixture(scope="session")

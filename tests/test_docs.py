@@ -13,6 +13,7 @@ import pytest
 
 import export as export_script
 from tests.conftest import ROOT, Ended, caller
+from tests.stores import web
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -30,7 +31,38 @@ def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) > 12
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and "resume" not in c])
+DATA_COMMANDS = re.findall(r"^python train.*", (ROOT / "docs/data.md").read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", DATA_COMMANDS)
+def test_commands_of_the_page_on_data(
+    command: str, train: Callable[..., Ended], quick_samples: None, request: pytest.FixtureRequest
+) -> None:
+    (argument, *rest) = shlex.split(command)[2:]
+    Path("letters").mkdir()
+    for name in "ab":
+        Path(f"letters/{name}.txt").write_bytes(Path("book.txt").read_bytes())
+    if "s3://" in command:
+        bucket = request.getfixturevalue("bucket")
+        bucket.put("books/a.txt", Path("book.txt").read_text())
+        argument = argument.replace("s3://my-bucket", bucket.address)
+    if "https://" in command:
+        server = web(Path("letters"))
+        request.addfinalizer(server.stop)
+        argument = argument.replace("https://example.org", f"http://127.0.0.1:{server.port}")
+    ended = train(argument, *rest, *CUT, defaults=False)
+    assert ended.status == 0, ended.err
+    assert "validation loss" in ended.out and "bits per character" in ended.out
+
+
+def test_the_page_on_data_has_the_commands_of_the_readme() -> None:
+    assert len(DATA_COMMANDS) == 3
+    assert set(DATA_COMMANDS) & set(COMMANDS) == set(DATA_COMMANDS[:2])
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if "train.py" in c and "resume" not in c and c not in DATA_COMMANDS]
+)
 def test_training_commands_of_the_readme(
     command: str, train: Callable[..., Ended], quick_samples: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,10 +188,10 @@ def test_every_dependency_is_pinned() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + extras["dev"] + extras["export"]
+    wanted = project["dependencies"] + extras["dev"] + extras["export"] + extras["s3"] + extras["https"]
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
     for requirement in wanted:
-        assert re.split(r"[<>=]", requirement)[0].lower() in pinned
+        assert re.split(r"[<>=[]", requirement)[0].lower() in pinned

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import (
-    evaluation_windows,
-    permute,
-    train_batch,
-    window_starts,
-    windows_per_epoch,
-)
+from data.batches import evaluation_windows, train_batch
+from data.order import permute, window_starts, windows_per_epoch
 
 
 def permutation(size, key):

@@ -17,6 +17,9 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 
+import data.cache
+import data.manifest
+import data.shards
 import gpt.checkpoint
 import gpt.fit.durability
 import gpt.fit.module
@@ -400,3 +403,41 @@ def signal_in_validation(number: int, where: str, signal_number: int) -> None:
 def signal_before_fit(number: int) -> None:
     """Send oneself a signal before anything of a run is there."""
     before(train_script, "choose", lambda *_: os.kill(os.getpid(), number))
+
+
+def small_shards(*more: Any) -> None:
+    """Shards and blocks of a few thousand tokens, and no long waiting; then another fault, if any."""
+    data.shards.SHARD, data.shards.BLOCK = 8_000, 30_000
+    data.manifest.PATIENCE = 20.0
+    if more:
+        more[0](*more[1:])
+
+
+def in_fetch(number: int) -> None:
+    """Die while a document, the `number`-th from 1 of this process, is written to this disk for a shard."""
+    count = itertools.count(1)
+
+    def fetched(_: Any, copy: Path) -> None:
+        if next(count) == number:
+            copy.write_bytes(copy.read_bytes()[:500])
+            die()
+
+    after(data.manifest, "download", fetched)
+
+
+def in_encoding(number: int) -> None:
+    """Die when so many of a process' shards are written, but not yet named."""
+    count = itertools.count(1)
+    before(data.cache, "to_disk", lambda _: die() if next(count) == number else None)
+
+
+def wait_at(step: int, flag: str) -> None:
+    """Before a step, leave a file to say so, and go on once someone has removed it."""
+
+    def wait(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            Path(flag).touch()
+            while Path(flag).exists():
+                time.sleep(0.01)
+
+    before(LitGPT, "training_step", wait)

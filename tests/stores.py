@@ -1,0 +1,109 @@
+"""Stores on this machine that text can be read from: one that speaks S3, one that speaks HTTP."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+class Server:
+    """A server in a process of its own, on the loopback interface.
+
+    Args:
+        command: starts it, given `--port`-like arguments by the caller; `PORT` stands for the number of a free port.
+    """
+
+    def __init__(self, *command: str) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        self.command = [sys.executable, *(part.replace("PORT", str(self.port)) for part in command)]
+        self.log = Path(tempfile.mkstemp(suffix=".log")[1])
+        self.start()
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                assert time.monotonic() < until and self.process.poll() is None, self.log.read_text()
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def read(self, name: str) -> int:
+        """How many times a file was sent, or a part of it, which s3fs asks for of one above 50 MB."""
+        return len(re.findall(rf'"GET [^"]*/{re.escape(name)} HTTP', self.log.read_text()))
+
+
+class Bucket:
+    """A bucket of an S3 server."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        import boto3
+
+        self.server, self.name, self.address = server, name, f"s3://{name}"
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=f"http://127.0.0.1:{server.port}",
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+            region_name="us-east-1",
+        )
+        self.client.create_bucket(Bucket=name)
+
+    def put(self, name: str, content: str | bytes) -> None:
+        body = content.encode() if isinstance(content, str) else content
+        self.client.put_object(Bucket=self.name, Key=name, Body=body)
+
+    def put_all(self, documents: Iterable[tuple[str, str | bytes]]) -> None:
+        for name, content in documents:
+            self.put(name, content)
+
+    def delete(self, name: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=name)
+
+    def environment(self) -> dict[str, str]:
+        """What finds the server."""
+        return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}", **ENVIRONMENT}
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def s3() -> Server:
+    """An empty S3 server, which forgets everything when it stops."""
+    return Server("-m", "moto.server", "-H", "127.0.0.1", "-p", "PORT")
+
+
+def web(folder: Path) -> Server:
+    """A web server of the files in a folder."""
+    return Server("-m", "http.server", "PORT", "--bind", "127.0.0.1", "--directory", str(folder))
+
+
+def differing(documents: int, seed: int = 0) -> dict[str, str]:
+    """Texts of different lengths, each 1,000 to 9,000 characters of its own words."""
+    import random
+
+    rng = random.Random(seed)
+    made: dict[str, Any] = {}
+    for number in range(documents):
+        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9))) for _ in range(50)]
+        made[f"{number:02}.txt"] = " ".join(rng.choices(words, k=rng.randint(160, 1500)))
+    return made
