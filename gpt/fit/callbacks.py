@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
+from gpt.checkpoint import build
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
 from gpt.optim import lr_at
@@ -222,10 +223,15 @@ class Samples(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Generate and write."""
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not boards or not trainer.is_global_zero:
+        if not boards:
             return
         assert isinstance(pl_module, LitGPT)
-        tokens = generate(pl_module.net, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
+        contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}  # for which every process is needed
+        if not trainer.is_global_zero:
+            return
+        pl_module.on_save_checkpoint(contents)
+        model, _ = build("sample", contents)
+        tokens = generate(model, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
         text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:
             board.experiment.add_text("sample", as_markdown(text), trainer.global_step)

@@ -20,6 +20,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path
 from gpt.fit.module import Diverged, LitGPT
+from gpt.fit.sharding import ShardedStrategy
 
 GRACE = 10.0  # seconds that a process gives the one that started it to end by itself
 
@@ -198,9 +199,12 @@ class StopSignals(L.Callback):
         self.received = number
 
 
-def make_strategy(devices: int, timeout: float) -> Any:
+def make_strategy(strategy: str, devices: int, timeout: float) -> Any:
     """How so many devices work together: they give up one that has been silent for `timeout` seconds."""
-    return "auto" if devices == 1 else DDPStrategy(timeout=timedelta(seconds=timeout))
+    if devices == 1:
+        return "auto"
+    silence = timedelta(seconds=timeout)
+    return ShardedStrategy(devices, silence) if strategy == "fsdp" else DDPStrategy(timeout=silence)
 
 
 def end_with_parent() -> None:
