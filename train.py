@@ -818,6 +818,8 @@ def quieten_lightning() -> None:
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # It is refused where weights are sharded, and there is nothing to configure elsewhere.
     warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
+    # Every process would say so, wherever SLURM is installed; a run without it is as good.
+    warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
     # Batches are gathered in one go: worker processes would slow them down.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
