@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
+from torch.distributed.tensor import DTensor
 
 import gpt.checkpoint
 import gpt.fit.durability
 import gpt.fit.module
+import gpt.optim
 import train as train_script
 from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
 from gpt.fit.module import LitGPT
@@ -322,7 +324,7 @@ def spoil_weights(step: int) -> None:
 
     def spoil(module: LitGPT, *_: Any) -> None:
         if module.global_step == step + 1:
-            module.net.shift.data[0] = math.inf
+            module.net.shift.data.mul_(math.inf)
             os.kill(os.getpid(), signal.SIGTERM)
 
     after(LitGPT, "training_step", spoil)
@@ -400,3 +402,17 @@ def signal_in_validation(number: int, where: str, signal_number: int) -> None:
 def signal_before_fit(number: int) -> None:
     """Send oneself a signal before anything of a run is there."""
     before(train_script, "choose", lambda *_: os.kill(os.getpid(), number))
+
+
+# -- Several devices -----------------------------------------------------------------------------------
+
+
+def iterate_in_fp32() -> None:
+    """Have Muon orthogonalise in fp32, where the order of a sum hardly shows."""
+    gpt.optim.ITERATED_IN = torch.float32
+
+
+def orthogonalise_shards() -> None:
+    """Have Muon take the rows that a device has for a matrix."""
+    gpt.optim.whole = lambda tensor: tensor.to_local()
+    gpt.optim.shard_like = lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)

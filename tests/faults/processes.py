@@ -114,7 +114,7 @@ def run_ranks(count: int, *arguments: str, **options: Any) -> Ended:
         for process in processes:
             process.process.kill()
     for other in others:
-        assert (other.status == 0) == (first.status == 0) and (other.out, other.err) == ("", ""), other
+        assert (other.status == 0) == (first.status == 0) and (other.out, other.err) == ("", ""), (first, other)
     return first
 
 
