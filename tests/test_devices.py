@@ -20,6 +20,7 @@ from conf.schema import Config, from_yaml
 from data.arrays import Text, open_text
 from data.batches import evaluation_windows, train_batch
 from gpt.checkpoint import load_checkpoint
+from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
@@ -186,3 +187,14 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     step, shown = events(Path("runs/a"))["sample/text_summary"][-1]
     assert step == meta["global_step"] == 30
     assert written.replace("\n", "\n    ").encode() in shown
+
+
+def test_sharded_blocks_are_compiled(workplace: Path) -> None:
+    """On a GPU they always are."""
+    if missing_to_compile():
+        pytest.skip(f"no {missing_to_compile()}")
+    recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]
+    assert run_ranks(2, "name=eager", "compile=false", *recipe).status == 0
+    ended = run_ranks(2, "name=compiled", "compile=true", *recipe, fault=(faults.count_graphs,))
+    assert ended.status == 0 and "graphs: 1, breaks: 0" in ended.out, ended
+    assert logged("compiled") == pytest.approx(logged("eager"), abs=1e-5)

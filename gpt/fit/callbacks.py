@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from gpt.checkpoint import build
@@ -226,11 +227,13 @@ class Samples(L.Callback):
         if not boards:
             return
         assert isinstance(pl_module, LitGPT)
-        contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}  # for which every process is needed
+        model = pl_module.net
+        if isinstance(model, FSDPModule):  # of which every process has a part
+            contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+            pl_module.on_save_checkpoint(contents)
+            model = build("the model", contents)[0] if trainer.is_global_zero else model
         if not trainer.is_global_zero:
             return
-        pl_module.on_save_checkpoint(contents)
-        model, _ = build("sample", contents)
         tokens = generate(model, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
         text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:

@@ -416,3 +416,13 @@ def orthogonalise_shards() -> None:
     """Have Muon take the rows that a device has for a matrix."""
     gpt.optim.whole = lambda tensor: tensor.to_local()
     gpt.optim.shard_like = lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
+
+
+def count_graphs() -> None:
+    """Have the first process say what has been compiled when training is over."""
+    from torch._dynamo.utils import counters
+
+    def say(*_: Any) -> None:
+        print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
+
+    before(train_script, "finish", say)
