@@ -228,5 +228,5 @@ def end_parent() -> None:
 
 def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that another process of this run has died or is silent."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "timed out", "NCCL")
+    words = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "NCCL")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

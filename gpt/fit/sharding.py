@@ -63,7 +63,8 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take this device's shards of the optimizer's state."""
         for optimizer, contents in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            groups = optimizer.param_groups
+            parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
             for index, state in contents["state"].items():
                 for key, tensor in state.items():
                     if tensor.ndim:  # the number of steps is everyone's
