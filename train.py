@@ -407,11 +407,12 @@ def conditions(config: Config, text: "Text", choices: Choices) -> dict[str, Any]
     """All that the bits of a run depend on, by name, as plain data."""
     from gpt.fit.automatic import machine
 
+    sharded = config.trainer.strategy == "fsdp" and choices.devices > 1
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     return settings(config) | {
         "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
         "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
-        "world_size": choices.devices,
+        "world_size": f"{choices.devices} with fsdp" if sharded else choices.devices,
         **machine(choices.device),
     }
 
@@ -602,7 +603,7 @@ def fit(
             if first_process:
                 cut_logs(point, run)
             loggers = purging(loggers, point.step if point else -1)
-        arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices)}
+        arguments = vars(config.trainer) | {"strategy": make_strategy(config.trainer.strategy, choices.devices)}
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
@@ -611,6 +612,7 @@ def fit(
                 plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
                 max_epochs=-1,
                 check_val_every_n_epoch=None,
+                inference_mode=False,  # what FSDP gathers in a validation serves training, too
                 num_sanity_val_steps=-1 if start else 0,  # all of them: how good it is before the first step
                 use_distributed_sampler=False,
                 enable_checkpointing=False,
@@ -839,8 +841,10 @@ def quieten_lightning() -> None:
     threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # It is refused where weights are sharded, and there is nothing to configure elsewhere.
+    warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
     # Whoever wants several tasks of SLURM types srun; one process needs none.
-    warnings.filterwarnings("ignore", r"The `srun` command is available", module="lightning")
+    warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
     # Batches are gathered in one go: worker processes would slow them down.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")

@@ -54,7 +54,9 @@ class TrainerConfig:
     max_steps: int = option(1200, "optimizer steps", least=1, most=10**9)
     accelerator: str = option("auto", "kind of device", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option("auto", "how many devices, or a list of their numbers")
-    strategy: str = option("auto", "how several devices work together; auto is ddp", choices=("auto", "ddp"))
+    strategy: str = option(
+        "auto", "how several devices work together; auto is ddp, fsdp shards the model", choices=("auto", "ddp", "fsdp")
+    )
     num_nodes: int = option(1, "machines", least=1)
     timeout: float = option(600.0, "seconds after which devices give up one that is silent", above=0, most=10**6)
     precision: str = option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)
@@ -78,6 +80,10 @@ class TrainerConfig:
             raise ValueError(
                 f"trainer.devices={shown(self.devices)}: must be auto, a whole number, at least 1, "
                 "or a list of device numbers such as [0,1]"
+            )
+        if self.strategy == "fsdp" and self.precision == "64-true":
+            raise ValueError(
+                "trainer.precision=64-true: must be auto, 32-true, bf16-mixed or bf16-true with trainer.strategy=fsdp"
             )
 
 
@@ -131,6 +137,12 @@ class Config:
             raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
         if self.name is not None and (len(os.fsencode(self.name)) > 200 or not self.name.isprintable()):
             raise ValueError(f"name={self.name[:40]}: must be printable and at most 200 bytes long")
+        for name, entry in self.callbacks.items():
+            averages = isinstance(entry, dict) and str(entry.get("_target_")).endswith("WeightAveraging")
+            if averages and self.trainer.strategy == "fsdp":  # a second model, which Lightning copies from the first
+                raise ValueError(
+                    f"callbacks={name}: averages whole models; with trainer.strategy=fsdp no device has one"
+                )
 
 
 def to_dict(config: Config) -> dict[str, Any]:

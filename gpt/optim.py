@@ -10,6 +10,9 @@ from torch.optim.adamw import adamw
 
 from gpt.config import OptimConfig
 from gpt.model import GPT
+from gpt.shards import shard_like, whole
+
+ITERATED_IN = torch.bfloat16  # Newton-Schulz, which is far from exact anyway
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -61,7 +64,8 @@ class Muon(torch.optim.Optimizer):
     """Muon on the matrices of the blocks and AdamW on all else, as one optimizer.
 
     The momentum of each matrix is orthogonalised before it is applied. Matrices of one shape, a packed
-    q|k|v counting as three, are stacked and go through the iteration together, in bf16.
+    q|k|v counting as three, are stacked and go through the iteration together, in bf16. Where matrices are spread over
+    devices, each device gathers them, does the same with them, and applies what belongs to its rows.
 
     Args:
         groups: parameter groups; those with `muon=True` hold matrices only.
@@ -75,7 +79,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply the gradients of all parameters that have one."""
+        """Apply the gradients of all parameters that have one; those of matrices are used up."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -95,22 +99,23 @@ class Muon(torch.optim.Optimizer):
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, float]]] = {}
-        for parameter, update in zip(parameters, updates, strict=True):
-            rows, columns = parameter.shape
-            parts = 3 if rows == 3 * columns else 1  # a packed q|k|v is three matrices
-            for part, target in zip(update.chunk(parts), parameter.chunk(parts), strict=True):
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
+        updates = [whole(gradient) for gradient in gradients]
+        stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
+        for update in updates:
+            rows, columns = update.shape
+            for part in update.chunk(3 if rows == 3 * columns else 1):  # a packed q|k|v is three matrices
                 scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
-                if part.shape[0] > part.shape[1]:
-                    part, target = part.mT, target.mT
-                stacks.setdefault(tuple(part.shape), []).append((part, target, scale))
+                wide = part.mT if part.shape[0] > part.shape[1] else part
+                stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
         for shape, stack in stacks.items():
-            stacked = torch.empty(len(stack), *shape, dtype=torch.bfloat16, device=stack[0][0].device)  # (N, R, C)
-            torch._foreach_copy_(list(stacked), [part for part, _, _ in stack])
-            for update, (_, target, scale) in zip(orthogonalise(stacked), stack, strict=True):
-                target.add_(update, alpha=-group["lr"] * scale)
+            stacked = torch.empty(len(stack), *shape, dtype=ITERATED_IN, device=stack[0][0].device)  # (N, R, C)
+            torch._foreach_copy_(list(stacked), [wide for wide, _ in stack])
+            for result, (wide, scale) in zip(orthogonalise(stacked), stack, strict=True):
+                wide.copy_(result).mul_(scale)  # into its update
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        for parameter, update in zip(parameters, updates, strict=True):
+            parameter.add_(shard_like(update, parameter), alpha=-group["lr"])
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

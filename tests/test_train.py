@@ -233,6 +233,17 @@ def test_minutes_that_cannot_be(train: Train) -> None:
     assert not Path("runs").exists()
 
 
+def test_what_a_sharded_model_cannot_do(train: Train) -> None:
+    for typed, line in (
+        ("callbacks=ema", "callbacks=ema: averages whole models; with trainer.strategy=fsdp no device has one"),
+        ("trainer.precision=64-true", "must be auto, 32-true, bf16-mixed or bf16-true with trainer.strategy=fsdp"),
+        ("minutes=1", "minutes=1: is for one device; trainer.devices=1, or trainer.max_steps=N"),
+    ):
+        ended = train("trainer=fsdp", "trainer.devices=2", typed)
+        assert ended.status == 2 and line in ended.err and ended.err.count("\n") == 1, ended.err
+    assert not Path("runs").exists()
+
+
 def test_minutes_doubles_the_batch_of_a_long_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it was typed; the steps are those of the larger batch."""
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
@@ -515,14 +526,14 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_model(train: Train) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_the_same_model(strategy: str, train: Train) -> None:
     train("name=one", "trainer.precision=32-true")
     arguments = [argument for argument in TINY if "devices" not in argument]
-    command = [sys.executable, ROOT / "train.py", *arguments, "data.path=book.txt", "trainer=ddp", "trainer.devices=2"]
-    ended = subprocess.run(
-        [*command, "name=two", "trainer.precision=32-true"], capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    arguments += ["data.path=book.txt", f"trainer={strategy}", "trainer.devices=2", "trainer.precision=32-true"]
+    command = [sys.executable, ROOT / "train.py", *arguments, "name=two"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(path.name for path in Path("runs").iterdir()) == ["one", "two"]
     assert len(list(Path("runs/two").glob("events*"))) == 1
     losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in ("one", "two")]

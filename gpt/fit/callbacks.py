@@ -12,8 +12,10 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
+from gpt.checkpoint import build
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
 from gpt.optim import lr_at
@@ -222,10 +224,17 @@ class Samples(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Generate and write."""
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not boards or not trainer.is_global_zero:
+        if not boards:
             return
         assert isinstance(pl_module, LitGPT)
-        tokens = generate(pl_module.net, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
+        model = pl_module.net
+        if isinstance(model, FSDPModule):  # of which every process has a part
+            contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+            pl_module.on_save_checkpoint(contents)
+            model = build("the model", contents)[0] if trainer.is_global_zero else model
+        if not trainer.is_global_zero:
+            return
+        tokens = generate(model, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
         text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:
             board.experiment.add_text("sample", as_markdown(text), trainer.global_step)

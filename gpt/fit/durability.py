@@ -24,6 +24,7 @@ from conf.fields import InputError, shown
 from gpt import job
 from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path
 from gpt.fit.module import Diverged, LitGPT
+from gpt.fit.sharding import ShardedStrategy
 from gpt.runs import RUNS
 
 ARRIVAL = timedelta(minutes=10)  # that processes have to find each other, some on machines that start later
@@ -227,7 +228,9 @@ class SameStart(L.Callback):
         """
         if trainer.world_size == 1:
             return
-        torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout))
+        mesh = getattr(trainer.strategy, "device_mesh", None)  # of fsdp, with groups of its own
+        for group in (None, *(mesh.get_all_groups() if mesh else ())):
+            torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
         everyone: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(everyone, (platform.node(), self.mine))
         (first, wanted), *others = everyone
@@ -245,9 +248,11 @@ def make_environment() -> ClusterEnvironment:
     return TorchElasticEnvironment() if job.launched() else LightningEnvironment()
 
 
-def make_strategy(devices: int) -> Any:
+def make_strategy(strategy: str, devices: int) -> Any:
     """How so many devices work together."""
-    return "auto" if devices == 1 else DDPStrategy(timeout=ARRIVAL)
+    if devices == 1:
+        return "auto"
+    return ShardedStrategy(devices, ARRIVAL) if strategy == "fsdp" else DDPStrategy(timeout=ARRIVAL)
 
 
 def end_with_parent() -> None:
@@ -271,7 +276,5 @@ def end_parent() -> None:
 
 def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that another process of this run has died or is silent."""
-    words = "Connection closed by peer|Connection reset by peer|Timed out waiting|timed out|clients joined|NCCL".split(
-        "|"
-    )
+    words = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "NCCL")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt.archive import FORMAT
@@ -16,6 +17,7 @@ from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import Score, first_totals, score, window_totals
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
+from gpt.shards import whole
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
@@ -74,6 +76,15 @@ class LitGPT(L.LightningModule):
         self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
         self.score: Score | None = None  # of the last validation
 
+    def configure_model(self) -> None:
+        """Shard the weights where the strategy shards: each block is gathered when it is its turn, the rest likewise.
+
+        They are gathered as they are, in fp32, for autocast to narrow: validation needs them so.
+        """
+        if self.device_mesh is not None:
+            for module in (*self.net.blocks, self.net):
+                fully_shard(module, mesh=self.device_mesh["data_parallel"], reshard_after_forward=True)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The optimizer that the configuration names, over all weights."""
         return make_optimizer(self.net, self.optim_config)
@@ -110,14 +121,14 @@ class LitGPT(L.LightningModule):
         for index, rows in enumerate(micro_batches):
             if self.model_config.dropout > 0:
                 torch.manual_seed(dropout_seed(self.seed, step, index, self.global_rank))
-            with self._gradients_stay_here() if index < len(micro_batches) - 1 else nullcontext():
+            with self._gradients_shared(index == len(micro_batches) - 1):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
                     logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
                 part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()
         limit = self.optim_config.clip or float("inf")
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit)
+        grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
         for name, value in (("the loss", float(loss)), ("the norm of the gradient", float(grad_norm))):
@@ -127,10 +138,12 @@ class LitGPT(L.LightningModule):
         optimizer.zero_grad()
         return {"loss": loss, "grad_norm": grad_norm}
 
-    def _gradients_stay_here(self) -> Any:
-        """Between micro-batches, gradients are not yet averaged over devices."""
+    def _gradients_shared(self, now: bool) -> Any:
+        """A context for one micro-batch: only after the last of a step are gradients averaged over devices."""
         model = self.trainer.model
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        if isinstance(self.net, FSDPModule):
+            self.net.set_requires_gradient_sync(now)
+        return model.no_sync() if isinstance(model, DistributedDataParallel) and not now else nullcontext()
 
     def on_validation_epoch_start(self) -> None:
         """Start the sums."""

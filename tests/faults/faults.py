@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
+from torch.distributed.tensor import DTensor
 
 import data.cache
 import data.manifest
@@ -23,6 +24,7 @@ import data.shards
 import gpt.checkpoint
 import gpt.fit.durability
 import gpt.fit.module
+import gpt.optim
 import train as train_script
 from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
 from gpt.fit.module import LitGPT
@@ -325,7 +327,7 @@ def spoil_weights(step: int) -> None:
 
     def spoil(module: LitGPT, *_: Any) -> None:
         if module.global_step == step + 1:
-            module.net.shift.data[0] = math.inf
+            module.net.shift.data.mul_(math.inf)
             os.kill(os.getpid(), signal.SIGTERM)
 
     after(LitGPT, "training_step", spoil)
@@ -441,3 +443,27 @@ def wait_at(step: int, flag: str) -> None:
                 time.sleep(0.01)
 
     before(LitGPT, "training_step", wait)
+
+
+# -- Several devices -----------------------------------------------------------------------------------
+
+
+def iterate_in_fp32() -> None:
+    """Have Muon orthogonalise in fp32, where the order of a sum hardly shows."""
+    gpt.optim.ITERATED_IN = torch.float32
+
+
+def orthogonalise_shards() -> None:
+    """Have Muon take the rows that a device has for a matrix."""
+    gpt.optim.whole = lambda tensor: tensor.to_local()
+    gpt.optim.shard_like = lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
+
+
+def count_graphs() -> None:
+    """Have the first process say what has been compiled when training is over."""
+    from torch._dynamo.utils import counters
+
+    def say(*_: Any) -> None:
+        print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
+
+    before(train_script, "finish", say)

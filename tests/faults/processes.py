@@ -7,6 +7,7 @@ run. Such a run is a process like any other, with signals, files and an end of i
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,38 @@ class Process:
 def run(*arguments: str, **options: Any) -> Ended:
     """Run `train.py` to its end."""
     return Process(*arguments, **options).wait()
+
+
+def run_ranks(count: int, *arguments: str, **options: Any) -> Ended:
+    """Run `train.py` as so many processes on this machine, of which only the first has anything to say.
+
+    Args:
+        count: how many.
+        *arguments: overrides.
+        **options: of `Process`, the same for all; `fault` may be given for each rank apart, in a dict.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    fault = options.pop("fault", None)
+    processes = [
+        Process(
+            *arguments,
+            f"trainer.devices={count}",
+            fault=fault.get(rank) if isinstance(fault, dict) else fault,
+            environment=meeting | {"LOCAL_RANK": str(rank)},
+            **options,
+        )
+        for rank in range(count)
+    ]
+    try:
+        first, *others = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.process.kill()
+    for other in others:
+        assert (other.status == 0) == (first.status == 0) and (other.out, other.err) == ("", ""), (first, other)
+    return first
 
 
 def _run(

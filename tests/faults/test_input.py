@@ -126,7 +126,7 @@ OTHERS = {
     "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3",
     "trainer.devices=[0]": "numbers are for GPUs",
-    "trainer.strategy=bogus": "must be one of auto, ddp",
+    "trainer.strategy=bogus": "must be one of auto, ddp, fsdp",
     "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
     "callbacks.ema.decay=0.5": "goes with callbacks=ema",

@@ -11,7 +11,7 @@ import torch
 from gpt.checkpoint import is_finite, read
 from gpt.fit.callbacks import Spikes
 from tests.faults import faults
-from tests.faults.processes import events, run
+from tests.faults.processes import events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of, one_line
 from tests.faults.test_resume import MUON, TWO, assert_as_if_never_touched, whole  # noqa: F401
 from tests.faults.test_stops import drive, ends
@@ -61,6 +61,15 @@ def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
     status, out, err = ends(drive("1:spoil_loss:50", "name=cut", *TWO), within=60)
     assert status == 1, err
     assert re.fullmatch(r"train.py: step 26: the loss is nan \(batch 25 of seed 0\).*step-00000020.ckpt.*\n", err), err
+
+
+def test_sharded_numbers_that_are_none_stop_both(workplace: Path) -> None:
+    """A loss on one, which the other does not see, and weights, which only the first looks at when it saves."""
+    ended = run_ranks(2, "name=cut", "trainer=fsdp", *MUON, fault={1: (faults.spoil_loss, 2 * 17 + 1)})
+    one_line(ended, 1, "step 18: the loss is nan (batch 17 of seed 0)", "the newest checkpoint is", "step-00000010")
+    ended = run_ranks(2, "name=cut", "resume=auto", "trainer=fsdp", *MUON, fault=(faults.spoil_weights, 12))
+    one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
+    assert len(contents_of(CHECKPOINTS)) == 3 and all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
 
 
 def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:  # noqa: F811

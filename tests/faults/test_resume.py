@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.faults import faults
-from tests.faults.processes import Process, events, run, start, wait_for
+from tests.faults.processes import Process, events, run, run_ranks, start, wait_for
 
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
@@ -269,4 +269,16 @@ def test_two_processes_killed_and_resumed(workplace: Path) -> None:
     process = start("resume=auto", *TWO)  # the second process goes on in the run that the first has found
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+
+
+@pytest.mark.parametrize("recipe", [MUON, ADAMW], ids=["muon", "adamw"])
+def test_sharded_processes_killed_and_resumed(recipe: list[str], workplace: Path) -> None:
+    """Both at once in a step; then the first alone while it writes, which ends the other."""
+    given = ["trainer=fsdp", *recipe]
+    assert run_ranks(2, "name=whole", *given).status == 0
+    for fault in ((faults.in_accumulation, 13, 1), {0: (faults.in_write, 1, 9999)}):
+        ended = run_ranks(2, "name=cut", "resume=auto", *given, fault=fault)
+        assert ended.status == -signal.SIGKILL, ended
+    assert run_ranks(2, "name=cut", "resume=auto", *given).status == 0
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))

@@ -1,0 +1,206 @@
+"""Several devices fit what one would: the same losses, the same evaluation, the same checkpoints.
+
+The processes are real and talk over gloo; they are forked from one that has loaded torch.
+"""
+
+import csv
+import itertools
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conf.schema import Config, from_yaml
+from data.arrays import Text, open_text
+from data.batches import evaluation_windows, train_batch
+from gpt.checkpoint import load_checkpoint
+from gpt.fit.automatic import missing_to_compile
+from gpt.generate import generate
+from gpt.model import GPT
+from gpt.optim import lr_at, make_optimizer
+from tests.conftest import Ended
+from tests.faults import faults
+from tests.faults.processes import events, run, run_ranks
+from tests.reference.losses import surprisal
+from train import start_of
+
+pytestmark = pytest.mark.slow
+EXACT = (
+    "trainer.precision=32-true trainer.max_steps=20 trainer.val_check_interval=20 trainer.log_every_n_steps=1".split()
+)
+KINDS = {"adamw": "optim=adamw", "muon in fp32": "optim=muon", "muon": "optim=muon"}
+
+
+@pytest.fixture
+def letters(workplace: Path, prose: str) -> None:
+    """A book of six characters: losses below 2, which fp32 resolves to 1.2e-7, and too few rows for four devices."""
+    Path("book.txt").write_text("".join(letter for letter in prose if letter in "abcde "))
+
+
+def logged(name: str) -> list[float]:
+    """The loss of every step of a run with `logger=csv`, whatever process took it."""
+    losses = {}
+    for file in Path("runs", name).rglob("metrics.csv"):
+        for row in csv.DictReader(file.read_text().splitlines()):
+            if row.get("train/loss"):
+                losses[int(row["step"])] = float(row["train/loss"])
+    assert sorted(losses) == list(range(1, len(losses) + 1))
+    return [losses[step] for step in sorted(losses)]
+
+
+def of_run(name: str) -> tuple[Config, Text]:
+    config = from_yaml(Path("runs", name, "config.yaml").read_text())
+    return config, open_text(config.data, config.model.context)
+
+
+def mean_of_halves(config: Config, text: Text) -> list[float]:
+    """The losses of training in one process, whose gradients are the means of those of the halves of each batch."""
+    torch.manual_seed(config.seed)
+    model = GPT(config.model, text.tokenizer.size)
+    weights, losses = list(model.parameters()), []
+    optimizer = make_optimizer(model, config.optim)
+    for step in range(config.trainer.max_steps):
+        rate = lr_at(step, config.optim, config.trainer.max_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * config.optim.muon_lr / config.optim.lr if group.get("muon") else rate
+        parts = []
+        for half in train_batch(text.train, config.seed, step, config.data.batch, config.model.context).chunk(2):
+            loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten())
+            parts.append((loss.item(), torch.autograd.grad(loss, weights)))
+        losses.append(sum(loss for loss, _ in parts) / 2)
+        means = [sum(each) / 2 for each in zip(*(gradients for _, gradients in parts), strict=True)]
+        norm = sum(float(mean.double().square().sum()) for mean in means) ** 0.5
+        for weight, mean in zip(weights, means, strict=True):
+            weight.grad = mean * min(1.0, config.optim.clip / norm)
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_one_device(kind: str, letters: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault: Any = (faults.iterate_in_fp32,) if kind == "muon in fp32" else None
+    recipe = [*EXACT, KINDS[kind], "logger=csv"]
+    assert run("name=one", *recipe, fault=fault).status == 0
+    assert run_ranks(2, "name=ddp", "trainer=ddp", *recipe, fault=fault).status == 0
+    assert run_ranks(2, "name=fsdp", "trainer=fsdp", "data.micro_batch=2", *recipe, fault=fault).status == 0
+    if fault:
+        monkeypatch.setattr("gpt.optim.ITERATED_IN", torch.float32)
+    expected = mean_of_halves(*of_run("one"))
+    losses = {name: logged(name) for name in ("one", "ddp", "fsdp")}
+    assert len(expected) == 20 and expected[0] - expected[-1] > 0.1
+    for name, given in losses.items():
+        assert given == pytest.approx(expected, abs=2e-3 if kind == "muon" else 1e-6), name
+    assert losses["fsdp"] == pytest.approx(losses["ddp"], abs=2e-3 if kind == "muon" else 1e-6)
+
+
+def test_a_matrix_that_is_orthogonalised_in_parts_is_another(letters: None) -> None:
+    """What Muon would do without gathering: the test above sees it."""
+    fault = (faults.both, (faults.iterate_in_fp32,), (faults.orthogonalise_shards,))
+    recipe = [*EXACT, KINDS["muon"], "logger=csv"]
+    assert run_ranks(2, "name=fsdp", "trainer=fsdp", *recipe, fault=fault).status == 0
+    config, text = of_run("fsdp")
+    losses = mean_of_halves(config, text)
+    assert max(abs(a - b) for a, b in zip(losses, logged("fsdp"), strict=True)) > 5e-3
+
+
+def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
+    """A trained model that steps of no size leave as it is; all but 30 of the windows are those of the first device."""
+    split = ["data.split=[0.6,0.3,0.1]", "trainer.precision=32-true"]
+    assert run("name=trained", *split).status == 0
+    same = [*split, "init_from=trained", "trainer.max_steps=1", "optim.lr=1e-12", "optim.muon_lr=1e-12"]
+    found = {"one": run("name=one", *same)}
+    for devices, strategy in itertools.product((2, 4), ("ddp", "fsdp")):
+        name = f"{strategy}{devices}"
+        found[name] = run_ranks(devices, f"name={name}", f"trainer={strategy}", *same)
+    model, _ = load_checkpoint("runs/trained/checkpoints/last.ckpt")
+    tokens, nats = np.asarray(of_run("one")[1].validation).astype(np.int64), [np.log(model.vocabulary)]
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 32):
+            window = torch.from_numpy(tokens[start : start + 33])
+            logits = model(window[None, :-1])[0].tolist()
+            nats += [surprisal(row, int(target)) for row, target in zip(logits, window[1:], strict=True)]
+    assert len(nats) == len(tokens) > 256 * 32
+    for name, ended in found.items():
+        assert ended.status == 0, ended
+        training = torch.load(f"runs/{name}/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best_loss"]
+        final = json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"]
+        assert (training, final) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
+
+
+def test_windows_of_the_evaluation_are_shared_out_unevenly() -> None:
+    """As the test above needs them."""
+    counted = [
+        sum(int(counts.sum()) for _, _, counts in evaluation_windows(np.zeros(9000), 32, 256, rank=rank, ranks=4))
+        for rank in range(4)
+    ]
+    assert counted[0] == 256 * 32 > counted[1] > 0 == counted[2] == counted[3]
+
+
+def layout(part: Any) -> Any:
+    """What a checkpoint is made of, without its numbers."""
+    if isinstance(part, dict):
+        return type(part), [(key, layout(value)) for key, value in part.items()]
+    if isinstance(part, list | tuple):
+        return type(part), [layout(value) for value in part]
+    if isinstance(part, torch.Tensor):
+        return type(part), part.shape, part.stride(), part.dtype, part.untyped_storage().nbytes()
+    return type(part)
+
+
+def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., Ended]) -> None:
+    """Stopped by SIGTERM again and again, and gone on with in another way each time."""
+    recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=30", "trainer.val_check_interval=30"]
+    assert run("name=whole", *recipe).status == 0
+    expected = logged("whole")
+    layouts = {}
+    ways = [("ddp", 1), ("fsdp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 1), ("ddp", 2), ("fsdp", 2)]
+    for leg, (strategy, devices) in enumerate(ways, start=1):
+        given = ["name=cut", "resume=auto", *recipe, f"trainer={strategy}", *["allow=[world_size]"] * (leg > 1)]
+        stop = (faults.signal_at, 4 * leg - 1, signal.SIGTERM)
+        ended = run(*given, fault=stop) if devices == 1 else run_ranks(devices, *given, fault={devices - 1: stop})
+        assert ended.status == 143, ended
+        contents = torch.load("runs/cut/checkpoints/last.ckpt")
+        assert contents["global_step"] == 4 * leg
+        assert contents["conditions"]["world_size"] == (f"{devices} with fsdp" if strategy == "fsdp" else devices)
+        del contents["conditions"]["world_size"]
+        layouts[strategy, devices] = layout(contents)
+        assert sample("runs/cut/checkpoints/last.ckpt", "--prompt", "bead", "--num-chars", "5").status == 0
+        load_checkpoint("runs/cut/checkpoints/last.ckpt")
+        if (strategy, devices) == ("fsdp", 4):
+            refused = run("resume=runs/cut", "trainer=ddp", defaults=False)
+            assert refused.status == 2 and "world_size=4 (the run has 4 with fsdp); allow=[world_size]" in refused.err
+    assert run("name=cut", "resume=auto", "trainer.devices=1", "allow=[world_size]", defaults=False).status == 0
+    assert logged("cut") == pytest.approx(expected, abs=1e-6)
+    assert len(layouts) == 4 and all(each == layouts["ddp", 1] for each in layouts.values())
+
+
+def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
+    assert run_ranks(2, "name=a", "trainer=fsdp", "model.tied=true", "trainer.precision=bf16-mixed").status == 0
+    files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
+    assert files == ["", "checkpoints", "config", "events", "hparams", "summary", "train"], "one of each, and the lock"
+    assert Path("runs/a/train.log").read_text().count("step 30/30  validation loss") == 1
+    model, meta = load_checkpoint("runs/a/checkpoints/last.ckpt")
+    _, text = of_run("a")
+    prompt = start_of(text)
+    tokens = generate(model, prompt, 20, temperature=0.8, seed=0)
+    written = text.tokenizer.decode(tokens[0, len(prompt) :].numpy())
+    step, shown = events(Path("runs/a"))["sample/text_summary"][-1]
+    assert step == meta["global_step"] == 30
+    assert written.replace("\n", "\n    ").encode() in shown
+
+
+def test_sharded_blocks_are_compiled(workplace: Path) -> None:
+    """On a GPU they always are."""
+    if missing_to_compile():
+        pytest.skip(f"no {missing_to_compile()}")
+    recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]
+    assert run_ranks(2, "name=eager", "compile=false", *recipe).status == 0
+    ended = run_ranks(2, "name=compiled", "compile=true", *recipe, fault=(faults.count_graphs,))
+    assert ended.status == 0 and "graphs: 1, breaks: 0" in ended.out, ended
+    assert logged("compiled") == pytest.approx(logged("eager"), abs=1e-5)
