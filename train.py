@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -53,6 +54,7 @@ STARTED = time.perf_counter() - time.process_time()  # of this process, which is
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
+LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
 
 
 def cli() -> int:
@@ -515,7 +517,7 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Samples, Watch
+    from gpt.fit.callbacks import Samples, Watch, make_profiler
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
@@ -570,12 +572,16 @@ def fit(
         say = Speaker(run / "train.log" if first_process else None)
         watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
         callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+        profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
         loggers = config.logger
         if not fresh:
             if first_process:
                 cut_logs(point, run)
             loggers = purging(loggers, point.step if point else -1)
-        arguments = vars(config.trainer) | {"strategy": make_strategy(choices.devices, config.trainer.timeout)}
+        arguments = vars(config.trainer) | {
+            "strategy": make_strategy(choices.devices, config.trainer.timeout),
+            "profiler": profiler,
+        }
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
@@ -626,6 +632,8 @@ def fit(
             with suppress(OSError) if summary["status"] == "failed" else nullcontext():
                 if first_process:
                     write_summary(run, summary)
+        if profiler and first_process:
+            say(f"profile    {next(run.glob('fit-profile*.txt'))}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
         return finish(run, config, text, say, summary) if first_process else None
@@ -664,6 +672,11 @@ def introduce(
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
     say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+    if config.data.overfit is not None:
+        say(
+            f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
+            f"known by heart, they cost less than {LEARNED / shape.context:.1g} nats each"
+        )
     for note in notes:
         say(note)
     say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
@@ -812,6 +825,8 @@ def quieten_lightning() -> None:
     threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Whoever wants several tasks of SLURM types srun; one process needs none.
+    warnings.filterwarnings("ignore", r"The `srun` command is available", module="lightning")
     # Batches are gathered in one go: worker processes would slow them down.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
@@ -892,6 +907,9 @@ def make_directory(run: Path, fresh: bool) -> None:
     except FileExistsError:
         runs.check_free(run.name)
     runs.hold(run)
+    if fresh and runs.is_debug(run.name):
+        for left in set(run.iterdir()) - {run / ".lock"}:
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     (run / "checkpoints").mkdir(exist_ok=True)
     clean_up(run, None)
 

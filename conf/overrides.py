@@ -20,6 +20,8 @@ from gpt.config import ModelConfig
 CONF = Path(__file__).parent
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
 MOST_TRIALS = 10_000  # values of one key in a sweep
+# Groups whose files set keys of the whole configuration.
+GLOBAL = ("experiment", "debug")
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
 
@@ -252,14 +254,14 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
         if group in ("callbacks", "logger"):
             keys.append(group)
             return
-        files = [f"{choice}.yaml"] if group == "experiment" else [f"{name}.yaml" for name in choices[group]]
+        files = [f"{choice}.yaml"] if group in GLOBAL else [f"{name}.yaml" for name in choices[group]]
         for file in files:
             content = yaml.safe_load((CONF / group / file).read_text("utf-8")) or {}
             for entry in content.pop("defaults", []):
                 if isinstance(entry, dict):
                     for name, value in entry.items():
                         decided(name.removeprefix("override ").strip("/ "), value)
-            prefix = "" if group == "experiment" else f"{group}."
+            prefix = "" if group in GLOBAL else f"{group}."
             keys.extend(key for key, _ in leaves(content, prefix) if key in known)
 
     for argument in arguments:

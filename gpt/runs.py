@@ -16,6 +16,7 @@ from typing import Any
 from conf.fields import InputError, one_line
 
 RUNS = Path("runs")
+DEBUG = "debug-"  # a run whose name begins so gives way to the next of its name, and is never meant by none
 
 
 class RunError(InputError):
@@ -154,7 +155,12 @@ def all_runs() -> list[Path]:
 
 def unfinished() -> list[Path]:
     """Every run with a checkpoint that has not come to its end, the most recently written one first."""
-    return [run for run in all_runs() if summary_of(run).get("status") != "finished"]
+    return [run for run in all_runs() if summary_of(run).get("status") != "finished" and not is_debug(run.name)]
+
+
+def is_debug(name: str) -> bool:
+    """Whether a name is that of a run made to look for faults."""
+    return name.startswith(DEBUG)
 
 
 def in_use(run: Path) -> bool:
@@ -220,7 +226,9 @@ def requeue() -> str:
 
 
 def check_free(name: str) -> None:
-    """Raise `RunError` when a run of that name exists."""
+    """Raise `RunError` when a run of that name exists, unless it is there to be replaced."""
+    if is_debug(name) and not (RUNS / name).is_symlink() and (RUNS / name).is_dir():
+        return
     if os.path.lexists(RUNS / name):
         raise RunError(f"name={name}: {RUNS / name} exists; resume=auto goes on with it, another name starts afresh")
 
@@ -238,7 +246,7 @@ def find_checkpoint(argument: str | None) -> Path:
         RunError: there is none.
     """
     if argument is None:
-        runs = all_runs()
+        runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
             raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a checkpoint")
         return _best(runs[0])

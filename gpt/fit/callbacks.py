@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 from tqdm import tqdm
 
@@ -229,6 +231,12 @@ class Samples(L.Callback):
         text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:
             board.experiment.add_text("sample", as_markdown(text), trainer.global_step)
+
+
+def make_profiler(kind: str, run: Path) -> Profiler:
+    """What times a run by hook (`simple`), function (`advanced`) or operator (`pytorch`) and reports beside it."""
+    kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+    return kinds[kind](dirpath=run, filename="profile")
 
 
 def as_markdown(text: str) -> str:
