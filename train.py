@@ -39,6 +39,7 @@ from conf.overrides import (
 )
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_yaml, to_dict, to_yaml
+from conf.sweep import Trial, check_sweep, has_finished, make_trial, run_sweep, varied_keys
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ LEARNED = 25  # nats that a window of a text known by heart costs, until it is c
 
 def cli() -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    if sweep := os.environ.pop("CHARGPT_SWEEP", None):  # whose trial this is
+        runs.end_with(int(sweep))
     if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, start_again)
     try:
@@ -76,7 +79,7 @@ def start_again(number: int, _: Any) -> None:
 
 
 def run_typed(arguments: list[str]) -> int:
-    """Run what was typed: one configuration, or with `-m` several, one after the other.
+    """Run what was typed: one configuration, or with `-m` several, each in a process of its own.
 
     Args:
         arguments: overrides and flags.
@@ -106,11 +109,11 @@ def run_typed(arguments: list[str]) -> int:
 
     ConfigStore.instance().store("schema", node=Config)
 
-    trials: list[tuple[DictConfig, list[str]]] = []
+    composed: list[tuple[DictConfig, list[str]]] = []
 
     @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-    def compose(composed: DictConfig) -> None:
-        trials.append((composed, list(HydraConfig.get().overrides.task)))
+    def compose(config: DictConfig) -> None:
+        composed.append((config, list(HydraConfig.get().overrides.task)))
 
     try:
         # Hydra leaves a file of its own for a sweep.
@@ -119,27 +122,77 @@ def run_typed(arguments: list[str]) -> int:
             with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
                 compose()
         sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
-        # Every combination is checked before the first one runs.
         typed = [
-            (apply_literals(OmegaConf.to_object(composed), literals), typed_keys(overrides, literals))  # type: ignore[arg-type]
-            for composed, overrides in trials
+            Typed(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
+            for config, given in composed
         ]
-        for key in ("name", "resume"):
-            if len(typed) > 1 and literals.get(key) is not None:
-                raise ConfigError(f"{key}={literals[key]}: several runs cannot share it; leave it out with -m")
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if not sweep and any("workers" in each.keys for each in typed):
+            raise ConfigError("workers: goes with -m, which makes several runs")
+        planned = plan_sweep(rest, literals, typed) if sweep and typed else None
+    except (HydraException, OmegaConfBaseException, InputError, ValueError) as error:
         return refuse(error)
-    status = 0
-    started = STARTED
-    for config, keys in typed:
-        status = max(status, run_trial(config, keys, started))
-        started = time.perf_counter()
-        if status >= 128:  # stopped by a signal, which means all of them
-            break
-    return status
+    if planned:
+        try:
+            return run_sweep(*planned, typed[0].config.workers)
+        except OSError as error:
+            print(f"train.py: {one_line(error)}", file=sys.stderr)
+            return 1
+    return run_one(typed[0].config, typed[0].keys, STARTED) if typed else 0  # none where Hydra was to show it
 
 
-def run_trial(typed: Config, keys: list[str], started: float) -> int:
+@dataclass(frozen=True)
+class Typed:
+    """What was typed, for one run.
+
+    Attributes:
+        config: the configuration that it makes.
+        keys: the keys that it decides.
+        overrides: it, without what is taken literally.
+    """
+
+    config: Config
+    keys: list[str]
+    overrides: list[str]
+
+
+def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typed]) -> tuple[list[Trial], set[str]]:
+    """Check every trial of a sweep before there is anything of it.
+
+    Args:
+        rest: the overrides as typed.
+        literals: values of the literal keys.
+        typed: what they mean for each trial.
+
+    Returns:
+        The trials, in order, and the names of those that have finished before.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    from data.arrays import open_text
+    from data.corpus import open_corpus
+
+    sweep, given = check_sweep(rest, literals)
+    varied = varied_keys(rest)
+    trials, finished, texts = {}, set(), set()
+    for each in typed:
+        config = each.config
+        trial = make_trial(sweep, varied, [*each.overrides, *given])
+        trials[trial.name] = trial
+        if has_finished(trial, config, each.keys):
+            finished.add(trial.name)
+        if isinstance(config.trainer.devices, int):
+            rows_per_device(config, config.trainer.devices)
+        if config.init_from is not None:  # which may bring a context of its own
+            runs.find_checkpoint(config.init_from)
+            open_corpus(config.data)
+        elif (text := repr((config.data, config.model.context))) not in texts:
+            texts.add(text)
+            open_text(config.data, config.model.context)
+    return list(trials.values()), finished
+
+
+def run_one(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and turn how it ended into an exit status."""
     status = 1
     try:
@@ -523,7 +576,6 @@ def fit(
         Checkpoints,
         Stopped,
         StopSignals,
-        end_with_parent,
         is_lost_process,
         make_strategy,
     )
@@ -532,7 +584,7 @@ def fit(
     from gpt.model import init_from
 
     if runs.started_by_another_rank():
-        end_with_parent()
+        runs.end_with(int(os.environ["CHARGPT_PARENT"]))
     else:
         runs.adopt()
     quieten_lightning()

@@ -112,6 +112,7 @@ class Config:
         most=525_600,
     )
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
+    workers: int = option(1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1)
     compile: Any = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -125,12 +126,11 @@ class Config:
         check(self)
         # Hydra and YAML read true and false as truth values; what is kept is the word.
         self.compile = shown(self.compile)
-        if self.name is not None and (
-            self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
-        ):
-            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
-        if self.name is not None and (len(os.fsencode(self.name)) > 200 or not self.name.isprintable()):
-            raise ValueError(f"name={self.name[:40]}: must be printable and at most 200 bytes long")
+        parts = [] if self.name is None else self.name.split("/")
+        if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
+            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, or SWEEP/TRIAL")
+        if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
+            raise ValueError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

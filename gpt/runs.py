@@ -3,11 +3,15 @@
 Imports nothing heavy: a wrong name is answered before torch is loaded.
 """
 
+import ctypes
 import hashlib
 import json
+import math
 import os
 import secrets
+import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +44,14 @@ def _number(variable: str) -> int:
     if not value.isdecimal():
         raise RunError(f"{variable}={value}: this environment variable must be a whole number")
     return int(value)
+
+
+def end_with(parent: int) -> None:
+    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def adopt() -> None:
@@ -129,11 +141,16 @@ def let_go() -> None:
         _held.popitem()[1].release()
 
 
-def _lock(run: Path) -> Any | None:
+def claim(run: Path) -> Any | None:
+    """Keep other processes from starting this run, until the lock is released; None when one has it in hand."""
+    return _lock(run, ".claim")
+
+
+def _lock(run: Path, name: str = ".lock") -> Any | None:
     from filelock import FileLock, Timeout
 
     try:
-        lock = FileLock(run / ".lock", blocking=False)
+        lock = FileLock(run / name, blocking=False)
         lock.acquire()
         return lock
     except Timeout:
@@ -141,7 +158,7 @@ def _lock(run: Path) -> Any | None:
 
 
 def all_runs() -> list[Path]:
-    """Every run with a checkpoint, the most recently written one first."""
+    """Every run with a checkpoint, trials of sweeps included, the most recently written one first."""
 
     def written(run: Path) -> int:
         times = [0]
@@ -150,7 +167,8 @@ def all_runs() -> list[Path]:
                 times.append(file.stat().st_mtime_ns)
         return max(times)
 
-    return sorted(filter(written, RUNS.glob("*")), key=written, reverse=True)
+    found = [checkpoints.parent for depth in ("*", "*/*") for checkpoints in RUNS.glob(f"{depth}/checkpoints")]
+    return sorted(filter(written, found), key=written, reverse=True)
 
 
 def unfinished() -> list[Path]:
@@ -186,6 +204,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     """
     if resume == "auto":
         run = RUNS / str(name)
+        _check_place(run, str(name))
         return run if run in all_runs() else None
     if name is not None:
         raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
@@ -201,7 +220,8 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     if not (run / "config.yaml").exists():
         raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
     if not list((run / "checkpoints").glob("*.ckpt")):
-        fresh = f"; name={run.name} resume=auto starts it afresh" if run.parent.resolve() == RUNS.resolve() else ""
+        inside = run.resolve().is_relative_to(RUNS.resolve())
+        fresh = f"; name={name_of(run)} resume=auto starts it afresh" if inside else ""
         raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
     return run
 
@@ -226,21 +246,49 @@ def requeue() -> str:
 
 
 def check_free(name: str) -> None:
-    """Raise `RunError` when a run of that name exists, unless it is there to be replaced."""
+    """Raise `RunError` when a run of that name exists, unless it is there to be replaced, or cannot be."""
+    _check_place(RUNS / name, name)
     if is_debug(name) and not (RUNS / name).is_symlink() and (RUNS / name).is_dir():
         return
     if os.path.lexists(RUNS / name):
         raise RunError(f"name={name}: {RUNS / name} exists; resume=auto goes on with it, another name starts afresh")
 
 
+def _check_place(run: Path, name: str) -> None:
+    if is_sweep(run):
+        raise RunError(f"name={name}: is a sweep; its own command goes on with it, name={name}/TRIAL with one trial")
+    if "/" in name and (run.parent / "config.yaml").exists():
+        raise RunError(f"name={name}: {run.parent} is a run, in which there is no place for another")
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory holds the trials of a sweep."""
+    return (directory / "sweep.csv").exists()
+
+
+def name_of(run: Path) -> str:
+    """What `name=` a run has: SWEEP/TRIAL for a trial."""
+    whole, inside = run.resolve(), RUNS.resolve()
+    return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
+
+
+def rank_of(run: Path) -> float:
+    """What runs are compared by: validation bits per character of the best checkpoint; infinite where there is none.
+
+    Where the tokens are the same, that is the order of the losses; where they are not, it still is one.
+    """
+    bits = summary_of(run).get("val_bpc")
+    return bits if isinstance(bits, int | float) and not math.isnan(bits) else math.inf
+
+
 def find_checkpoint(argument: str | None) -> Path:
     """Find the checkpoint that a person means.
 
     Args:
-        argument: a checkpoint, a run directory, the name of a run, or None for the newest run.
+        argument: a checkpoint, the directory or the name of a run or a sweep, or None for the newest run.
 
     Returns:
-        The checkpoint; of a run, its best.
+        The checkpoint; of a run its best, of a sweep that of its best trial.
 
     Raises:
         RunError: there is none.
@@ -269,7 +317,12 @@ def _best(run: Path) -> Path:
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))  # of a run that was killed before it gave the names
     if steps:
         return steps[-1]
-    raise RunError(f"{run}: holds no checkpoint yet")
+    if not is_sweep(run):
+        raise RunError(f"{run}: holds no checkpoint yet")
+    trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
+    if rank_of(trial) == math.inf:
+        raise RunError(f"{run}: no trial of this sweep has finished yet; name one of them")
+    return _best(trial)
 
 
 def _known_runs() -> str:

@@ -16,6 +16,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 from torch import Tensor
 from tqdm import tqdm
 
+from conf.fields import clock
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
 from gpt.optim import lr_at
@@ -25,13 +26,6 @@ SAMPLE_LENGTH = 200
 SPIKES_FROM = 20  # losses, before which none is unusual
 SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as people read it: 0:42, 12:05, 3:07:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 @dataclass

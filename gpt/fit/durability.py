@@ -1,11 +1,9 @@
 """What keeps a run from losing anything: checkpoints, stops between two steps, and processes that end together."""
 
-import ctypes
 import math
 import os
 import signal
 import struct
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -201,14 +199,6 @@ class StopSignals(L.Callback):
 def make_strategy(devices: int, timeout: float) -> Any:
     """How so many devices work together: they give up one that has been silent for `timeout` seconds."""
     return "auto" if devices == 1 else DDPStrategy(timeout=timedelta(seconds=timeout))
-
-
-def end_with_parent() -> None:
-    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:
-            os._exit(1)
 
 
 def end_parent() -> None:

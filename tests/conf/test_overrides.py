@@ -116,7 +116,7 @@ def test_compile_is_one_of_three_words() -> None:
             Config(compile=value)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "", ".hidden", "a\\b", "a\nb"])
+@pytest.mark.parametrize("name", ["a/b/c", "/a", "a/", "a/..", "../a", "..", "", ".hidden", "a\\b", "a\nb"])
 def test_names_that_are_no_directory_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name="):
         Config(name=name)
