@@ -1012,6 +1012,12 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
     runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 
 
+def hyperparameters(config: Config) -> dict[str, Any]:
+    """The settings of a run as one compares them with those of others."""
+    values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
+    return {key: value for key, value in values.items() if key not in ("name", "resume", "allow", "workers", "logger")}
+
+
 def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:
     """Evaluate the checkpoints on whole splits, write summary.json, and show a sample.
 
@@ -1025,7 +1031,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
-    from gpt.fit.report import as_summary, describe_score, farewell
+    from gpt.fit.report import as_summary, describe_score, farewell, log_result
     from gpt.generate import generate
     from gpt.model import GPT
 
@@ -1063,6 +1069,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
+    written = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
+    log_result(run, hyperparameters(config), summary["steps"], written)
     write_summary(
         run, summary | {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     )

@@ -192,6 +192,8 @@ def _check_override(
         raise ValueError(f"{argument}: {key} exists; write {key}=… without +")
     else:
         given = _values(override)
+    if override.value_type == ValueType.INTERVAL_SWEEP:
+        raise ValueError(f"{argument}: names no values to try; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
         raise ValueError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
     for value in given:

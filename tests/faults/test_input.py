@@ -289,7 +289,7 @@ def test_sweeps_that_cannot_be(train: Callable[..., Ended], workplace: Path, mon
         (["seed=1,2", "name=book.txt/../.."], "name="),
         (["seed=1,2", "workers=0"], "workers=0: must be a whole number, at least 1"),
         (["seed=1,2", "workers=1,2"], "workers: is the same for all trials of a sweep"),
-        (["optim.lr=interval(0.1,1)"], "optim.lr"),
+        (["optim.lr=interval(0.1,1)"], "optim.lr=interval(0.1,1): names no values to try"),
     ):
         ended = train("-m", *arguments)
         one_line(ended)
