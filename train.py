@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
+    CONF,
     apply_literals,
     check_flags,
     check_overrides,
@@ -38,7 +39,8 @@ from conf.overrides import (
     usage,
 )
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
-from conf.schema import Config, from_yaml, to_dict, to_yaml
+from conf.schema import Config, SearchConfig, from_yaml, to_dict, to_yaml
+from conf.search import check_study, judge, plan_search, run_search, take_search
 from conf.sweep import Trial, check_sweep, has_finished, make_trial, run_sweep, varied_keys
 from gpt import runs
 
@@ -96,7 +98,10 @@ def run_typed(arguments: list[str]) -> int:
     rest, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
     try:
         check_flags(flags)
-        check_overrides(rest, literals, sweep=sweep)
+        search, rest = take_search(rest)
+        check_overrides(rest, literals, sweep, search=search is not None)
+        if search:
+            return begin_search(search, flags, rest, literals)
     except ValueError as error:
         return refuse(error)
 
@@ -140,6 +145,43 @@ def run_typed(arguments: list[str]) -> int:
     return run_one(typed[0].config, typed[0].keys, STARTED) if typed else 0  # none where Hydra was to show it
 
 
+def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
+    """Check a search at both ends of its ranges before there is anything of it, and run it.
+
+    Args:
+        config: the search.
+        flags: as typed.
+        rest: the overrides as typed, without those of the search.
+        literals: values of the literal keys.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for flag in set(flags) - {"-m", "--multirun"}:
+        raise ConfigError(f"{flag}: shows the settings of one run, and a search has many")
+    search = plan_search(config, rest, literals)
+    ConfigStore.instance().store("schema", node=Config)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = [hydra.compose("train", corner) for corner in search.corners()]
+        ends = [apply_literals(OmegaConf.to_object(each), literals) for each in composed]  # type: ignore[arg-type]
+        fingerprints = [check_world(end) for end in ends]
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"at one end of the ranges: {one_line(error)}") from None
+    check_study(search, fingerprints[0])
+    try:
+        return run_search(search, fingerprints[0])
+    except OSError as error:
+        print(f"train.py: {one_line(error)}", file=sys.stderr)
+        return 1
+
+
 @dataclass(frozen=True)
 class Typed:
     """What was typed, for one run.
@@ -169,9 +211,6 @@ def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typ
     Raises:
         ValueError: what is wrong, in one line.
     """
-    from data.arrays import open_text
-    from data.corpus import open_corpus
-
     sweep, given = check_sweep(rest, literals)
     varied = varied_keys(rest)
     trials, finished, texts = {}, set(), set()
@@ -181,15 +220,31 @@ def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typ
         trials[trial.name] = trial
         if has_finished(trial, config, each.keys):
             finished.add(trial.name)
-        if isinstance(config.trainer.devices, int):
-            rows_per_device(config, config.trainer.devices)
-        if config.init_from is not None:  # which may bring a context of its own
-            runs.find_checkpoint(config.init_from)
-            open_corpus(config.data)
-        elif (text := repr((config.data, config.model.context))) not in texts:
-            texts.add(text)
-            open_text(config.data, config.model.context)
+        if (world := repr((config.data, config.model.context, config.trainer, config.init_from))) not in texts:
+            texts.add(world)
+            check_world(config)
     return list(trials.values()), finished
+
+
+def check_world(config: Config) -> str | None:
+    """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
+
+    Returns:
+        The fingerprint of the text; None where it depends on the model that the run starts from.
+
+    Raises:
+        ValueError: it is not, in one line.
+    """
+    from data.arrays import open_text
+    from data.corpus import open_corpus
+
+    if isinstance(config.trainer.devices, int):
+        rows_per_device(config, config.trainer.devices)
+    if config.init_from is not None:  # which may bring a context of its own
+        runs.find_checkpoint(config.init_from)
+        open_corpus(config.data)
+        return None
+    return open_text(config.data, config.model.context).fingerprint
 
 
 def run_one(typed: Config, keys: list[str], started: float) -> int:
@@ -396,6 +451,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             from gpt.fit.report import Speaker
 
             trained = as_trained(config, text, choices, point.step, point.contents["callbacks"]["Watch"])
+            if point.pruned:
+                write_summary(run, trained | {"status": "pruned"})
+                return None
             return finish(run, config, text, Speaker(run / "train.log"), trained)
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
@@ -492,10 +550,16 @@ class Point:
         """Steps taken."""
         return self.contents["global_step"]
 
+    @property
+    def pruned(self) -> bool:
+        """Whether the run was given up there, as a trial of a search."""
+        return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
+
     def ended_by(self, callbacks: dict[str, Any]) -> bool:
-        """Whether one of these, such as early stopping, had ended the run there."""
+        """Whether one of these, such as early stopping, had ended the run there; by hand, a pruned one goes on."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True
-        return over and self.contents["conditions"]["callbacks"] == callbacks
+        by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
+        return over and not by_hand and self.contents["conditions"]["callbacks"] == callbacks
 
 
 def clean_up(run: Path, point: Point | None) -> None:
@@ -570,7 +634,7 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Samples, Watch, make_profiler
+    from gpt.fit.callbacks import Prune, Samples, Watch, make_profiler
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
@@ -623,7 +687,11 @@ def fit(
             module = make_module()
         say = Speaker(run / "train.log" if first_process else None)
         watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
-        callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+        prune = []
+        if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
+            steps = config.trainer.val_check_interval, config.trainer.max_steps
+            prune = [Prune(judge(run.parent, int(number), *steps))]
+        callbacks = [*make(config.callbacks), *prune, Samples(start_of(text), tokenizer.decode), checkpoints]
         profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
         loggers = config.logger
         if not fresh:
@@ -667,6 +735,9 @@ def fit(
         except Stopped:
             summary["status"] = "interrupted"
             raise
+        except Diverged:
+            summary["status"] = "diverged"
+            raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if stops.received:  # torch gives what is raised while it copies weights another name
                 summary["status"] = "interrupted"
@@ -677,7 +748,8 @@ def fit(
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
         else:
-            summary["status"] = "interrupted"  # until it has been evaluated
+            # Until it has been evaluated; what a search gives up is not.
+            summary["status"] = "pruned" if any(each.pruned for each in prune) else "interrupted"
         finally:
             summary |= as_trained(config, text, choices, trainer.global_step, watch.state_dict())
             # Where this cannot be written, what has ended the run is the error to tell.
@@ -688,6 +760,9 @@ def fit(
             say(f"profile    {next(run.glob('fit-profile*.txt'))}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
+        if summary["status"] == "pruned":
+            say(f"pruned after step {trainer.global_step}: other trials of the search were better by then")
+            return None
         return finish(run, config, text, say, summary) if first_process else None
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")

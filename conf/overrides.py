@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 
 from conf.fields import allowed, check_value, nearest, shown
-from conf.schema import REFUSED, Config, EarlyStopping, Ema, from_dict, to_dict
+from conf.schema import REFUSED, Config, EarlyStopping, Ema, SearchConfig, from_dict, to_dict
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
@@ -55,6 +55,12 @@ PLUGINS = {
     f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
     for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
     for field in dataclasses.fields(config)
+}
+
+SEARCH = {
+    f"hparams_search.{field.name}": (typing.get_type_hints(SearchConfig)[field.name], field)
+    for field in dataclasses.fields(SearchConfig)
+    if "help" in field.metadata
 }
 
 
@@ -117,18 +123,21 @@ def check_flags(flags: list[str]) -> None:
             raise ValueError(f"{flag}: is no flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
 
 
-def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep: bool) -> None:
+def check_overrides(
+    arguments: list[str], literals: dict[str, str | None], sweep: bool = False, search: bool = False
+) -> None:
     """Refuse what is wrong with single overrides.
 
     Args:
         arguments: the overrides, without flags and literals.
         literals: values of the literal keys.
         sweep: whether several values for a key are allowed, as with `-m`.
+        search: whether intervals are allowed, too, as with `hparams_search=`.
 
     Raises:
         ValueError: one line with the key, the value, what is allowed and the nearest right name.
     """
-    known, choices = fields(), groups()
+    known, choices = fields() | SEARCH, groups()
     for key, value in literals.items():
         check_value(key, value, known[key][0], known[key][1].metadata)
     chosen = {"tensorboard"} | {
@@ -156,7 +165,7 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
             raise ValueError(
                 f"{argument}: the value of {key} cannot be read ({reason}); quote it: '{key}=\"…\"'"
             ) from None
-        _check_override(override, argument, known, choices, sweep)
+        _check_override(override, argument, known, choices, sweep or search, search)
 
 
 def _check_override(
@@ -165,6 +174,7 @@ def _check_override(
     known: dict[str, tuple[Any, dataclasses.Field]],
     choices: dict[str, list[str]],
     sweep: bool,
+    search: bool,
 ) -> None:
     key = override.key_or_group
     if key.startswith("hydra"):
@@ -192,7 +202,7 @@ def _check_override(
         raise ValueError(f"{argument}: {key} exists; write {key}=… without +")
     else:
         given = _values(override)
-    if override.value_type == ValueType.INTERVAL_SWEEP:
+    if override.value_type == ValueType.INTERVAL_SWEEP and not search:
         raise ValueError(f"{argument}: names no values to try; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
         raise ValueError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
@@ -302,7 +312,7 @@ def usage() -> str:
     ]
     lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
     section = None
-    for key, (hint, field) in fields().items():
+    for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:
             continue
         group = key.rpartition(".")[0]

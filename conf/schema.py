@@ -98,6 +98,23 @@ class Ema:
 
 
 @dataclass
+class SearchConfig:
+    """How a search for settings goes about (`hparams_search=`); its trials are runs like any other."""
+
+    trials: int = option(20, "trials of the search in all, those of earlier calls included", least=1, most=10_000)
+    seed: int = option(0, "seed of what is proposed", least=0, most=2**32 - 1)
+    startup: int = option(5, "trials drawn at random, and not pruned by the median, before enough is known", least=1)
+    pruner: str = option(
+        "median", "what gives a hopeless trial up after a validation", choices=("median", "hyperband", "none")
+    )
+    space: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range."""
+        check(self, "hparams_search")
+
+
+@dataclass
 class Config:
     """The whole configuration of a run."""
 

@@ -42,12 +42,14 @@ class Trial:
         name: the trial's own.
         overrides: its settings as they are typed.
         varied: those that set it apart from other trials, value by key.
+        number: in the study of a search; None in a sweep.
     """
 
     sweep: str
     name: str
     overrides: tuple[str, ...]
     varied: Mapping[str, str]
+    number: int | None = None
 
     @property
     def directory(self) -> Path:
@@ -167,10 +169,12 @@ class Outcome:
     Attributes:
         status: as in summary.json; `failed` where the process failed, `interrupted` where it was asked to stop.
         reason: of a failure, in one line.
+        by_settings: whether it failed for its settings, and would again.
     """
 
     status: str
     reason: str = ""
+    by_settings: bool = False
 
 
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
@@ -183,6 +187,8 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     # To SLURM the sweep is the job: it asks for more time, and a trial starts its own further processes.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     environment["CHARGPT_SWEEP"] = str(os.getpid())
+    if trial.number is not None:
+        environment["CHARGPT_TRIAL"] = str(trial.number)
     if workers > 1:
         environment["OMP_NUM_THREADS"] = str(max(1, cpus() // workers))
     trial.directory.mkdir(parents=True, exist_ok=True)
@@ -218,7 +224,9 @@ def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
         return Outcome("failed", f"killed by {signal.Signals(-status).name}")
     lines = (trial.directory / "console.log").read_text("utf-8", "replace").split("\n")
     said = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
-    return Outcome("failed", said.removeprefix("train.py: "))
+    refused = status == 2 and not list(trial.directory.glob("checkpoints/*.ckpt"))  # else it could be run before
+    diverged = runs.summary_of(trial.directory).get("status") == "diverged"
+    return Outcome("failed", said.removeprefix("train.py: "), by_settings=refused or diverged)
 
 
 def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
@@ -347,18 +355,34 @@ def run_sweep(trials: list[Trial], finished: set[str], workers: int) -> int:
     (runs.RUNS / sweep).mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
     received = run_trials(unfinished(), workers, ended)
-    results = rows(sweep, trials, outcomes)
-    say(f"\n{leaderboard(results)}\n")
-    if results[0]["val_loss"]:
-        say(f"more text  python sample.py {results[0]['directory']}")
+    failed = [name for name, result in outcomes.items() if result.status == "failed"]
+    return conclude(rows(sweep, trials, outcomes), failed, len(trials), table, received)
+
+
+def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
+    """Show what came of several trials.
+
+    Args:
+        results: the table of them.
+        failed: names of those that failed.
+        count: of how many.
+        table: where the table is kept.
+        received: the signal that was received, if any.
+
+    Returns:
+        The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
+    """
+    if results:
+        say(f"\n{leaderboard(results)}\n")
+        if results[0]["val_loss"]:
+            say(f"more text  python sample.py {results[0]['directory']}")
     say(f"table      {table}")
     if received is not None:
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
             say(runs.requeue())
         return 128 + received
-    failed = [name for name, result in outcomes.items() if result.status == "failed"]
     if failed:
-        print(f"train.py: {len(failed)} of {len(trials)} trials failed: {'; '.join(failed)}", file=sys.stderr)
+        print(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 

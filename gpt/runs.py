@@ -173,7 +173,8 @@ def all_runs() -> list[Path]:
 
 def unfinished() -> list[Path]:
     """Every run with a checkpoint that has not come to its end, the most recently written one first."""
-    return [run for run in all_runs() if summary_of(run).get("status") != "finished" and not is_debug(run.name)]
+    over = ("finished", "pruned")
+    return [run for run in all_runs() if summary_of(run).get("status") not in over and not is_debug(run.name)]
 
 
 def is_debug(name: str) -> bool:
