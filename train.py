@@ -691,6 +691,8 @@ def fit(
         if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
             steps = config.trainer.val_check_interval, config.trainer.max_steps
             prune = [Prune(judge(run.parent, int(number), *steps))]
+        elif point:  # a trial that someone goes on with by hand is no longer asked about
+            point.contents["callbacks"].pop("Prune", None)
         callbacks = [*make(config.callbacks), *prune, Samples(start_of(text), tokenizer.decode), checkpoints]
         profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
         loggers = config.logger

@@ -177,6 +177,8 @@ def _check_override(
     search: bool,
 ) -> None:
     key = override.key_or_group
+    if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        raise ValueError(f"{argument}: list the values: {key}=a,b,c")
     if key.startswith("hydra"):
         raise ValueError(f"{key}: is not taken: runs are kept in runs/<name>, and nothing of Hydra's own is written")
     names = [*known, *choices]

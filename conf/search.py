@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, ValueType
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from conf.fields import InputError, allowed, check_value, one_line, shown
 from conf.overrides import CONF, PLUGINS, check_overrides, fields
@@ -89,7 +89,7 @@ def make_range(override: Override) -> Range:
     hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
     metadata = field.metadata if field else {}
     log = "log" in getattr(value, "tags", ())
-    if override.value_type == ValueType.GLOB_CHOICE_SWEEP or getattr(value, "shuffle", False):
+    if getattr(value, "shuffle", False):
         raise ValueError(f"{text}: a search takes interval(a,b), range(a,b,step), choice(x,y) or tag(log,…) around one")
     if isinstance(value, IntervalSweep):
         numbers = [each for each in (typing.get_args(hint) or (hint,)) if each in (int, float)]
@@ -176,13 +176,14 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     """
     parser = OverridesParser.create()
     given = {override.key_or_group: override for override in parser.parse_overrides(arguments)}
+    for key in set(given) & set(HOW):
+        if given[key].is_sweep_override():
+            raise InputError(f"{key}: is the same for all trials of a search")
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given and key not in literals]
     check_overrides(ranges, {}, search=True)
     swept = [*parser.parse_overrides(ranges), *(each for each in given.values() if each.is_sweep_override())]
     for override in swept:
-        if override.key_or_group in HOW:
-            raise InputError(f"{override.key_or_group}: is the same for all trials of a search")
         if not override.is_sweep_override():
             raise InputError(f"{GROUP}: {override.input_line} is no range such as interval(a,b) or choice(x,y)")
     space = {each.get_key_element(): make_range(each) for each in swept}
@@ -301,7 +302,7 @@ def judge(directory: Path, number: int, shortest: int, longest: int) -> Callable
 
     def hopeless(step: int, bpc: float) -> bool:
         storage.set_trial_intermediate_value(trial, step, bpc)  # once more where a trial goes on from before
-        return pruner.prune(study, storage.get_trial(trial))
+        return bool(pruner.prune(study, storage.get_trial(trial)))  # NumPy's is none that a checkpoint may keep
 
     return hopeless
 
