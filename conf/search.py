@@ -254,11 +254,12 @@ def open_study(directory: Path) -> "optuna.Study":
         InputError: the file is none of Optuna's.
     """
     import optuna
+    import sqlalchemy
 
     try:
         return optuna.create_study(study_name=STUDY, storage=open_storage(directory), load_if_exists=True)
-    except (optuna.exceptions.StorageInternalError, RuntimeError) as error:
-        raise InputError(f"{directory / FILE}: cannot be read: {one_line(error)}") from None
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
+        raise InputError(f"{directory / FILE}: cannot be read: {one_line(str(error).splitlines()[0])}") from None
 
 
 def make_sampler(config: SearchConfig, count: int) -> Any:
@@ -390,6 +391,8 @@ def run_search(search: Search, text: str | None) -> int:
         )
         received = run_trials(proposals(), search.workers, ended)
         results = table()
+    except optuna.exceptions.StorageInternalError as error:  # such as a full disk
+        raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error
     finally:
         lock.release()
     failed = [name for name, each in outcomes.items() if each.status == "failed" and not each.by_settings]
