@@ -43,11 +43,11 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
-def needs(*packages: str) -> None:
+def needs(*packages: str, extra: str = "export") -> None:
     """Skip a test unless the packages of an extra are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            missing(f"{package} is not installed: pip install -e .[export]")
+            missing(f"{package} is not installed: pip install -e .[{extra}]")
 
 
 @pytest.fixture(scope="session")
