@@ -41,7 +41,18 @@ from conf.overrides import (
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, SearchConfig, from_yaml, to_dict, to_yaml
 from conf.search import check_study, judge, plan_search, run_search, take_search
-from conf.sweep import Trial, check_sweep, has_finished, make_trial, run_sweep, varied_keys
+from conf.sweep import (
+    HOW,
+    Outcome,
+    Runner,
+    Trial,
+    check_sweep,
+    has_finished,
+    make_trial,
+    run_sweep,
+    run_trials,
+    varied_keys,
+)
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -131,14 +142,15 @@ def run_typed(arguments: list[str]) -> int:
             Typed(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
             for config, given in composed
         ]
-        if not sweep and any("workers" in each.keys for each in typed):
-            raise ConfigError("workers: goes with -m, which makes several runs")
+        for key in ("workers", "launcher"):
+            if not sweep and any(key in each.keys for each in typed):
+                raise ConfigError(f"{key}: goes with -m, which makes several runs")
         planned = plan_sweep(rest, literals, typed) if sweep and typed else None
     except (HydraException, OmegaConfBaseException, InputError, ValueError) as error:
         return refuse(error)
     if planned:
         try:
-            return run_sweep(*planned, typed[0].config.workers)
+            return run_sweep(*planned)
         except OSError as error:
             print(f"train.py: {one_line(error)}", file=sys.stderr)
             return 1
@@ -197,7 +209,9 @@ class Typed:
     overrides: list[str]
 
 
-def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typed]) -> tuple[list[Trial], set[str]]:
+def plan_sweep(
+    rest: list[str], literals: dict[str, str | None], typed: list[Typed]
+) -> tuple[list[Trial], set[str], Runner]:
     """Check every trial of a sweep before there is anything of it.
 
     Args:
@@ -206,7 +220,7 @@ def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typ
         typed: what they mean for each trial.
 
     Returns:
-        The trials, in order, and the names of those that have finished before.
+        The trials, in order, the names of those that have finished before, and what runs the others.
 
     Raises:
         ValueError: what is wrong, in one line.
@@ -223,7 +237,20 @@ def plan_sweep(rest: list[str], literals: dict[str, str | None], typed: list[Typ
         if (world := repr((config.data, config.model.context, config.trainer, config.init_from))) not in texts:
             texts.add(world)
             check_world(config)
-    return list(trials.values()), finished
+    workers, launcher = typed[0].config.workers, typed[0].config.launcher
+    if not launcher:
+        return list(trials.values()), finished, lambda left, ended: run_trials(left, workers, ended)
+
+    from conf.launch import launch_trials, make_executor
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_executor(Path(folder), launcher)  # raises what is wrong before there is a sweep
+    at_once = workers if launcher["cluster"] == "local" else None
+
+    def run(left: "Iterator[Trial]", ended: "Callable[[Trial, Outcome], None]") -> int | None:
+        return launch_trials(left, make_executor(runs.RUNS / sweep / ".submitit" / "%j", launcher), at_once, ended)
+
+    return list(trials.values()), finished, run
 
 
 def check_world(config: Config) -> str | None:
@@ -1092,7 +1119,7 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """The settings of a run as one compares them with those of others."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    return {key: value for key, value in values.items() if key not in ("name", "resume", "allow", "workers", "logger")}
+    return {key: value for key, value in values.items() if key not in (*HOW, "logger")}
 
 
 def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:

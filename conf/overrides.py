@@ -22,14 +22,15 @@ FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolv
 MOST_TRIALS = 10_000  # values of one key in a sweep
 # Groups whose files set keys of the whole configuration.
 GLOBAL = ("experiment", "debug")
+PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; callbacks and loggers count as one value each."""
+    """Yield every `(dotted key, value)` of nested dicts; each of `PLUGGED` counts as one value."""
     for key, value in values.items():
-        if isinstance(value, dict) and key not in ("callbacks", "logger"):
+        if isinstance(value, dict) and key not in PLUGGED:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -143,7 +144,7 @@ def check_overrides(
     chosen = {"tensorboard"} | {
         name
         for argument in arguments
-        if argument.partition("=")[0] in ("callbacks", "logger")
+        if argument.partition("=")[0] in PLUGGED
         for name in argument.partition("=")[2].strip("[]").split(",")
     }
     typed = [argument.partition("=")[0].lstrip("+") for argument in arguments]
@@ -152,7 +153,7 @@ def check_overrides(
         raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
-        if group in ("callbacks", "logger") and name and name.partition(".")[0] not in chosen:
+        if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = nearest(argument, [*known, *choices])
@@ -189,7 +190,9 @@ def _check_override(
         given = _values(override)
     elif plain in PLUGINS:
         known, given = known | PLUGINS, _values(override)
-    elif plain.partition(".")[0] in ("callbacks", "logger"):
+    elif plain.startswith("launcher."):
+        return
+    elif plain.partition(".")[0] in PLUGGED:
         group, _, name = plain.partition(".")
         name = name.partition(".")[0]
         if name in choices[group] and name != "wandb":
@@ -265,7 +268,7 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
     keys = list(literals)
 
     def decided(group: str, choice: str) -> None:
-        if group in ("callbacks", "logger"):
+        if group in PLUGGED:
             keys.append(group)
             return
         files = [f"{choice}.yaml"] if group in GLOBAL else [f"{name}.yaml" for name in choices[group]]
@@ -285,7 +288,7 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
             decided(key, str(override.value()))
         elif key in known:
             keys.append(key)
-        elif key.partition(".")[0] in ("callbacks", "logger"):
+        elif key.partition(".")[0] in PLUGGED:
             keys.append(key.partition(".")[0])
     return list(dict.fromkeys(keys))
 

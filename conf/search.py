@@ -176,6 +176,10 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     """
     parser = OverridesParser.create()
     given = {override.key_or_group: override for override in parser.parse_overrides(arguments)}
+    if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
+        raise InputError(
+            "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
+        )
     for key in set(given) & set(HOW):
         if given[key].is_sweep_override():
             raise InputError(f"{key}: is the same for all trials of a search")

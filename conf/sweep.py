@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ TRAIN = Path(__file__).parents[1] / "train.py"
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 LONGEST = 100  # characters of a trial's name
 SHOWN = 20  # trials on the leaderboard
-HOW = ("name", "resume", "allow", "workers")  # say where and how trials run, not what they are
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+HOW = ("name", "resume", "allow", "workers", "launcher")  # say where and how trials run, not what they are
+STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Trial:
 
 def sweep_name(arguments: Iterable[str]) -> str:
     """The name of a sweep that was given none: equal for equal settings, in whatever order they are typed."""
-    settings = sorted(argument for argument in arguments if argument.partition("=")[0] not in HOW)
+    settings = sorted(argument for argument in arguments if _group(argument) not in HOW)
     return f"sweep-{_hash(settings)}"
 
 
@@ -78,6 +79,11 @@ def trial_name(varied: Mapping[str, str]) -> str:
     return f"{name[:LONGEST]}_{_hash(parts)}"
 
 
+def _group(argument: str) -> str:
+    """`launcher` of `+launcher.qos=x`."""
+    return re.split("[.=]", argument.lstrip("+"), maxsplit=1)[0]
+
+
 def _hash(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:6]
 
@@ -85,9 +91,8 @@ def _hash(parts: Iterable[str]) -> str:
 def varied_keys(arguments: Iterable[str]) -> list[str]:
     """The keys of typed overrides that have several values, as they are typed; all of them where none has."""
     parsed = OverridesParser.create().parse_overrides(list(arguments))
-    return [each.get_key_element() for each in parsed if each.is_sweep_override()] or [
-        each.get_key_element() for each in parsed
-    ]
+    several = [each.get_key_element() for each in parsed if each.is_sweep_override()]
+    return several or [key for each in parsed if _group(key := each.get_key_element()) not in HOW]
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
@@ -100,7 +105,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Tr
     """
     values = dict(setting.partition("=")[::2] for setting in settings)
     apart = {key: values[key] for key in varied}
-    own = tuple(setting for setting in settings if setting.partition("=")[0] != "workers")
+    own = tuple(setting for setting in settings if _group(setting) not in ("workers", "launcher"))
     return Trial(sweep, trial_name(apart), own, apart)
 
 
@@ -145,12 +150,12 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
         raise InputError(f"-m: a sweep is one task of SLURM's, and this step has {tasks}; srun --ntasks=1")
-    if not arguments:
+    if not varied_keys(arguments):
         raise InputError("-m: tries several values of a key, such as optim.lr=1e-3,3e-3")
     if literals.get("resume") not in (None, "auto"):
         raise InputError(f"resume={literals['resume']}: a sweep goes on with the command that began it, without resume")
     for key in varied_keys(arguments):
-        if key in HOW:
+        if _group(key) in HOW:
             raise InputError(f"{key}: is the same for all trials of a sweep")
     given = [f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW]
     sweep = literals.get("name") or sweep_name([*arguments, *given])
@@ -177,6 +182,9 @@ class Outcome:
     by_settings: bool = False
 
 
+Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]
+
+
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     """Start the process of a trial, which is ended with this one. All that it prints is in its `console.log`.
 
@@ -190,7 +198,7 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     if trial.number is not None:
         environment["CHARGPT_TRIAL"] = str(trial.number)
     if workers > 1:
-        environment["OMP_NUM_THREADS"] = str(max(1, cpus() // workers))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // workers)))
     trial.directory.mkdir(parents=True, exist_ok=True)
     with open(trial.directory / "console.log", "ab") as console:
         return subprocess.Popen(
@@ -242,32 +250,42 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
         The signal that was received, if any.
     """
     running: dict[subprocess.Popen, tuple[Trial, Any]] = {}
-    received: list[int] = []
     passed = 0
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
+    with receiving() as received:
+        try:
+            while True:
+                while not received and len(running) < workers and (trial := next(trials, None)):
+                    trial.directory.mkdir(parents=True, exist_ok=True)
+                    if claim := runs.claim(trial.directory):
+                        running[start(trial, workers)] = trial, claim
+                    else:
+                        say(f"{trial.directory}: another process has it in hand")
+                if not running:
+                    return received[0] if received else None
+                for number in received[passed:]:
+                    for process in running:  # a second Ctrl-C means more than a first
+                        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+                passed = len(received)
+                time.sleep(0.05)
+                for process in [each for each in running if each.poll() is not None]:
+                    trial, claim = running.pop(process)
+                    result = outcome(trial, process.returncode, bool(received))
+                    claim.release()
+                    ended(trial, result)
+        finally:
+            for process in running:  # after an error here
+                process.kill()
+
+
+@contextmanager
+def receiving() -> Iterator[list[int]]:
+    """Take over the signals that stop a sweep; those that come are in the list."""
+    received: list[int] = []
+    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     try:
-        while True:
-            while not received and len(running) < workers and (trial := next(trials, None)):
-                trial.directory.mkdir(parents=True, exist_ok=True)
-                if claim := runs.claim(trial.directory):
-                    running[start(trial, workers)] = trial, claim
-                else:
-                    say(f"{trial.directory}: another process has it in hand")
-            if not running:
-                return received[0] if received else None
-            for number in received[passed:]:
-                for process in running:
-                    process.send_signal(number)
-            passed = len(received)
-            time.sleep(0.05)
-            for process in [each for each in running if each.poll() is not None]:
-                trial, claim = running.pop(process)
-                result = outcome(trial, process.returncode, bool(received))
-                claim.release()
-                ended(trial, result)
+        yield received
     finally:
-        for process in running:  # after an error here
-            process.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -325,13 +343,13 @@ def leaderboard(table: list[dict[str, str]]) -> str:
     return "\n".join([*shown, *more])
 
 
-def run_sweep(trials: list[Trial], finished: set[str], workers: int) -> int:
+def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
     """Run the trials of a sweep, and show what came of them.
 
     Args:
         trials: all of them.
         finished: names of those that have finished before.
-        workers: how many run at a time.
+        run: runs those that are left: given them, and what is to be told of each end.
 
     Returns:
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
@@ -354,7 +372,7 @@ def run_sweep(trials: list[Trial], finished: set[str], workers: int) -> int:
 
     (runs.RUNS / sweep).mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
-    received = run_trials(unfinished(), workers, ended)
+    received = run(unfinished(), ended)
     failed = [name for name, result in outcomes.items() if result.status == "failed"]
     return conclude(rows(sweep, trials, outcomes), failed, len(trials), table, received)
 

@@ -145,7 +145,7 @@ def test_every_dependency_is_pinned() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + extras["dev"] + extras["export"]
+    wanted = project["dependencies"] + extras["dev"] + extras["export"] + extras["launcher"]
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
