@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import export as export_script
-from tests.conftest import ROOT, Ended, caller
+from tests.conftest import ROOT, Ended, caller, needs
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -30,7 +30,9 @@ def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) > 12
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "train.py" in c and "resume" not in c])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if "train.py" in c and not {"resume", "search"} & set(re.findall("[a-z]+", c))]
+)
 def test_training_commands_of_the_readme(
     command: str, train: Callable[..., Ended], quick_samples: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +55,22 @@ def test_training_commands_of_the_readme(
     ended = train(*arguments, *cut, defaults=False)
     assert ended.status == 0, ended.err
     assert "validation loss" in ended.out and "bits per character" in ended.out
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_on_search(train: Callable[..., Ended]) -> None:
+    needs("optuna", extra="search")
+    page = (ROOT / "docs/search.md").read_text("utf-8")
+    commands = [line for text in (README, page) for line in text.splitlines() if "train.py hparams_search=" in line]
+    assert len(commands) == 4
+    cut = [*CUT, "hparams_search.trials=1", "data.path=book.txt"]
+    for command in commands:
+        arguments = shlex.split(command)[2:]
+        ranges = {argument.partition("=")[0] for argument in arguments if "," in argument}
+        more = [argument for argument in cut if argument.partition("=")[0] not in ranges]
+        ended = train(*arguments, *more, defaults=False)
+        assert ended.status == 0, ended.err
+        assert "best again python train.py" in ended.out
 
 
 def test_resuming_and_sampling_commands_of_the_readme(
@@ -145,7 +163,7 @@ def test_every_dependency_is_pinned() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + extras["dev"] + extras["export"] + extras["launcher"]
+    wanted = project["dependencies"] + [each for extra in extras.values() for each in extra]
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()

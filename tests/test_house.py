@@ -54,6 +54,8 @@ def only(path: str) -> tuple[str, ...] | None:
         return ("conf.fields",)
     if path in ("conf/sweep.py", "conf/launch.py"):
         return ("conf", "gpt.runs", "submitit", *HYDRA)
+    if path == "conf/search.py":
+        return ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA)
     if path.startswith("conf/"):
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
     if path == "gpt/runs.py":

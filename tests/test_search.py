@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ def optuna() -> None:
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen:
     """The command in a process group of its own; what it prints is in `out` and `err`."""
-    (directory / "book.txt").write_text(BOOK, encoding="utf-8")
     with open(directory / "out", "w") as out, open(directory / "err", "w") as err:
         return subprocess.Popen(
             [sys.executable, ROOT / "train.py", *arguments],
@@ -92,27 +91,14 @@ def processes_in(directory: Path) -> list[int]:
     return found
 
 
-BOOK = ""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def book(prose: str) -> Iterator[None]:
-    global BOOK
-    BOOK = prose
-    yield
-
-
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory, book: None) -> tuple[Path, Ended]:
-    """A search that ran to its end."""
-    needs("optuna", extra="search")
-    directory = tmp_path_factory.mktemp("untouched")
-    return directory, run(directory, *COMMAND)
-
-
 @pytest.mark.slow
-def test_the_hopeless_are_given_up_and_the_best_is_the_best(untouched: tuple[Path, Ended]) -> None:
-    directory, ended = untouched
+def test_a_search_and_one_that_is_killed_in_the_middle(tmp_path: Path, prose: str) -> None:
+    """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
+    directory, killed = tmp_path / "untouched", tmp_path / "killed"
+    for place in (directory, killed):
+        place.mkdir()
+        (place / "book.txt").write_text(prose)
+    ended = run(directory, *COMMAND)
     assert ended.status == 0 and ended.err == ""
     found = trials(directory)
     assert len(found) == 4
@@ -147,46 +133,42 @@ def test_the_hopeless_are_given_up_and_the_best_is_the_best(untouched: tuple[Pat
     repeated = json.loads((directory / "runs/again/summary.json").read_text())
     assert repeated["val_loss"] == summary(directory, best)["val_loss"]
 
-
-@pytest.mark.slow
-def test_a_killed_search_goes_on_to_the_same_end(untouched: tuple[Path, Ended], tmp_path: Path) -> None:
-    """SIGKILL of the search in the middle of a trial: the same trials, in the same number, with the same losses."""
-    process = start(tmp_path, *COMMAND)
+    process = start(killed, *COMMAND)
     try:
-        checkpoints = tmp_path / "runs/found/trial-002/checkpoints"
+        checkpoints = killed / "runs/found/trial-002/checkpoints"
         wait_for(lambda: list(checkpoints.glob("step-*.ckpt")), process)
     finally:
         process.kill()
         process.wait()
     until = time.monotonic() + 10
-    while processes_in(tmp_path) and time.monotonic() < until:
+    while processes_in(killed) and time.monotonic() < until:
         time.sleep(0.01)
-    assert processes_in(tmp_path) == []
-    states = [state for _, state, _, _ in trials(tmp_path)]
+    assert processes_in(killed) == []
+    states = [state for _, state, _, _ in trials(killed)]
     assert len(states) == 3 and states[2] == "RUNNING"
 
-    ended = run(tmp_path, *COMMAND)
+    ended = run(killed, *COMMAND)
     assert ended.status == 0 and ended.err == ""
     assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
     assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
-    assert trials(tmp_path) == trials(untouched[0])
-    assert len(table(tmp_path)) == 4
+    assert trials(killed) == trials(directory)
+    assert len(table(killed)) == 4
     # Once it is whole, nothing is left to do.
-    assert run(tmp_path, *COMMAND).status == 0
-    assert trials(tmp_path) == trials(untouched[0])
+    assert run(killed, *COMMAND).status == 0
+    assert trials(killed) == trials(directory)
 
 
 @pytest.mark.slow
-def test_two_at_a_time_a_bad_combination_and_a_stop(tmp_path: Path) -> None:
+def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     """Heads of 2, 3 and 4 in a width of 32: 3 is found out only when it is tried."""
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "model.heads="))]
     command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
-    process = start(tmp_path, *command)
+    process = start(workplace, *command)
     try:
-        wait_for(lambda: len(list(tmp_path.glob("runs/found/*/checkpoints/step-*.ckpt"))) > 0, process)
+        wait_for(lambda: len(list(workplace.glob("runs/found/*/checkpoints/step-*.ckpt"))) > 0, process)
         second = subprocess.run(
-            [sys.executable, ROOT / "train.py", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, ROOT / "train.py", *command], cwd=workplace, capture_output=True, text=True, timeout=60
         )
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
@@ -195,19 +177,19 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(tmp_path: Path) -> None:
         process.wait()
     assert second.returncode == 2
     assert second.stderr == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
-    assert processes_in(tmp_path) == []
-    assert "RUNNING" in [state for _, state, _, _ in trials(tmp_path)]
+    assert processes_in(workplace) == []
+    assert "RUNNING" in [state for _, state, _, _ in trials(workplace)]
 
-    ended = run(tmp_path, *command)
+    ended = run(workplace, *command)
     assert ended.status == 0, ended.err
-    found = trials(tmp_path)
+    found = trials(workplace)
     assert len(found) == 4
     bad = [number for number, (values, *_) in enumerate(found) if values["model.heads"] == "3"]
     assert bad and [found[number][1] for number in bad] == ["PRUNED"] * len(bad)
     assert all(found[number][1] == "COMPLETE" for number in range(4) if number not in bad)
-    text = (tmp_path / "runs/found/sweep.csv").read_text()
+    text = (workplace / "runs/found/sweep.csv").read_text()
     assert len(re.findall(r"^3,failed,", text, re.MULTILINE)) == len(bad)
-    study = open_study(tmp_path / "runs/found")
+    study = open_study(workplace / "runs/found")
     assert "model.heads=3: must divide model.dim=32" in study.user_attrs[f"trial-{bad[0]:03} failed"]
     spans = sorted((each.datetime_start, each.datetime_complete) for each in study.trials)
     assert any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
