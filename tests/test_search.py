@@ -80,11 +80,11 @@ def table(directory: Path, name: str = "found") -> list[dict[str, str]]:
 
 
 def processes_in(directory: Path) -> list[int]:
-    """Processes that work in a directory."""
+    """Processes that work in a directory, but for this one."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cwd").resolve() == directory.resolve():
+            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
                 found.append(int(process.name))
         except OSError:
             pass

@@ -29,7 +29,7 @@ REPLACED = {
 # What a file needs beside its own choice, and where the run then is.
 MORE = {
     "hparams_search": (["hparams_search.trials=1"], "trial-000"),
-    "launcher": (["-m", "seed=0"], "seed=0"),
+    "launcher": (["-m", "seed=0,1"], "seed=0"),
 }
 PACKAGES = {"logger/wandb": "wandb", "launcher/local": "submitit", "hparams_search/default": "optuna"}
 
