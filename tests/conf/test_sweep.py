@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +136,16 @@ def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
 
 
 @pytest.fixture(scope="module")
-def compose() -> Iterator[Callable[[list[str]], Config]]:
+def compose() -> Callable[[list[str]], Config]:
     """What train.py makes of a command line, by Hydra's own `compose`."""
     ConfigStore.instance().store("schema", node=Config)
 
     def composed(arguments: list[str]) -> Config:
         rest, literals = split_literals(arguments)
-        return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
 
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield composed
+    return composed
 
 
 AWKWARD = st.text(
