@@ -151,6 +151,8 @@ def run_typed(arguments: list[str]) -> int:
     if planned:
         try:
             return run_sweep(*planned)
+        except InputError as error:
+            return refuse(error)
         except OSError as error:
             print(f"train.py: {one_line(error)}", file=sys.stderr)
             return 1
@@ -433,7 +435,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     if isinstance(config.trainer.devices, int):  # the rest is known once torch is asked
         rows_per_device(config, config.trainer.devices * config.trainer.num_nodes)
     resume, allow, first_process = config.resume, config.allow, runs.rank() == 0
-    name = resumed.resolve().name if resumed else config.name or runs.new_name(to_yaml(config))
+    name = runs.name_of(resumed) if resumed else config.name or runs.new_name(to_yaml(config))
     run = resumed or runs.RUNS / name
     if resume == "auto" and first_process:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
@@ -1061,7 +1063,7 @@ def make_directory(run: Path, fresh: bool) -> None:
     try:
         run.mkdir(parents=True, exist_ok=not fresh)
     except FileExistsError:
-        runs.check_free(run.name)
+        runs.check_free(runs.name_of(run))
     runs.hold(run)
     if fresh and runs.is_debug(run.name):
         for left in set(run.iterdir()) - {run / ".lock"}:

@@ -1,9 +1,11 @@
 """Trials of a sweep as jobs of submitit's: on SLURM, or as processes of this machine."""
 
+import io
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,9 @@ def launch_trials(
 
     Returns:
         The signal that was received, if any.
+
+    Raises:
+        InputError: the cluster takes no such jobs.
     """
     # Jobs start where this process did, and import this module.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -89,8 +94,11 @@ def launch_trials(
         while True:
             some = [] if received else list(islice(trials, None if at_once is None else at_once - len(jobs)))
             if some:
-                with executor.batch():
-                    submitted = [executor.submit(Job(trial)) for trial in some]
+                try:
+                    with redirect_stderr(io.StringIO()), executor.batch():
+                        submitted = [executor.submit(Job(trial)) for trial in some]
+                except RuntimeError as refusal:  # what sbatch says
+                    raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
                 jobs |= zip(submitted, some, strict=True)
             if not jobs:
                 return received[0] if received else None

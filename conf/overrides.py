@@ -311,7 +311,7 @@ def usage() -> str:
         "  python train.py model.heads=8              another shape",
         "  python train.py resume=auto                go on with the newest unfinished run",
         "  python train.py init_from=runs/first       start from a trained model",
-        "  python train.py -m optim.lr=1e-3,3e-3      several runs, one after the other",
+        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: a run for each, and a table",
         "",
         "groups (a named set of values; single keys go on top)",
     ]

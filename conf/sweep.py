@@ -370,6 +370,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         write_table(sweep, rows(sweep, trials, outcomes))
         say(f"{number[trial.name]}  {describe(trial, result)}")
 
+    say(f"sweep      {runs.RUNS / sweep}: {len(trials)} trials; what each says is in {sweep}/TRIAL/train.log")
     (runs.RUNS / sweep).mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
     received = run(unfinished(), ended)
@@ -394,6 +395,7 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
         say(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
             say(f"more text  python sample.py {results[0]['directory']}")
+        say(f"watch      tensorboard --logdir {table.parent}")
     say(f"table      {table}")
     if received is not None:
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:

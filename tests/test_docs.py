@@ -31,7 +31,12 @@ def test_the_readme_has_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if "train.py" in c and not {"resume", "search"} & set(re.findall("[a-z]+", c))]
+    "command",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (" -m " in c))  # each trial is a process
+        for c in COMMANDS
+        if "train.py" in c and not {"resume", "search"} & set(re.findall("[a-z]+", c))
+    ],
 )
 def test_training_commands_of_the_readme(
     command: str, train: Callable[..., Ended], quick_samples: None, monkeypatch: pytest.MonkeyPatch
@@ -52,6 +57,13 @@ def test_training_commands_of_the_readme(
     if any(argument.startswith("minutes=") for argument in arguments):
         monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
         arguments, cut = ["minutes=0.2", "data.path=book.txt", "compile=false"], CUT[1:]
+    if " -m " in command:  # the first combination; tests/conf/test_sweep.py has more
+        arguments = [argument.partition(",")[0] for argument in arguments]
+    if "launcher=slurm" in command:  # a cluster that is not here; the same keys, as far as they go without
+        needs("submitit", extra="launcher")
+        monkeypatch.setenv("PATH", "")
+        assert "Could not detect" in train(*arguments, *cut, defaults=False).err
+        return
     ended = train(*arguments, *cut, defaults=False)
     assert ended.status == 0, ended.err
     assert "validation loss" in ended.out and "bits per character" in ended.out

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +136,16 @@ def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
 
 
 @pytest.fixture(scope="module")
-def compose() -> Iterator[Callable[[list[str]], Config]]:
+def compose() -> Callable[[list[str]], Config]:
     """What train.py makes of a command line, by Hydra's own `compose`."""
     ConfigStore.instance().store("schema", node=Config)
 
     def composed(arguments: list[str]) -> Config:
         rest, literals = split_literals(arguments)
-        return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
 
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield composed
+    return composed
 
 
 AWKWARD = st.text(
@@ -250,7 +250,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     }  # fmt: skip
     again = run(*fixed, "optim.lr=1e30,3e-3,2e-3", "name=s")
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
-    assert again.out.count("finished before") == 1
+    assert again.out.count(": finished before") == 1
     assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
     assert_same_weights("s/optim.lr=0.003", "alone")
     *finished, failed = table("s")
@@ -267,6 +267,10 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     assert shown == [row["optim.lr"] for row in (*finished, failed)]
     assert f"{finished[0]['directory']}/checkpoints/best.ckpt" in sample("s").err
     assert "runs/alone/" in sample().err, "the newest"
+    # A trial is a run like any other.
+    assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=61", defaults=False).status == 0
+    assert f"name: s/optim.lr={finished[1]['optim.lr']}\n" in Path(finished[1]["directory"], "config.yaml").read_text()
+    assert f"{finished[1]['directory']}/checkpoints/best.ckpt" in sample().err
 
 
 @pytest.mark.slow
@@ -301,7 +305,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train) ->
     assert json.loads((directory / "model.dropout=0.2/summary.json").read_text())["status"] == "running"
 
     ended = run(*given)
-    assert ended.status == 0 and ended.err == "" and ended.out.count("finished before") == 1, ended
+    assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, ended
     assert [path.name for path in Path("runs").iterdir()] == [directory.name]
     for dropout in (0.1, 0.2):
         assert train(f"model.dropout={dropout}", "trainer.max_steps=60", f"name=alone{dropout}").status == 0
@@ -317,7 +321,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train) ->
     assert "is no sweep" in train("-m", "seed=1,2", "name=alone0.1").err
     assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
     larger = train("-m", "model.dropout=0.1,0.2,0.3", "trainer.max_steps=60", f"name={directory.name}")
-    assert larger.status == 0 and larger.out.count("finished before") == 2, larger
+    assert larger.status == 0 and larger.out.count(": finished before") == 2, larger
     assert {row["model.dropout"] for row in table(directory.name)} == {"0.1", "0.2", "0.3"}
 
 
@@ -400,3 +404,18 @@ def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: py
     ended = train("launcher=local")
     assert ended.status == 2 and "launcher: goes with -m" in ended.err
     assert not Path("runs").exists()
+
+
+def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts stand for SLURM's programs."""
+    needs("submitit", extra="launcher")
+    Path("bin").mkdir()
+    for name in ("srun", "sbatch"):
+        Path("bin", name).write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpux >&2\nexit 1\n")
+        Path("bin", name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
+    ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
+    assert ended.status == 2, ended
+    assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
+    (script,) = Path("runs/s/.submitit").rglob("*submission*.sh")
+    assert "#SBATCH --partition=gpux" in script.read_text() and "#SBATCH --array=0-1" in script.read_text()
