@@ -245,10 +245,12 @@ def check_study(search: Search, text: str | None) -> None:
 def open_storage(directory: Path) -> "optuna.storages.RDBStorage":
     """Open the file that keeps the study of a search."""
     import optuna
+    from sqlalchemy.engine import URL
 
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # what goes wrong is raised as well
+    file = URL.create("sqlite", database=str(directory / FILE)).render_as_string()  # also of a name with ? or %
     # Several trials write to it; each waits for the other so many seconds.
-    return optuna.storages.RDBStorage(f"sqlite:///{directory / FILE}", engine_kwargs={"connect_args": {"timeout": 60}})
+    return optuna.storages.RDBStorage(file, engine_kwargs={"connect_args": {"timeout": 60}})
 
 
 def open_study(directory: Path) -> "optuna.Study":

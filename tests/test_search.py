@@ -18,7 +18,7 @@ import pytest
 
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
-from conf.search import Range, judge, open_storage, open_study, plan_search
+from conf.search import Range, judge, open_study, plan_search
 from tests.conftest import ROOT, TINY, Ended, needs
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
@@ -199,17 +199,20 @@ def test_what_the_median_gives_up(tmp_path: Path) -> None:
     """Against the median itself, also where a trial reports a step once more."""
     from optuna.trial import create_trial
 
-    study = open_study(tmp_path)
+    directory = tmp_path / "what? 100% #1 {x}"
+    directory.mkdir()
+    study = open_study(directory)
+    assert (directory / "study.db").exists()
     study.set_user_attr("search", {"startup": 3, "pruner": "median"})
     losses = [4.0, 3.0, 2.0, 3.5]
     for loss in losses:
         study.add_trial(create_trial(value=loss, intermediate_values={10: loss}))
     number = study.ask().number
-    ask = judge(tmp_path, number, 10, 30)
+    ask = judge(directory, number, 10, 30)
     middle = statistics.median(losses)
     assert [ask(10, middle + 0.01), ask(10, middle - 0.01)] == [True, False]
     assert study.trials[number].intermediate_values == {10: middle - 0.01}
-    assert open_storage(tmp_path).get_n_trials(open_storage(tmp_path).get_study_id_from_name("search")) == 5
+    assert len(open_study(directory).trials) == 5
 
 
 def planned(*arguments: str) -> dict[str, Range]:
