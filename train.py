@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
+    CONF,
     apply_literals,
     check_flags,
     check_overrides,
@@ -38,7 +40,20 @@ from conf.overrides import (
     usage,
 )
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
-from conf.schema import Config, from_yaml, to_dict, to_yaml
+from conf.schema import Config, SearchConfig, from_yaml, to_dict, to_yaml
+from conf.search import check_study, judge, plan_search, run_search, take_search
+from conf.sweep import (
+    HOW,
+    Outcome,
+    Runner,
+    Trial,
+    check_sweep,
+    has_finished,
+    make_trial,
+    run_sweep,
+    run_trials,
+    varied_keys,
+)
 from gpt import job, runs
 
 if TYPE_CHECKING:
@@ -55,10 +70,13 @@ REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
+LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
 
 
 def cli() -> int:
     """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    if sweep := os.environ.pop("CHARGPT_SWEEP", None):  # whose trial this is
+        job.end_with(int(sweep))
     if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, start_again)
     try:
@@ -76,7 +94,7 @@ def start_again(number: int, _: Any) -> None:
 
 
 def run_typed(arguments: list[str]) -> int:
-    """Run what was typed: one configuration, or with `-m` several, one after the other.
+    """Run what was typed: one configuration, or with `-m` several, each in a process of its own.
 
     Args:
         arguments: overrides and flags.
@@ -94,7 +112,10 @@ def run_typed(arguments: list[str]) -> int:
     try:
         job.join()
         check_flags(flags)
-        check_overrides(rest, literals, sweep=sweep)
+        search, rest = take_search(rest)
+        check_overrides(rest, literals, sweep, search=search is not None)
+        if search:
+            return begin_search(search, flags, rest, literals)
     except ValueError as error:
         return refuse(error)
 
@@ -107,11 +128,11 @@ def run_typed(arguments: list[str]) -> int:
 
     ConfigStore.instance().store("schema", node=Config)
 
-    trials: list[tuple[DictConfig, list[str]]] = []
+    composed: list[tuple[DictConfig, list[str]]] = []
 
     @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-    def compose(composed: DictConfig) -> None:
-        trials.append((composed, list(HydraConfig.get().overrides.task)))
+    def compose(config: DictConfig) -> None:
+        composed.append((config, list(HydraConfig.get().overrides.task)))
 
     try:
         # Hydra leaves a file of its own for a sweep.
@@ -120,27 +141,145 @@ def run_typed(arguments: list[str]) -> int:
             with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
                 compose()
         sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
-        # Every combination is checked before the first one runs.
         typed = [
-            (apply_literals(OmegaConf.to_object(composed), literals), typed_keys(overrides, literals))  # type: ignore[arg-type]
-            for composed, overrides in trials
+            Typed(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
+            for config, given in composed
         ]
-        for key in ("name", "resume"):
-            if len(typed) > 1 and literals.get(key) is not None:
-                raise ConfigError(f"{key}={literals[key]}: several runs cannot share it; leave it out with -m")
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        for key in ("workers", "launcher"):
+            if not sweep and any(key in each.keys for each in typed):
+                raise ConfigError(f"{key}: goes with -m, which makes several runs")
+        planned = plan_sweep(rest, literals, typed) if sweep and typed else None
+    except (HydraException, OmegaConfBaseException, InputError, ValueError) as error:
         return refuse(error)
-    status = 0
-    started = STARTED
-    for config, keys in typed:
-        status = max(status, run_trial(config, keys, started))
-        started = time.perf_counter()
-        if status >= 128:  # stopped by a signal, which means all of them
-            break
-    return status
+    if planned:
+        try:
+            return run_sweep(*planned)
+        except InputError as error:
+            return refuse(error)
+        except OSError as error:
+            print(f"train.py: {one_line(error)}", file=sys.stderr)
+            return 1
+    return run_one(typed[0].config, typed[0].keys, STARTED) if typed else 0  # none where Hydra was to show it
 
 
-def run_trial(typed: Config, keys: list[str], started: float) -> int:
+def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
+    """Check a search at both ends of its ranges before there is anything of it, and run it.
+
+    Args:
+        config: the search.
+        flags: as typed.
+        rest: the overrides as typed, without those of the search.
+        literals: values of the literal keys.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for flag in set(flags) - {"-m", "--multirun"}:
+        raise ConfigError(f"{flag}: shows the settings of one run, and a search has many")
+    search = plan_search(config, rest, literals)
+    ConfigStore.instance().store("schema", node=Config)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = [hydra.compose("train", corner) for corner in search.corners()]
+        ends = [apply_literals(OmegaConf.to_object(each), literals) for each in composed]  # type: ignore[arg-type]
+        fingerprints = [check_world(end) for end in ends]
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"at one end of the ranges: {one_line(error)}") from None
+    check_study(search, fingerprints[0])
+    try:
+        return run_search(search, fingerprints[0])
+    except OSError as error:
+        print(f"train.py: {one_line(error)}", file=sys.stderr)
+        return 1
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed, for one run.
+
+    Attributes:
+        config: the configuration that it makes.
+        keys: the keys that it decides.
+        overrides: it, without what is taken literally.
+    """
+
+    config: Config
+    keys: list[str]
+    overrides: list[str]
+
+
+def plan_sweep(
+    rest: list[str], literals: dict[str, str | None], typed: list[Typed]
+) -> tuple[list[Trial], set[str], Runner]:
+    """Check every trial of a sweep before there is anything of it.
+
+    Args:
+        rest: the overrides as typed.
+        literals: values of the literal keys.
+        typed: what they mean for each trial.
+
+    Returns:
+        The trials, in order, the names of those that have finished before, and what runs the others.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    sweep, given = check_sweep(rest, literals)
+    varied = varied_keys(rest)
+    trials, finished, texts = {}, set(), set()
+    for each in typed:
+        config = each.config
+        trial = make_trial(sweep, varied, [*each.overrides, *given])
+        trials[trial.name] = trial
+        if has_finished(trial, config, each.keys):
+            finished.add(trial.name)
+        if (world := repr((config.data, config.model.context, config.trainer, config.init_from))) not in texts:
+            texts.add(world)
+            check_world(config)
+    workers, launcher = typed[0].config.workers, typed[0].config.launcher
+    if not launcher:
+        return list(trials.values()), finished, lambda left, ended: run_trials(left, workers, ended)
+
+    from conf.launch import launch_trials, make_executor
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_executor(Path(folder), launcher)  # raises what is wrong before there is a sweep
+    at_once = workers if launcher["cluster"] == "local" else None
+
+    def run(left: "Iterator[Trial]", ended: "Callable[[Trial, Outcome], None]") -> int | None:
+        return launch_trials(left, make_executor(runs.RUNS / sweep / ".submitit" / "%j", launcher), at_once, ended)
+
+    return list(trials.values()), finished, run
+
+
+def check_world(config: Config) -> str | None:
+    """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
+
+    Returns:
+        The fingerprint of the text; None where it depends on the model that the run starts from.
+
+    Raises:
+        ValueError: it is not, in one line.
+    """
+    from data.arrays import open_text
+    from data.corpus import open_corpus
+
+    if isinstance(config.trainer.devices, int):
+        rows_per_device(config, config.trainer.devices)
+    if config.init_from is not None:  # which may bring a context of its own
+        runs.find_checkpoint(config.init_from)
+        open_corpus(config.data)
+        return None
+    return open_text(config.data, config.model.context).fingerprint
+
+
+def run_one(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and turn how it ended into an exit status."""
     status = 1
     try:
@@ -292,7 +431,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     config, resumed = resolve(typed, keys)
     share_out(config, keys)
     resume, allow, first_process = config.resume, config.allow, job.rank() == 0
-    name = resumed.resolve().name if resumed else config.name or runs.new_name(to_yaml(config))
+    name = runs.name_of(resumed) if resumed else config.name or runs.new_name(to_yaml(config))
     run = resumed or runs.RUNS / name
     if resume == "auto" and first_process:
         print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
@@ -338,6 +477,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             from gpt.fit.report import Speaker
 
             trained = as_trained(config, text, choices, point.step, point.contents["callbacks"]["Watch"])
+            if point.pruned:
+                write_summary(run, trained | {"status": "pruned"})
+                return None
             return finish(run, config, text, Speaker(run / "train.log"), trained)
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
@@ -459,10 +601,16 @@ class Point:
         """Steps taken."""
         return self.contents["global_step"]
 
+    @property
+    def pruned(self) -> bool:
+        """Whether the run was given up there, as a trial of a search."""
+        return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
+
     def ended_by(self, callbacks: dict[str, Any]) -> bool:
-        """Whether one of these, such as early stopping, had ended the run there."""
+        """Whether one of these, such as early stopping, had ended the run there; by hand, a pruned one goes on."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True
-        return over and self.contents["conditions"]["callbacks"] == callbacks
+        by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
+        return over and not by_hand and self.contents["conditions"]["callbacks"] == callbacks
 
 
 def clean_up(run: Path, point: Point | None) -> None:
@@ -537,14 +685,13 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Samples, Watch
+    from gpt.fit.callbacks import Prune, Samples, Watch, make_profiler
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
         SameStart,
         Stopped,
         StopSignals,
-        end_with_parent,
         is_lost_process,
         make_environment,
         make_strategy,
@@ -554,7 +701,7 @@ def fit(
     from gpt.model import init_from
 
     if job.started_by_another_rank():
-        end_with_parent()
+        job.end_with(int(os.environ["CHARGPT_PARENT"]))
     else:
         job.adopt()
     quieten_lightning()
@@ -597,13 +744,23 @@ def fit(
             config.trainer.timeout,
         )
         watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
-        callbacks = [*make(config.callbacks), Samples(start_of(text), tokenizer.decode), checkpoints]
+        prune = []
+        if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
+            steps = config.trainer.val_check_interval, config.trainer.max_steps
+            prune = [Prune(judge(run.parent, int(number), *steps))]
+        elif point:  # a trial that someone goes on with by hand is no longer asked about
+            point.contents["callbacks"].pop("Prune", None)
+        callbacks = [*make(config.callbacks), *prune, Samples(start_of(text), tokenizer.decode), checkpoints]
+        profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
         loggers = config.logger
         if not fresh:
             if first_process:
                 cut_logs(point, run)
             loggers = purging(loggers, point.step if point else -1)
-        arguments = vars(config.trainer) | {"strategy": make_strategy(config.trainer.strategy, choices.devices)}
+        arguments = vars(config.trainer) | {
+            "strategy": make_strategy(config.trainer.strategy, choices.devices),
+            "profiler": profiler,
+        }
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
@@ -638,6 +795,9 @@ def fit(
         except Stopped:
             summary["status"] = "interrupted"
             raise
+        except Diverged:
+            summary["status"] = "diverged"
+            raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if stops.received:  # torch gives what is raised while it copies weights another name
                 summary["status"] = "interrupted"
@@ -648,15 +808,21 @@ def fit(
             reason = f"{type(error).__name__}: {one_line(error)}"[:200]
             raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
         else:
-            summary["status"] = "interrupted"  # until it has been evaluated
+            # Until it has been evaluated; what a search gives up is not.
+            summary["status"] = "pruned" if any(each.pruned for each in prune) else "interrupted"
         finally:
             summary |= as_trained(config, text, choices, trainer.global_step, watch.state_dict())
             # Where this cannot be written, what has ended the run is the error to tell.
             with suppress(OSError) if summary["status"] == "failed" else nullcontext():
                 if first_process:
                     write_summary(run, summary)
+        if profiler and first_process:
+            say(f"profile    {next(run.glob('fit-profile*.txt'))}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
+        if summary["status"] == "pruned":
+            say(f"pruned after step {trainer.global_step}: other trials of the search were better by then")
+            return None
         return finish(run, config, text, say, summary) if first_process else None
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")
@@ -693,6 +859,11 @@ def introduce(
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
     say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+    if config.data.overfit is not None:
+        say(
+            f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
+            f"known by heart, they cost less than {LEARNED / shape.context:.1g} nats each"
+        )
     for note in notes:
         say(note)
     say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
@@ -923,8 +1094,11 @@ def make_directory(run: Path, fresh: bool) -> None:
     try:
         run.mkdir(parents=True, exist_ok=not fresh)
     except FileExistsError:
-        runs.check_free(run.name)
+        runs.check_free(runs.name_of(run))
     runs.hold(run)
+    if fresh and runs.is_debug(run.name):
+        for left in set(run.iterdir()) - {run / ".lock"}:
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     (run / "checkpoints").mkdir(exist_ok=True)
     clean_up(run, None)
 
@@ -975,6 +1149,12 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
     runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 
 
+def hyperparameters(config: Config) -> dict[str, Any]:
+    """The settings of a run as one compares them with those of others."""
+    values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
+    return {key: value for key, value in values.items() if key not in (*HOW, "logger")}
+
+
 def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:
     """Evaluate the checkpoints on whole splits, write summary.json, and show a sample.
 
@@ -988,7 +1168,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
-    from gpt.fit.report import as_summary, describe_score, farewell
+    from gpt.fit.report import as_summary, describe_score, farewell, log_result
     from gpt.generate import generate
     from gpt.model import GPT
 
@@ -1026,6 +1206,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
+    written = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
+    log_result(run, hyperparameters(config), summary["steps"], written)
     write_summary(
         run, summary | {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     )

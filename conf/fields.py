@@ -136,6 +136,13 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def clock(seconds: float) -> str:
+    """Write a duration as people read it: 0:42, 12:05, 3:07:00."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
 def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
     """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
     if not fits(value, hint, metadata):

@@ -14,20 +14,23 @@ from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 
 from conf.fields import allowed, check_value, nearest, shown
-from conf.schema import REFUSED, Config, EarlyStopping, Ema, from_dict, to_dict
+from conf.schema import REFUSED, Config, EarlyStopping, Ema, SearchConfig, from_dict, to_dict
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
 MOST_TRIALS = 10_000  # values of one key in a sweep
+# Groups whose files set keys of the whole configuration.
+GLOBAL = ("experiment", "debug")
+PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; callbacks and loggers count as one value each."""
+    """Yield every `(dotted key, value)` of nested dicts; each of `PLUGGED` counts as one value."""
     for key, value in values.items():
-        if isinstance(value, dict) and key not in ("callbacks", "logger"):
+        if isinstance(value, dict) and key not in PLUGGED:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -53,6 +56,12 @@ PLUGINS = {
     f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
     for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
     for field in dataclasses.fields(config)
+}
+
+SEARCH = {
+    f"hparams_search.{field.name}": (typing.get_type_hints(SearchConfig)[field.name], field)
+    for field in dataclasses.fields(SearchConfig)
+    if "help" in field.metadata
 }
 
 
@@ -115,24 +124,27 @@ def check_flags(flags: list[str]) -> None:
             raise ValueError(f"{flag}: is no flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
 
 
-def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep: bool) -> None:
+def check_overrides(
+    arguments: list[str], literals: dict[str, str | None], sweep: bool = False, search: bool = False
+) -> None:
     """Refuse what is wrong with single overrides.
 
     Args:
         arguments: the overrides, without flags and literals.
         literals: values of the literal keys.
         sweep: whether several values for a key are allowed, as with `-m`.
+        search: whether intervals are allowed, too, as with `hparams_search=`.
 
     Raises:
         ValueError: one line with the key, the value, what is allowed and the nearest right name.
     """
-    known, choices = fields(), groups()
+    known, choices = fields() | SEARCH, groups()
     for key, value in literals.items():
         check_value(key, value, known[key][0], known[key][1].metadata)
     chosen = {"tensorboard"} | {
         name
         for argument in arguments
-        if argument.partition("=")[0] in ("callbacks", "logger")
+        if argument.partition("=")[0] in PLUGGED
         for name in argument.partition("=")[2].strip("[]").split(",")
     }
     typed = [argument.partition("=")[0].lstrip("+") for argument in arguments]
@@ -141,7 +153,7 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
         raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
-        if group in ("callbacks", "logger") and name and name.partition(".")[0] not in chosen:
+        if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = nearest(argument, [*known, *choices])
@@ -154,7 +166,7 @@ def check_overrides(arguments: list[str], literals: dict[str, str | None], sweep
             raise ValueError(
                 f"{argument}: the value of {key} cannot be read ({reason}); quote it: '{key}=\"…\"'"
             ) from None
-        _check_override(override, argument, known, choices, sweep)
+        _check_override(override, argument, known, choices, sweep or search, search)
 
 
 def _check_override(
@@ -163,8 +175,11 @@ def _check_override(
     known: dict[str, tuple[Any, dataclasses.Field]],
     choices: dict[str, list[str]],
     sweep: bool,
+    search: bool,
 ) -> None:
     key = override.key_or_group
+    if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        raise ValueError(f"{argument}: list the values: {key}=a,b,c")
     if key.startswith("hydra"):
         raise ValueError(f"{key}: is not taken: runs are kept in runs/<name>, and nothing of Hydra's own is written")
     names = [*known, *choices]
@@ -175,7 +190,9 @@ def _check_override(
         given = _values(override)
     elif plain in PLUGINS:
         known, given = known | PLUGINS, _values(override)
-    elif plain.partition(".")[0] in ("callbacks", "logger"):
+    elif plain.startswith("launcher."):
+        return
+    elif plain.partition(".")[0] in PLUGGED:
         group, _, name = plain.partition(".")
         name = name.partition(".")[0]
         if name in choices[group] and name != "wandb":
@@ -190,6 +207,8 @@ def _check_override(
         raise ValueError(f"{argument}: {key} exists; write {key}=… without +")
     else:
         given = _values(override)
+    if override.value_type == ValueType.INTERVAL_SWEEP and not search:
+        raise ValueError(f"{argument}: names no values to try; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
         raise ValueError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
     for value in given:
@@ -249,17 +268,17 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
     keys = list(literals)
 
     def decided(group: str, choice: str) -> None:
-        if group in ("callbacks", "logger"):
+        if group in PLUGGED:
             keys.append(group)
             return
-        files = [f"{choice}.yaml"] if group == "experiment" else [f"{name}.yaml" for name in choices[group]]
+        files = [f"{choice}.yaml"] if group in GLOBAL else [f"{name}.yaml" for name in choices[group]]
         for file in files:
             content = yaml.safe_load((CONF / group / file).read_text("utf-8")) or {}
             for entry in content.pop("defaults", []):
                 if isinstance(entry, dict):
                     for name, value in entry.items():
                         decided(name.removeprefix("override ").strip("/ "), value)
-            prefix = "" if group == "experiment" else f"{group}."
+            prefix = "" if group in GLOBAL else f"{group}."
             keys.extend(key for key, _ in leaves(content, prefix) if key in known)
 
     for argument in arguments:
@@ -269,7 +288,7 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
             decided(key, str(override.value()))
         elif key in known:
             keys.append(key)
-        elif key.partition(".")[0] in ("callbacks", "logger"):
+        elif key.partition(".")[0] in PLUGGED:
             keys.append(key.partition(".")[0])
     return list(dict.fromkeys(keys))
 
@@ -292,13 +311,13 @@ def usage() -> str:
         "  python train.py model.heads=8              another shape",
         "  python train.py resume=auto                go on with the newest unfinished run",
         "  python train.py init_from=runs/first       start from a trained model",
-        "  python train.py -m optim.lr=1e-3,3e-3      several runs, one after the other",
+        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: a run for each, and a table",
         "",
         "groups (a named set of values; single keys go on top)",
     ]
     lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
     section = None
-    for key, (hint, field) in fields().items():
+    for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:
             continue
         group = key.rpartition(".")[0]

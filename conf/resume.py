@@ -4,12 +4,12 @@ from typing import Any
 
 from conf.fields import nearest, shown
 from conf.overrides import leaves, set_leaf
-from conf.schema import Config, from_dict, to_dict
+from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
 
 # May change without a word: how long the run goes on, what is watched, and where things are. What stands behind a
 # path or a number of devices is compared itself: the text, the kind of device, how many there are.
 FREE = (
-    "name", "resume", "allow", "logger", "data.path", "data.corpus", "data.cache_dir",
+    "name", "resume", "allow", "workers", "launcher", "logger", "data.path", "data.corpus", "data.cache_dir",
     "data.cache_gb",
     "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.detect_anomaly", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
@@ -65,6 +65,32 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
     for key in trained.keys() - (set(free) & set(keys)):
         set_leaf(values, key, trained[key])
     return from_dict(values)
+
+
+def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
+    """Compare a run with a command that would make it afresh.
+
+    Args:
+        old: the run's own configuration.
+        typed: the configuration that the command means.
+        keys: the keys that were typed.
+
+    Returns:
+        What the command means otherwise, as `key=value (the run has value)`; typing more steps only goes on longer.
+    """
+    ours, theirs = (dict(leaves(to_dict(from_yaml(to_yaml(config))))) for config in (typed, old))
+    chosen = ["model.", "data.batch", "trainer.max_steps"] if typed.minutes else []
+    chosen += ["model.", "data.tokenizer"] if typed.init_from else []
+    longer = "trainer.max_steps" in keys and typed.trainer.max_steps > old.trainer.max_steps
+    return [
+        f"{key}={shown(ours[key])} (the run has {shown(theirs[key])})"
+        for key in ours
+        if (key not in FREE or key in ("data.path", "data.corpus", "trainer.max_steps"))
+        and ours[key] not in (theirs[key], "auto")
+        and not (key == "trainer.max_steps" and longer)
+        and not (key.startswith(tuple(chosen)) and key not in keys)
+        and key not in typed.allow
+    ]
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -20,10 +20,10 @@ REFUSED = {
     "max_epochs": "use trainer.max_steps",
     "min_epochs": "use trainer.max_steps",
     "max_time": "use minutes=N",
-    "fast_dev_run": "use trainer.max_steps=5",
+    "fast_dev_run": "use debug=fast",
     "limit_train_batches": "use trainer.max_steps",
     "limit_val_batches": "validation always covers its split; make the split smaller with data.split",
-    "overfit_batches": "use a short text with data.path",
+    "overfit_batches": "use debug=overfit",
     "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
     "reload_dataloaders_every_n_epochs": "batches are a function of the seed and the step",
     "use_distributed_sampler": "batches are a function of the seed and the step",
@@ -104,6 +104,23 @@ class Ema:
 
 
 @dataclass
+class SearchConfig:
+    """How a search for settings goes about (`hparams_search=`); its trials are runs like any other."""
+
+    trials: int = option(20, "trials of the search in all, those of earlier calls included", least=1, most=10_000)
+    seed: int = option(0, "seed of what is proposed", least=0, most=2**32 - 1)
+    startup: int = option(5, "trials drawn at random, and not pruned by the median, before enough is known", least=1)
+    pruner: str = option(
+        "median", "what gives a hopeless trial up after a validation", choices=("median", "hyperband", "none")
+    )
+    space: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range."""
+        check(self, "hparams_search")
+
+
+@dataclass
 class Config:
     """The whole configuration of a run."""
 
@@ -118,6 +135,7 @@ class Config:
         most=525_600,
     )
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
+    workers: int = option(1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1)
     compile: Any = option("auto", "torch.compile the training step", choices=("auto", "true", "false"))
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -125,18 +143,18 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=dict)
+    launcher: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
         # Hydra and YAML read true and false as truth values; what is kept is the word.
         self.compile = shown(self.compile)
-        if self.name is not None and (
-            self.name in ("", ".", "..") or self.name.startswith(".") or set(self.name) & set("/\\\0\n\r")
-        ):
-            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, without slashes")
-        if self.name is not None and (len(os.fsencode(self.name)) > 200 or not self.name.isprintable()):
-            raise ValueError(f"name={self.name[:40]}: must be printable and at most 200 bytes long")
+        parts = [] if self.name is None else self.name.split("/")
+        if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
+            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, or SWEEP/TRIAL")
+        if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
+            raise ValueError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
         for name, entry in self.callbacks.items():
             averages = isinstance(entry, dict) and str(entry.get("_target_")).endswith("WeightAveraging")
             if averages and self.trainer.strategy == "fsdp":  # a second model, which Lightning copies from the first

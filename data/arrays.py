@@ -97,6 +97,13 @@ def open_text(config: DataConfig, context: int, known: str = "", *, as_before: b
             raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
     check_lengths(arrays, config, context, corpus)
+    if config.overfit is not None:
+        if config.overfit <= context:
+            raise DataError(f"data.overfit={config.overfit}: must be above model.context={context}")
+        # No window of an epoch reaches the last `context` tokens at every phase: what is asked is covered whole.
+        train, learned = arrays["train"][: config.overfit + 2 * context], arrays["train"][: config.overfit]
+        arrays = {"train": train, "validation": learned, "test": learned}
+        characters = {name: int(tokenizer.characters_per_token[part].sum()) for name, part in arrays.items()}
     return Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters, known=known
     )

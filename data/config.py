@@ -19,6 +19,9 @@ class DataConfig:
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "what a token is: a character, or a byte of the file", choices=("char", "byte"))
     split: list[float] = option([0.9, 0.05, 0.05], "shares of train, validation and test", least=0, most=1)
+    overfit: int | None = option(
+        None, "train, validate and test on the same first so many tokens, to see them learned by heart", least=2
+    )
     batch: int = option(8, "windows per optimizer step, over all devices", least=1, most=2**24)
     micro_batch: int | None = option(None, "windows per forward and backward on one device; null is all", least=1)
     cache_dir: str | None = option(None, "where encoded text and downloads are kept; null is the user's cache")

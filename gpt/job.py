@@ -4,9 +4,12 @@ torchrun starts them itself, on each machine; so does SLURM's srun. Otherwise Li
 for each further device of this machine. Imports nothing heavy.
 """
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
+import sys
 
 from conf.fields import InputError, one_line
 
@@ -79,6 +82,14 @@ def _number(variable: str, otherwise: str = "1") -> int:
 def adopt() -> None:
     """Have the processes that Lightning starts from here know that it was this one that started them."""
     os.environ["CHARGPT_PARENT"] = str(os.getpid())
+
+
+def end_with(parent: int) -> None:
+    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def disown() -> None:

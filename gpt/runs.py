@@ -5,6 +5,7 @@ Imports nothing heavy: a wrong name is answered before torch is loaded.
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import time
@@ -16,6 +17,7 @@ from conf.fields import InputError, one_line
 from gpt import job
 
 RUNS = Path("runs")
+DEBUG = "debug-"  # a run whose name begins so gives way to the next of its name, and is never meant by none
 
 
 class RunError(InputError):
@@ -97,11 +99,16 @@ def let_go() -> None:
         _held.popitem()[1].release()
 
 
-def _lock(run: Path) -> Any | None:
+def claim(run: Path) -> Any | None:
+    """Keep other processes from starting this run, until the lock is released; None when one has it in hand."""
+    return _lock(run, ".claim")
+
+
+def _lock(run: Path, name: str = ".lock") -> Any | None:
     from filelock import FileLock, Timeout
 
     try:
-        lock = FileLock(run / ".lock", blocking=False)
+        lock = FileLock(run / name, blocking=False)
         lock.acquire()
         return lock
     except Timeout:
@@ -109,7 +116,7 @@ def _lock(run: Path) -> Any | None:
 
 
 def all_runs() -> list[Path]:
-    """Every run with a checkpoint, the most recently written one first."""
+    """Every run with a checkpoint, trials of sweeps included, the most recently written one first."""
 
     def written(run: Path) -> int:
         times = [0]
@@ -118,12 +125,19 @@ def all_runs() -> list[Path]:
                 times.append(file.stat().st_mtime_ns)
         return max(times)
 
-    return sorted(filter(written, RUNS.glob("*")), key=written, reverse=True)
+    found = [checkpoints.parent for depth in ("*", "*/*") for checkpoints in RUNS.glob(f"{depth}/checkpoints")]
+    return sorted(filter(written, found), key=written, reverse=True)
 
 
 def unfinished() -> list[Path]:
     """Every run with a checkpoint that has not come to its end, the most recently written one first."""
-    return [run for run in all_runs() if summary_of(run).get("status") != "finished"]
+    over = ("finished", "pruned")
+    return [run for run in all_runs() if summary_of(run).get("status") not in over and not is_debug(run.name)]
+
+
+def is_debug(name: str) -> bool:
+    """Whether a name is that of a run made to look for faults."""
+    return name.startswith(DEBUG)
 
 
 def in_use(run: Path) -> bool:
@@ -149,6 +163,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     """
     if resume == "auto":
         run = RUNS / str(name)
+        _check_place(run, str(name))
         return run if run in all_runs() else None
     if name is not None:
         raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
@@ -164,31 +179,62 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     if not (run / "config.yaml").exists():
         raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
     if not list((run / "checkpoints").glob("*.ckpt")):
-        fresh = f"; name={run.name} resume=auto starts it afresh" if run.parent.resolve() == RUNS.resolve() else ""
+        inside = run.resolve().is_relative_to(RUNS.resolve())
+        fresh = f"; name={name_of(run)} resume=auto starts it afresh" if inside else ""
         raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
     return run
 
 
 def check_free(name: str) -> None:
-    """Raise `RunError` when a run of that name exists."""
+    """Raise `RunError` when a run of that name exists, unless it is there to be replaced, or cannot be."""
+    _check_place(RUNS / name, name)
+    if is_debug(name) and not (RUNS / name).is_symlink() and (RUNS / name).is_dir():
+        return
     if os.path.lexists(RUNS / name):
         raise RunError(f"name={name}: {RUNS / name} exists; resume=auto goes on with it, another name starts afresh")
+
+
+def _check_place(run: Path, name: str) -> None:
+    if is_sweep(run):
+        raise RunError(f"name={name}: is a sweep; its own command goes on with it, name={name}/TRIAL with one trial")
+    if "/" in name and (run.parent / "config.yaml").exists():
+        raise RunError(f"name={name}: {run.parent} is a run, in which there is no place for another")
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory holds the trials of a sweep."""
+    return (directory / "sweep.csv").exists()
+
+
+def name_of(run: Path) -> str:
+    """What `name=` a run has: SWEEP/TRIAL for a trial."""
+    whole, inside = run.resolve(), RUNS.resolve()
+    return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
+
+
+def rank_of(run: Path) -> float:
+    """What runs are compared by: validation bits per character of the best checkpoint; infinite where there is none.
+
+    Where the tokens are the same, that is the order of the losses; where they are not, it still is one.
+    """
+    bits = summary_of(run).get("val_bpc")
+    return bits if isinstance(bits, int | float) and not math.isnan(bits) else math.inf
 
 
 def find_checkpoint(argument: str | None) -> Path:
     """Find the checkpoint that a person means.
 
     Args:
-        argument: a checkpoint, a run directory, the name of a run, or None for the newest run.
+        argument: a checkpoint, the directory or the name of a run or a sweep, or None for the newest run.
 
     Returns:
-        The checkpoint; of a run, its best.
+        The checkpoint; of a run its best, of a sweep that of its best trial.
 
     Raises:
         RunError: there is none.
     """
     if argument is None:
-        runs = all_runs()
+        runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
             raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a checkpoint")
         return _best(runs[0])
@@ -211,7 +257,12 @@ def _best(run: Path) -> Path:
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))  # of a run that was killed before it gave the names
     if steps:
         return steps[-1]
-    raise RunError(f"{run}: holds no checkpoint yet")
+    if not is_sweep(run):
+        raise RunError(f"{run}: holds no checkpoint yet")
+    trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
+    if rank_of(trial) == math.inf:
+        raise RunError(f"{run}: no trial of this sweep has finished yet; name one of them")
+    return _best(trial)
 
 
 def _known_runs() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import export as export_script
-from tests.conftest import ROOT, Ended, caller
+from tests.conftest import ROOT, Ended, caller, needs
 from tests.stores import web
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -61,7 +61,12 @@ def test_the_page_on_data_has_the_commands_of_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if "train.py" in c and "resume" not in c and c not in DATA_COMMANDS]
+    "command",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (" -m " in c))  # each trial is a process
+        for c in COMMANDS
+        if "train.py" in c and not {"resume", "search"} & set(re.findall("[a-z]+", c)) and c not in DATA_COMMANDS
+    ],
 )
 def test_training_commands_of_the_readme(
     command: str, train: Callable[..., Ended], quick_samples: None, monkeypatch: pytest.MonkeyPatch
@@ -82,9 +87,32 @@ def test_training_commands_of_the_readme(
     if any(argument.startswith("minutes=") for argument in arguments):
         monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
         arguments, cut = ["minutes=0.2", "data.path=book.txt", "compile=false"], CUT[1:]
+    if " -m " in command:  # the first combination; tests/conf/test_sweep.py has more
+        arguments = [argument.partition(",")[0] for argument in arguments]
+    if "launcher=slurm" in command:  # a cluster that is not here; the same keys, as far as they go without
+        needs("submitit", extra="launcher")
+        monkeypatch.setenv("PATH", "")
+        assert "Could not detect" in train(*arguments, *cut, defaults=False).err
+        return
     ended = train(*arguments, *cut, defaults=False)
     assert ended.status == 0, ended.err
     assert "validation loss" in ended.out and "bits per character" in ended.out
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_on_search(train: Callable[..., Ended]) -> None:
+    needs("optuna", extra="search")
+    page = (ROOT / "docs/search.md").read_text("utf-8")
+    commands = [line for text in (README, page) for line in text.splitlines() if "train.py hparams_search=" in line]
+    assert len(commands) == 4
+    cut = [*CUT, "hparams_search.trials=1", "data.path=book.txt"]
+    for command in commands:
+        arguments = shlex.split(command)[2:]
+        ranges = {argument.partition("=")[0] for argument in arguments if "," in argument}
+        more = [argument for argument in cut if argument.partition("=")[0] not in ranges]
+        ended = train(*arguments, *more, defaults=False)
+        assert ended.status == 0, ended.err
+        assert "best again python train.py" in ended.out
 
 
 def test_resuming_and_sampling_commands_of_the_readme(
@@ -188,7 +216,7 @@ def test_every_dependency_is_pinned() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + extras["dev"] + extras["export"] + extras["s3"] + extras["https"]
+    wanted = project["dependencies"] + [each for extra in extras.values() for each in extra]
     pinned = {
         line.partition("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -52,6 +52,10 @@ def only(path: str) -> tuple[str, ...] | None:
     """What a module may import besides the standard library; None where just the other rules hold."""
     if path in ("gpt/config.py", "data/config.py", "conf/fields.py"):
         return ("conf.fields",)
+    if path in ("conf/sweep.py", "conf/launch.py"):
+        return ("conf", "gpt.runs", "submitit", *HYDRA)
+    if path == "conf/search.py":
+        return ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA)
     if path.startswith("conf/"):
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
     if path == "gpt/runs.py":

@@ -1,5 +1,6 @@
 """train.py end to end, in this process, on a small text."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -7,9 +8,11 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,7 +144,7 @@ def test_tensorboard_shows_the_run(train: Train) -> None:
     tags = accumulator.Tags()
     assert set(tags["scalars"]) == {
         "train/loss", "train/loss_spikes", "val/loss", "val/bpc", "val/bpb", "optim/lr", "optim/grad_norm",
-        "perf/chars_per_s",
+        "perf/chars_per_s", "best/val_loss", "best/val_bpc", "best/test_loss",
     }  # fmt: skip
     assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
     assert [point.step for point in accumulator.Scalars("val/loss")] == [10, 20, 30]
@@ -370,7 +373,7 @@ def test_a_wrong_word_leaves_nothing_behind(train: Train, workplace: Path) -> No
         (["data.path=boook.txt"], "book.txt"),
         (["trainer.accelerator=gpu"], "trainer.accelerator=gpu"),
         (["data.batch=6", "data.micro_batch=4"], "data.micro_batch=4"),
-        (["name=a/b"], "name="),
+        (["name=a/b/c"], "name="),
         (["trainer.strategy=nonsense"], "trainer"),
         (["model.context=20000"], "model.context"),
         (["callbacks=early_stopping", "+callbacks.early_stopping.patienc=3"], "patienc"),
@@ -618,13 +621,62 @@ def test_divergence_is_one_line_and_saves_nothing(train: Train) -> None:
     assert not list(Path("runs/a/checkpoints").iterdir())
 
 
-def test_a_stop_ends_a_sweep(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
+def hparams_of(directory: str) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """TensorBoard's table of hyper-parameters as its server gives it: the settings, and the rows by run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--load_fast", "false"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
-    def stopped(*given: Any) -> float:
-        ran.append(given)
-        raise KeyboardInterrupt
+    def ask(route: str, question: dict[str, Any]) -> dict[str, Any]:
+        address = f"http://127.0.0.1:{port}/data/plugin/hparams/{route}"
+        data = json.dumps(question).encode()
+        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)
 
-    monkeypatch.setattr(train_script, "main", stopped)
-    assert train("-m", "seed=0,1,2").status == 130 and len(ran) == 1
-    assert [path.name for path in Path().iterdir()] == ["book.txt"], "nothing of Hydra's own"
+    try:
+        until, found = time.monotonic() + 60, {}
+        while not found.get("metricInfos"):
+            assert time.monotonic() < until and server.poll() is None, found
+            time.sleep(0.2)
+            with contextlib.suppress(OSError):
+                found = ask("experiment", {"experimentName": "", "includeMetrics": True})
+        question = {
+            "allowedStatuses": ["STATUS_SUCCESS"], "startIndex": 0, "sliceSize": 100,
+            "colParams": [{"metric": info["name"]} for info in found["metricInfos"]],
+        }  # fmt: skip
+        groups = ask("session_groups", question)["sessionGroups"]
+        rows = {
+            group["sessions"][0]["name"]: group["hparams"]
+            | {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+            for group in groups
+        }
+        return found["hparamInfos"], rows
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.mark.slow
+def test_tensorboard_s_table_of_settings_has_the_exact_loss(train: Train) -> None:
+    """Of a run that was left alone, of one that has gone on after its end, and not of one that has failed."""
+    assert train("name=a").status == 0
+    assert train("name=b", "optim.lr=2e-3").status == 0
+    assert train("resume=runs/b", "trainer.max_steps=40", defaults=False).status == 0
+    assert train("name=c", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
+    settings, rows = hparams_of("runs")
+    assert [info["name"] for info in settings[:2]] == ["optim.lr", "trainer.max_steps"], "what differs comes first"
+    assert set(rows) == {"a", "b"}
+    for name, rate, steps in (("a", OptimConfig().lr, 30), ("b", 2e-3, 40)):
+        summary = json.loads(Path(f"runs/{name}/summary.json").read_text())
+        row = rows[name]
+        assert row["optim.lr"] == rate and row["trainer.max_steps"] == steps and row["data.path"] == "book.txt"
+        assert row["optim.betas"].startswith("[0.9,") and row["model.tied"] in (True, False)
+        for tag, key in (("val_loss", "val_loss"), ("val_bpc", "val_bpc"), ("test_loss", "test_loss")):
+            assert row[f"best/{tag}"] == pytest.approx(summary[key], rel=1e-6)
+    scalars = events("b").Scalars("best/val_loss")
+    assert [point.step for point in scalars] == [40], "the row of the 30 steps is gone"
+    assert len(list(Path("runs/a").glob("events*"))) == 1

@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
+from conf.fields import clock
 from gpt.checkpoint import build
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
@@ -25,13 +28,6 @@ SAMPLE_LENGTH = 200
 SPIKES_FROM = 20  # losses, before which none is unusual
 SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as people read it: 0:42, 12:05, 3:07:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 @dataclass
@@ -238,6 +234,42 @@ class Samples(L.Callback):
         text = self.decode(tokens[0, len(self.prompt) :].numpy())
         for board in boards:
             board.experiment.add_text("sample", as_markdown(text), trainer.global_step)
+
+
+class Prune(L.Callback):
+    """Ends a trial that a search gives up. It must come before the callback that saves, which keeps that it did.
+
+    Args:
+        hopeless: takes the step and the validation bits per character, says whether to give up; asked on one process.
+    """
+
+    def __init__(self, hopeless: Callable[[int, float], bool]) -> None:
+        """Not given up yet."""
+        self.hopeless = hopeless
+        self.pruned = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether it was given up."""
+        return {"pruned": self.pruned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What was given up stays so."""
+        self.pruned = state_dict["pruned"]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ask, where there are steps left; all processes agree."""
+        assert isinstance(pl_module, LitGPT) and pl_module.score is not None
+        if trainer.sanity_checking or trainer.global_step >= trainer.max_steps:
+            return
+        asked = trainer.is_global_zero and self.hopeless(trainer.global_step, pl_module.score.bpc)
+        self.pruned = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        trainer.should_stop = trainer.should_stop or self.pruned
+
+
+def make_profiler(kind: str, run: Path) -> Profiler:
+    """What times a run by hook (`simple`), function (`advanced`) or operator (`pytorch`) and reports beside it."""
+    kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+    return kinds[kind](dirpath=run, filename="profile")
 
 
 def as_markdown(text: str) -> str:

@@ -1,12 +1,10 @@
 """What keeps a run from losing anything: checkpoints, stops between two steps, and processes that end together."""
 
-import ctypes
 import math
 import os
 import platform
 import signal
 import struct
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -253,14 +251,6 @@ def make_strategy(strategy: str, devices: int) -> Any:
     if devices == 1:
         return "auto"
     return ShardedStrategy(devices, ARRIVAL) if strategy == "fsdp" else DDPStrategy(timeout=ARRIVAL)
-
-
-def end_with_parent() -> None:
-    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:
-            os._exit(1)
 
 
 def end_parent() -> None:

@@ -3,13 +3,15 @@
 import os
 import platform
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from conf.fields import shown
 from gpt.config import ModelConfig
 from gpt.evaluate import Score
 
@@ -69,6 +71,43 @@ def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
     say(f"more text  {python()} sample.py {run}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     say(f"watch      {board} --logdir {run.parent}")
+
+
+def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
+    """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
+
+    The table finds out by itself which settings differ between runs, and shows those first.
+
+    Args:
+        run: the run's directory.
+        settings: by key.
+        step: the last one.
+        scores: what came of them, by tag.
+    """
+    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
+    if not files:
+        return
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    from gpt.fit.durability import cut_events
+
+    plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
+    _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
+    values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
+    newest = max(files, key=lambda file: file.name)
+    cut_events(newest, step)  # a row that was written before the run's end was
+    with open(newest, "ab") as file:
+        writer = RecordWriter(file)
+        # As of a later step, so that the row is cut off where the run goes on.
+        for at, summary in (
+            (step + 1, begun),
+            (step, Summary(value=values)),
+            (step + 1, ended),
+        ):
+            writer.write(Event(wall_time=time.time(), step=at, summary=summary).SerializeToString())
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:

@@ -79,7 +79,8 @@ def test_right_overrides_pass(typed: str) -> None:
 
 
 def test_several_values_pass_in_a_sweep_and_each_is_checked() -> None:
-    check_overrides(["model.heads=2,4", "model=tiny,small", "optim.lr=interval(0.1,1)"], {}, sweep=True)
+    check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
+    assert "optim.lr=interval(0.1,1): names no values" in refusal("optim.lr=interval(0.1,1)", sweep=True)
     assert "model.heads=0" in refusal("model.heads=2,0", sweep=True)
     assert "data=shakespear" in refusal("data=stdlib,shakespear", sweep=True)
 
@@ -116,7 +117,7 @@ def test_compile_is_one_of_three_words() -> None:
             Config(compile=value)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "", ".hidden", "a\\b", "a\nb"])
+@pytest.mark.parametrize("name", ["a/b/c", "/a", "a/", "a/..", "../a", "..", "", ".hidden", "a\\b", "a\nb"])
 def test_names_that_are_no_directory_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name="):
         Config(name=name)

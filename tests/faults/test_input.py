@@ -148,8 +148,8 @@ OTHERS = {
     "data.cache_dir=book.txt": "data.cache_dir",
     # names and runs
     "name=": "name=",
-    "name=a/b": "without slashes",
-    "name=..": "without slashes",
+    "name=a/b/c": "or SWEEP/TRIAL",
+    "name=..": "or SWEEP/TRIAL",
     "name=a\nb": "name=",
     f"name={'x' * 300}": "name=",
     "resume=": "resume=",
@@ -274,13 +274,40 @@ def test_arguments_of_callbacks(train: Callable[..., Ended]) -> None:
         assert said in ended.err
 
 
-def test_several_runs_share_no_resume(train: Callable[..., Ended]) -> None:
-    ended = train("-m", "resume=auto", "seed=1,2")
+def test_sweeps_that_cannot_be(train: Callable[..., Ended], workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(workplace.rglob("*"))
+    for arguments, said in (
+        (["resume=runs/first", "seed=1,2"], "resume=runs/first: a sweep goes on with the command that began it"),
+        (["seed=range(0,1000000)"], "more than 10,000 values"),
+        (["model.heads=2,4,5"], "model.heads=5: must divide model.dim=32"),
+        (["model.heads=2,3", "model.dim=48,32"], "model.heads=3: must divide model.dim=32"),
+        (["data.batch=8,9", "trainer.devices=2"], "data.batch=9: must be a multiple of 2 devices"),
+        (["seed=1,2", "data.path=bok.txt"], "nearest: book.txt"),
+        (["seed=1,2", "model.context=20,20000"], "model.context"),
+        (["seed=1,2", "init_from=nothing"], "nothing: no such checkpoint or run"),
+        (["seed=1,2", "name=a/b"], "name=a/b: the name of a sweep has no slash"),
+        (["seed=1,2", "name=book.txt/../.."], "name="),
+        (["seed=1,2", "workers=0"], "workers=0: must be a whole number, at least 1"),
+        (["seed=1,2", "workers=1,2"], "workers: is the same for all trials of a sweep"),
+        (["optim.lr=interval(0.1,1)"], "optim.lr=interval(0.1,1): names no values to try"),
+    ):
+        ended = train("-m", *arguments)
+        one_line(ended)
+        assert said in ended.err, ended.err
+    for variables, said in (
+        ({"TORCHELASTIC_RUN_ID": "5"}, "-m: torchrun starts the processes of one run"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "-m: a sweep is one task of SLURM's, and this step has 4"),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            ended = train("-m", "seed=1,2")
+        one_line(ended)
+        assert said in ended.err
+    ended = train("workers=2")
     one_line(ended)
-    assert "resume=auto: several runs cannot share it" in ended.err
-    ended = train("-m", "seed=range(0,1000000)")
-    one_line(ended)
-    assert "more than 10,000 values" in ended.err
+    assert "workers: goes with -m" in ended.err
+    assert [path for path in sorted(workplace.rglob("*")) if path not in before and "cache" not in path.parts] == []
 
 
 def test_a_model_that_no_memory_holds(train: Callable[..., Ended]) -> None:

@@ -1,0 +1,93 @@
+"""Every file in conf/ is composed and run for two steps: found in the folder, so that a new one need not be named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from conf.overrides import CONF, leaves
+from conf.schema import Config
+from tests.conftest import Ended, needs
+
+FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
+# What this machine may lack (a GPU, several devices, a network) or what would take minutes is replaced for all files.
+REPLACED = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": 1,
+    "trainer.max_steps": 2,
+    "trainer.val_check_interval": 2,
+    "data.path": "book.txt",
+    "data.batch": 2,
+    "compile": "false",
+}
+# What a file needs beside its own choice, and where the run then is.
+MORE = {
+    "hparams_search": (["hparams_search.trials=1"], "trial-000"),
+    "launcher": (["-m", "seed=0,1"], "seed=0"),
+}
+PACKAGES = {"logger/wandb": "wandb", "launcher/local": "submitit", "hparams_search/default": "optuna"}
+
+
+def contents(file: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that a file sets, by key, and the other groups that it chooses."""
+    text = (CONF / f"{file}.yaml").read_text("utf-8")
+    values = yaml.safe_load(text) or {}
+    chosen = {
+        key.removeprefix("override /"): choice for entry in values.pop("defaults", []) for key, choice in entry.items()
+    }
+    group = file.rpartition("/")[0]
+    return dict(leaves(values if text.startswith("# @package _global_") else {group: values})), chosen
+
+
+def test_the_folder_is_found() -> None:
+    assert {"train", "model/tiny", "experiment/nanogpt_cpu", "debug/fast"} <= set(FILES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [file for file in FILES if file not in ("train", "launcher/slurm")])
+def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _, choice = file.rpartition("/")
+    if file in PACKAGES:
+        needs(PACKAGES[file], extra={"hparams_search": "search", "launcher": "launcher"}.get(group, choice))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for module in ("train", "gpt.fit.callbacks"):
+        monkeypatch.setattr(f"{module}.SAMPLE_LENGTH", 5)
+
+    typed = [f"{key}={value}" for key, value in REPLACED.items()]
+    more, below = MORE.get(group, ([], ""))
+    chosen = f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"
+    ended = train(chosen, *typed, *more, "name=run", defaults=False)
+    assert ended.status == 0 and (ended.err == "" or file == "logger/wandb"), ended.err  # which tells of itself
+    run = Path("runs/run", below)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+
+    values = dict(leaves(yaml.safe_load((run / "config.yaml").read_text("utf-8"))))
+    expected, others = contents(file)
+    for key, value in expected.items():
+        if group not in MORE:  # which say how several runs are made, not what they are
+            assert values[key] == ("run" if key == "name" else REPLACED.get(key, value)), key
+    for other, name in others.items():  # such as `override /logger: none`
+        assert values[other] == yaml.safe_load((CONF / other / f"{name}.yaml").read_text("utf-8"))
+
+
+@pytest.mark.slow
+def test_the_defaults_run(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
+    ended = train(*(f"{key}={value}" for key, value in REPLACED.items()), "name=run", defaults=False)
+    assert ended.status == 0 and ended.err == "", ended.err
+    assert json.loads(Path("runs/run/summary.json").read_text())["steps"] == 2
+
+
+def test_what_needs_a_cluster_is_composed() -> None:
+    """Its jobs have tests of their own, with scripts that stand for SLURM's commands or with submitit's local jobs."""
+    ConfigStore.instance().store("schema", node=Config)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = OmegaConf.to_container(hydra.compose("train", ["launcher=slurm"]))
+    assert isinstance(composed, dict)
+    assert {"launcher": composed["launcher"]} == contents("launcher/slurm")[0]

@@ -1,0 +1,421 @@
+"""Sweeps: what a trial is given on its command line, what it is called, and real processes that are really killed."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from conf.overrides import apply_literals, split_literals
+from conf.resume import changed
+from conf.schema import Config, from_dict, to_dict
+from conf.sweep import LONGEST, make_trial, sweep_name, trial_name, varied_keys
+from tests.conftest import ROOT, TINY, Ended, needs
+
+Train = Callable[..., Ended]
+LIMIT = 120.0  # seconds for a sweep of a few trials
+GIVEN = [*TINY, "data.path=book.txt"]
+
+
+def start(*arguments: str, **variables: str) -> subprocess.Popen:
+    """Start a sweep of tiny runs in a process group of its own; what it prints is in out.txt and err.txt."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    given = [each for each in GIVEN if each.partition("=")[0] not in keys]
+    with open("out.txt", "w") as out, open("err.txt", "w") as err:
+        return subprocess.Popen(
+            [sys.executable, ROOT / "train.py", "-m", *given, *arguments],
+            stdout=out, stderr=err, start_new_session=True, env=os.environ | variables,
+        )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> Ended:
+    """Wait for the end of a sweep, after which no process of it is left."""
+    try:
+        process.wait(LIMIT)
+    finally:
+        children = trials_of(process.pid)
+        if process.poll() is None:
+            process.kill()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    assert not children
+    return Ended(process.returncode, Path("out.txt").read_text(), Path("err.txt").read_text())
+
+
+def run(*arguments: str, **variables: str) -> Ended:
+    return finish(start(*arguments, **variables))
+
+
+def trials_of(parent: int | None = None) -> list[int]:
+    """Process ids of the trials at work in this directory (those that `parent` has started, if given)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (entry / "cwd").resolve() == Path.cwd():
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if "resume=auto" in words and parent in (None, above):
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen) -> None:
+    until = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < until and process.poll() is None, Path("out.txt").read_text()
+        time.sleep(0.005)
+
+
+def table(sweep: str) -> list[dict[str, str]]:
+    with open(f"runs/{sweep}/sweep.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(run: str) -> dict[str, Any]:
+    return json.loads(Path("runs", run, "summary.json").read_text())
+
+
+def weights(run: str) -> dict[str, torch.Tensor]:
+    return torch.load(f"runs/{run}/checkpoints/last.ckpt")["state_dict"]
+
+
+def assert_same_weights(ours: str, theirs: str) -> None:
+    one, other = weights(ours), weights(theirs)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- Names and command lines -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("varied", "name"),
+    [
+        ({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001"),
+        ({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1"),
+        ({"optim.betas": "[0.9,0.95]"}, r"optim.betas=0.9-0.95_[0-9a-f]{6}"),
+        ({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}"),
+        ({"data": "é" * 300}, r"data=_[0-9a-f]{6}"),
+        ({f"key{number}": "x" * 20 for number in range(20)}, rf"key0=x.{{{LONGEST - 6}}}_[0-9a-f]{{6}}"),
+    ],
+)
+def test_what_a_trial_is_called(varied: dict[str, str], name: str) -> None:
+    assert re.fullmatch(name, trial_name(varied))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4), max_size=8))
+def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]]) -> None:
+    names = {tuple(each.items()): trial_name(each) for each in varied if each}
+    assert len(set(names.values())) == len(names)
+    for name in names.values():
+        from_dict(to_dict(Config()) | {"name": f"s/{name}"})  # raises where it is none
+        assert len(name) <= LONGEST + 7 and not set(name) & set("/\\$*?[]~'\" \n")
+
+
+def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
+    one = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
+    assert one == sweep_name(["model.heads=2", "seed=1,2"])
+    assert one != sweep_name(["model.heads=2", "seed=1,3"])
+
+
+@pytest.fixture(scope="module")
+def compose() -> Callable[[list[str]], Config]:
+    """What train.py makes of a command line, by Hydra's own `compose`."""
+    ConfigStore.instance().store("schema", node=Config)
+
+    def composed(arguments: list[str]) -> Config:
+        rest, literals = split_literals(arguments)
+        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+
+    return composed
+
+
+AWKWARD = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0\n\r\\$"), max_size=12
+)  # \\ and $ mean more to Hydra
+NUMBERS = st.floats(1e-12, 0.9)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(
+    rates=st.lists(NUMBERS, min_size=1, max_size=2),
+    betas=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=2),
+    names=st.lists(AWKWARD, min_size=1, max_size=2),
+    path=AWKWARD.filter(lambda text: text not in ("", "null")),
+)
+def test_values_survive_the_trial_s_command_line(
+    compose: Callable[[list[str]], Config],
+    rates: list[float],
+    betas: list[tuple[float, float]],
+    names: list[str],
+    path: str,
+) -> None:
+    """Whatever they are: the configurations are those that were typed, one trial for each, by plain Python."""
+
+    def quoted(text: str) -> str:
+        escaped = text.replace("'", "\\'")
+        return f"'{escaped}'"
+
+    typed = [
+        f"optim.min_lr=choice({','.join(map(repr, rates))})",
+        f"optim.betas={','.join(f'[{one!r},{two!r}]' for one, two in betas)}",
+        "callbacks=early_stopping",
+        f"+callbacks.mine={','.join('{_target_: ' + quoted(name) + '}' for name in names)}",
+        "optim.lr=1",
+        f"data.path={path}",
+    ]
+    rest, _ = split_literals(typed)
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    parsed = OverridesParser.create().parse_overrides(rest)
+    (combinations,) = BasicSweeper.split_arguments(parsed, None)
+    trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations]
+    made = []
+    for trial in trials:
+        config = compose(trial.command[2:])
+        assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
+        made.append((config.optim.min_lr, tuple(config.optim.betas), config.callbacks["mine"]["_target_"]))
+    assert made == [(rate, pair, name) for rate in rates for pair in betas for name in names]
+
+
+# -- What a command may change about a sweep that is there ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], []),
+        (["seed=5"], ["seed=5 (the run has 0)"]),
+        (["seed=5", "allow=[seed]"], []),
+        (["trainer.max_steps=2000"], []),
+        (["trainer.max_steps=1000"], ["trainer.max_steps=1000 (the run has 1200)"]),
+        (["data.path=other.txt"], ["data.path=other.txt (the run has null)"]),
+        (["trainer.devices=2", "logger=none", "trainer.log_every_n_steps=1"], []),
+    ],
+)
+def test_what_is_another_run(compose: Callable[[list[str]], Config], typed: list[str], said: list[str]) -> None:
+    keys = [argument.partition("=")[0] for argument in typed]
+    old, new = compose([]), compose(typed)
+    old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
+    assert changed(old, new, keys) == said
+
+
+def test_what_minutes_and_a_trained_model_have_chosen_is_no_change(compose: Callable[[list[str]], Config]) -> None:
+    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"])
+    assert changed(old, compose(["minutes=5"]), ["minutes"]) == []
+    assert changed(old, compose(["minutes=6"]), ["minutes"]) == ["minutes=6.0 (the run has 5.0)"]
+    assert len(changed(old, compose(["minutes=5", "model.layers=1"]), ["minutes", "model.layers"])) == 1
+    old = compose(["init_from=runs/a", "model=small"])
+    assert changed(old, compose(["init_from=runs/a"]), ["init_from"]) == []
+
+
+# -- Real processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ended], workplace: Path) -> None:
+    """One diverges, one is killed, one is what it would be alone. The same command tries the two again."""
+    (workplace / "book.txt").rename("a, b [c]=1.txt")
+    fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1", "trainer.max_steps=60"]
+    sweep = start(*fixed, "optim.lr=1e30,3e-3,2e-3", "name=s")
+    wait_for(lambda: Path("runs/s/optim.lr=0.003/checkpoints/last.ckpt").exists(), sweep)
+    (trial,) = trials_of(sweep.pid)
+    os.kill(trial, signal.SIGKILL)
+    ended = finish(sweep)
+    assert ended.status == 1, ended
+    assert re.search(r"trial 1/3  failed: step \d+: .* diverged; lower optim.lr=1e\+30", ended.out), ended.out
+    assert "trial 2/3  failed: killed by SIGKILL (runs/s/optim.lr=0.003/console.log)" in ended.out
+    assert ended.err == "train.py: 2 of 3 trials failed: optim.lr=1e+30; optim.lr=0.003\n"
+    assert {row["optim.lr"]: row["status"] for row in table("s")} == {
+        "0.002": "finished", "1e+30": "failed", "0.003": "failed",
+    }  # fmt: skip
+    again = run(*fixed, "optim.lr=1e30,3e-3,2e-3", "name=s")
+    assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
+    assert again.out.count(": finished before") == 1
+    assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
+    assert_same_weights("s/optim.lr=0.003", "alone")
+    *finished, failed = table("s")
+    assert failed["status"] == "failed" and failed["val_loss"] == ""
+    losses = [float(row["val_loss"]) for row in finished]
+    assert len(losses) == 2 and losses == sorted(losses)
+    for row in finished:
+        whole = json.loads(Path(row["directory"], "summary.json").read_text())
+        assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
+        assert (row["steps"], row["parameters"]) == ("60", str(whole["parameters"]))
+        for key in ("val_loss", "val_bpc", "test_loss", "seconds"):
+            assert float(row[key]) == whole[key]
+    shown = [line.split()[0] for line in again.out.split("\n\n")[1].splitlines()[1:]]
+    assert shown == [row["optim.lr"] for row in (*finished, failed)]
+    assert f"{finished[0]['directory']}/checkpoints/best.ckpt" in sample("s").err
+    assert "runs/alone/" in sample().err, "the newest"
+    # A trial is a run like any other.
+    assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=61", defaults=False).status == 0
+    assert f"name: s/optim.lr={finished[1]['optim.lr']}\n" in Path(finished[1]["directory"], "config.yaml").read_text()
+    assert f"{finished[1]['directory']}/checkpoints/best.ckpt" in sample().err
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train) -> None:
+    given = ["model.dropout=0.1,0.2", "trainer.max_steps=60"]
+
+    def reached(dropout: float) -> bool:
+        return any(Path("runs").glob(f"*/model.dropout={dropout}/checkpoints/last.ckpt"))
+
+    sweep = start(*given)
+    wait_for(lambda: reached(0.1), sweep)
+    sweep.send_signal(signal.SIGINT)
+    ended = finish(sweep)
+    assert ended.status == 130 and ended.err == "", ended
+    (directory,) = Path("runs").iterdir()
+    assert re.fullmatch(r"sweep-[0-9a-f]{6}", directory.name)
+    assert {row["model.dropout"]: row["status"] for row in table(directory.name)} == {
+        "0.1": "interrupted", "0.2": "waiting",
+    }  # fmt: skip
+    stopped = torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"]
+    log = (directory / "model.dropout=0.1/train.log").read_text()
+    assert f"stopped by SIGINT after step {stopped};" in log and 10 <= stopped < 60
+
+    sweep = start(*given)
+    wait_for(lambda: reached(0.2), sweep)
+    sweep.kill()
+    sweep.wait()
+    until = time.monotonic() + 5
+    while trials_of():
+        assert time.monotonic() < until, "a trial goes on without its sweep"
+        time.sleep(0.01)
+    assert json.loads((directory / "model.dropout=0.2/summary.json").read_text())["status"] == "running"
+
+    ended = run(*given)
+    assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, ended
+    assert [path.name for path in Path("runs").iterdir()] == [directory.name]
+    for dropout in (0.1, 0.2):
+        assert train(f"model.dropout={dropout}", "trainer.max_steps=60", f"name=alone{dropout}").status == 0
+        assert_same_weights(f"{directory.name}/model.dropout={dropout}", f"alone{dropout}")
+
+    # A larger grid of the same name runs what is missing; other settings of what is there are refused.
+    before = sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
+    other = train("-m", *given, f"name={directory.name}", "seed=1")
+    assert other.status == 2 and "seed=1 (the run has 0)" in other.err and other.err.count("\n") == 1, other
+    for name, said in ((directory.name, "is a sweep"), ("alone0.1/x", "is a run"), ("alone0.1", "exists")):
+        ended = train(f"name={name}")
+        assert ended.status == 2 and said in ended.err, ended
+    assert "is no sweep" in train("-m", "seed=1,2", "name=alone0.1").err
+    assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
+    larger = train("-m", "model.dropout=0.1,0.2,0.3", "trainer.max_steps=60", f"name={directory.name}")
+    assert larger.status == 0 and larger.out.count(": finished before") == 2, larger
+    assert {row["model.dropout"] for row in table(directory.name)} == {"0.1", "0.2", "0.3"}
+
+
+@pytest.mark.slow
+def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial is run once, whoever takes it; two at a time in one command have a half of the threads each."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    second = first = start("seed=0,1,2,3", "workers=2", "name=s", "trainer.max_steps=40")
+    try:
+        wait_for(lambda: len(trials_of(first.pid)) == 2, first)
+        for trial in trials_of(first.pid):
+            variables = Path(f"/proc/{trial}/environ").read_bytes().split(b"\0")
+            share = max(1, len(os.sched_getaffinity(0)) // 2)
+            assert f"OMP_NUM_THREADS={share}".encode() in variables
+        Path("other").mkdir()
+        with open("other/out.txt", "w") as out:
+            command = [*first.args[:3], *GIVEN, "seed=0,1,2,3", "name=s", "trainer.max_steps=40"]
+            second = subprocess.Popen(command, stdout=out, start_new_session=True)
+        assert second.wait(LIMIT) == 0
+    finally:
+        second.kill()
+        ended = finish(first)
+    assert ended.status == 0, ended
+    said = Path("other/out.txt").read_text()
+    assert "another process has it in hand" in ended.out + said
+    for seed in range(4):
+        log = Path(f"runs/s/seed={seed}/train.log").read_text()
+        assert log.count("40 steps of 8 windows") == 1
+    assert len(table("s")) == 4
+
+
+@pytest.mark.slow
+def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(train: Train) -> None:
+    assert train("name=first", "trainer.max_steps=5").status == 0
+    ended = train("-m", "init_from=first", "seed=range(1,2)", "trainer.devices=2", "trainer.max_steps=10", "name=s")
+    assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
+    assert {path.name for path in Path("runs").iterdir()} == {"first", "s"}
+    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv"}
+    contents = torch.load("runs/s/seed=1/checkpoints/last.ckpt")
+    assert contents["conditions"]["world_size"] == 2 and contents["conditions"]["init_from"] == "first"
+
+    ended = train("-m", "minutes=1e-4", "seed=range(1,2)", "name=t")
+    assert ended.status == 1 and "trial 1/1  failed: minutes=0.0001: is gone before the first step" in ended.out, ended
+
+
+@pytest.mark.slow
+def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path) -> None:
+    """A job that is told that its time is up saves, is queued again and goes on; the result is that of a plain run."""
+    needs("submitit", extra="launcher")
+    sweep = start("seed=1,2", "launcher=local", "model.dropout=0.1", "trainer.max_steps=100", "name=s")
+    wait_for(lambda: Path("runs/s/seed=1/checkpoints/last.ckpt").exists(), sweep)
+    (trial,) = trials_of()
+    job = int(Path(f"/proc/{trial}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "submitit.core._submit" in Path(f"/proc/{job}/cmdline").read_text()
+    os.kill(job, signal.SIGUSR2)
+    ended = finish(sweep)
+    assert ended.status == 0 and ended.err == "", ended
+    log = Path("runs/s/seed=1/train.log").read_text()
+    assert log.count("stopped by SIGTERM after step") == 1 and log.count("100 steps of 8 windows") == 2
+    assert [row["status"] for row in table("s")] == ["finished"] * 2
+    assert train("seed=1", "model.dropout=0.1", "trainer.max_steps=100", "name=alone").status == 0
+    assert_same_weights("s/seed=1", "alone")
+    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "seed=2", "sweep.csv", ".submitit"}
+
+
+def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("submitit", extra="launcher")
+    monkeypatch.setenv("PATH", "")
+    for arguments, said in (
+        (["launcher=slurm"], "launcher=slurm: "),
+        (["launcher=slrum"], "launcher=slrum: must be one of local, slurm; nearest: slurm"),
+        (["launcher=local", "+launcher.partition=x"], "launcher=local: "),
+        (["launcher=local", "+launcher.nodes=2"], "launcher.nodes: a trial is one task"),
+        (["launcher=local", "launcher.timeout_min=soon"], "launcher=local: "),
+        (["launcher=local", "launcher.timeout_mins=5"], "launcher.timeout_mins"),
+        (["launcher=local,slurm"], "launcher: is the same for all trials"),
+    ):
+        ended = train("-m", "seed=1,2", *arguments)
+        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
+    ended = train("launcher=local")
+    assert ended.status == 2 and "launcher: goes with -m" in ended.err
+    assert not Path("runs").exists()
+
+
+def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts stand for SLURM's programs."""
+    needs("submitit", extra="launcher")
+    Path("bin").mkdir()
+    for name in ("srun", "sbatch"):
+        Path("bin", name).write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpux >&2\nexit 1\n")
+        Path("bin", name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
+    ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
+    assert ended.status == 2, ended
+    assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
+    (script,) = Path("runs/s/.submitit").rglob("*submission*.sh")
+    assert "#SBATCH --partition=gpux" in script.read_text() and "#SBATCH --array=0-1" in script.read_text()

@@ -1,0 +1,106 @@
+"""`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from data.arrays import open_text
+from data.config import DataConfig
+from gpt import runs
+from tests.conftest import Ended
+
+Train = Callable[..., Ended]
+SMALL = (
+    "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu "
+    "trainer.devices=1"
+).split()
+
+
+def summary(run: str) -> dict:
+    return json.loads(Path(f"runs/{run}/summary.json").read_text())
+
+
+def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sample: Callable[..., Ended]) -> None:
+    for _ in range(2):
+        ended = train("debug=fast", *SMALL, defaults=False)
+        assert ended.status == 0 and ended.err == ""
+        run = Path("runs/debug-fast")
+        assert [path.name for path in Path("runs").iterdir()] == ["debug-fast"]
+        assert not (run / "left").exists() and not list(run.glob("events.*"))
+        (run / "left").write_text("of the run before")
+    assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
+    assert {"best.ckpt", "last.ckpt"} < {path.name for path in (run / "checkpoints").iterdir()}
+    assert summary("debug-fast")["status"] == "finished" and summary("debug-fast")["test_loss"] > 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["detect_anomaly"] is True
+    # Only its name leads there.
+    assert "no run in runs/" in sample().err
+    assert sample("debug-fast", "--num-chars", "5").status == 0
+
+
+def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
+    assert train("debug=fast", *SMALL, defaults=False).status == 0
+    runs.write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
+    ended = train("resume=auto")
+    assert ended.status == 2 and "no unfinished run" in ended.err
+    train("name=cut", "trainer.max_steps=10")
+    runs.write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
+    assert train("debug=fast", *SMALL, defaults=False).status == 0
+    assert "going on in runs/cut" in train("resume=auto", defaults=False).out
+
+
+def test_a_debug_run_that_is_going_on_is_not_replaced(train: Train) -> None:
+    assert train("debug=fast", *SMALL, defaults=False).status == 0
+    before = sorted(Path("runs/debug-fast").rglob("*"))
+    runs.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
+    try:
+        ended = train("debug=fast", *SMALL, defaults=False)
+    finally:
+        runs.let_go()
+    assert ended.status == 2 and "another process is training there" in ended.err
+    assert sorted(Path("runs/debug-fast").rglob("*")) == before
+
+
+def test_a_name_of_ones_own_is_never_replaced(train: Train) -> None:
+    assert train("debug=fast", "name=mine", *SMALL, defaults=False).status == 0
+    ended = train("debug=fast", "name=mine", *SMALL, defaults=False)
+    assert ended.status == 2 and "runs/mine exists" in ended.err
+
+
+def test_overfit_ends_below_the_loss_that_it_says(train: Train) -> None:
+    small = [*SMALL, "data.overfit=500"]
+    ended = train("debug=overfit", *small, defaults=False)
+    said = re.search(r"cost less than ([\d.]+) nats", ended.out)
+    assert ended.status == 0 and said
+    assert summary("debug-overfit")["val_loss"] < float(said[1])
+    # A model that has not learned it is told from one that has.
+    assert train("debug=overfit", *small, "trainer.max_steps=20", defaults=False).status == 0
+    assert summary("debug-overfit")["val_loss"] > float(said[1])
+
+
+def test_what_is_learned_by_heart_is_what_is_validated(workplace: Path) -> None:
+    whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
+    assert np.array_equal(part.validation, whole.train[:500]) and np.array_equal(part.test, whole.train[:500])
+    assert np.array_equal(part.train[:500], whole.train[:500]) and len(part.train) == 500 + 2 * 32
+    assert part.characters == {"train": 564, "validation": 500, "test": 500}
+
+
+def test_overfit_needs_a_window(train: Train) -> None:
+    ended = train("data.overfit=32")
+    assert ended.status == 2 and ended.err == "train.py: data.overfit=32: must be above model.context=32\n"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["simple", "advanced"])
+def test_profile_says_where_its_report_is(train: Train, kind: str) -> None:
+    ended = train("debug=profile", f"trainer.profiler={kind}", *SMALL, "trainer.max_steps=7", defaults=False)
+    said = re.search(r"^profile +(\S+)$", ended.out, re.MULTILINE)
+    assert ended.status == 0 and said
+    report = Path(said[1]).read_text()
+    row = next(line for line in report.splitlines() if "training_step" in line)
+    if kind == "simple":
+        assert re.findall(r"\b7\b", row), row  # as often as there were steps

@@ -1,0 +1,289 @@
+"""A search for settings: real processes, really killed, against one that nobody touched."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.overrides import check_overrides
+from conf.schema import SearchConfig
+from conf.search import Range, judge, open_study, plan_search
+from tests.conftest import ROOT, TINY, Ended, needs
+
+FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
+# Of three learning rates one is hopeless; after two trials the median decides. With this seed it is the fourth's.
+COMMAND = [
+    "hparams_search=default", *TINY, *FIXED, "data.path=book.txt", "name=found", "optim.lr=0.01,0.003,1e-7",
+    "hparams_search.trials=4", "hparams_search.startup=2", "hparams_search.seed=2",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def optuna() -> None:
+    needs("optuna", extra="search")
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen:
+    """The command in a process group of its own; what it prints is in `out` and `err`."""
+    with open(directory / "out", "w") as out, open(directory / "err", "w") as err:
+        return subprocess.Popen(
+            [sys.executable, ROOT / "train.py", *arguments],
+            cwd=directory,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, "XDG_CACHE_HOME": str(directory / "cache")},
+            start_new_session=True,
+        )
+
+
+def run(directory: Path, *arguments: str) -> Ended:
+    process = start(directory, *arguments)
+    try:
+        status = process.wait(180)
+    finally:
+        process.kill()  # which ends its trials, too
+        process.wait()
+    return Ended(status, (directory / "out").read_text(), (directory / "err").read_text())
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen, seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until and process.poll() is None, "did not happen"
+        time.sleep(0.01)
+
+
+def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, float]]]:
+    """What the study holds of each trial: its values, how it ended, its loss and those on the way."""
+    study = open_study(directory / "runs/found")
+    return [(each.params, each.state.name, each.value, each.intermediate_values) for each in study.trials]
+
+
+def summary(directory: Path, number: int) -> dict[str, Any]:
+    return json.loads((directory / f"runs/found/trial-{number:03}/summary.json").read_text())
+
+
+def table(directory: Path, name: str = "found") -> list[dict[str, str]]:
+    with open(directory / f"runs/{name}/sweep.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def processes_in(directory: Path) -> list[int]:
+    """Processes that work in a directory, but for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
+                found.append(int(process.name))
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.slow
+def test_a_search_and_one_that_is_killed_in_the_middle(tmp_path: Path, prose: str) -> None:
+    """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
+    directory, killed = tmp_path / "untouched", tmp_path / "killed"
+    for place in (directory, killed):
+        place.mkdir()
+        (place / "book.txt").write_text(prose)
+    ended = run(directory, *COMMAND)
+    assert ended.status == 0 and ended.err == ""
+    found = trials(directory)
+    assert len(found) == 4
+    pruned = [number for number, (_, state, _, _) in enumerate(found) if state == "PRUNED"]
+    finished = [number for number, (_, state, _, _) in enumerate(found) if state == "COMPLETE"]
+    assert pruned and sorted(pruned + finished) == list(range(4))
+    for number, (_, _, loss, on_the_way) in enumerate(found):
+        assert (summary(directory, number)["status"] == "pruned") == (number in pruned)
+        # Pruned is what lies above the median of those that had finished before it, at the same step, and nothing else.
+        before = [found[other][3] for other in finished if other < number]
+        for step, bpc in on_the_way.items():
+            best = min(value for at, value in on_the_way.items() if at <= step)
+            worse = len(before) >= 2 and best > statistics.median(each[step] for each in before if step in each)
+            assert worse == (number in pruned and step == max(on_the_way)), (number, step, bpc)
+        if number in finished:
+            assert loss == summary(directory, number)["val_bpc"]
+            assert list(on_the_way) == [10, 20]
+        else:
+            assert summary(directory, number)["steps"] == max(on_the_way) < 30
+    assert [float(found[number][0]["optim.lr"]) for number in pruned] == [1e-7]
+
+    best = min(finished, key=lambda number: summary(directory, number)["val_loss"])
+    assert open_study(directory / "runs/found").best_trial.number == best
+    rows = table(directory)
+    assert len(rows) == 4 and rows[0]["directory"] == f"runs/found/trial-{best:03}"
+    assert rows[0]["optim.lr"] == found[best][0]["optim.lr"]
+
+    again = re.search(r"^best again (.*)$", ended.out, re.MULTILINE)
+    assert again
+    _, script, *arguments = shlex.split(again[1])
+    assert script == "train.py" and run(directory, *arguments, "name=again").status == 0
+    repeated = json.loads((directory / "runs/again/summary.json").read_text())
+    assert repeated["val_loss"] == summary(directory, best)["val_loss"]
+
+    process = start(killed, *COMMAND)
+    try:
+        checkpoints = killed / "runs/found/trial-002/checkpoints"
+        wait_for(lambda: list(checkpoints.glob("step-*.ckpt")), process)
+    finally:
+        process.kill()
+        process.wait()
+    until = time.monotonic() + 10
+    while processes_in(killed) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert processes_in(killed) == []
+    states = [state for _, state, _, _ in trials(killed)]
+    assert len(states) == 3 and states[2] == "RUNNING"
+
+    ended = run(killed, *COMMAND)
+    assert ended.status == 0 and ended.err == ""
+    assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
+    assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
+    assert trials(killed) == trials(directory)
+    assert len(table(killed)) == 4
+    # Once it is whole, nothing is left to do.
+    assert run(killed, *COMMAND).status == 0
+    assert trials(killed) == trials(directory)
+
+
+@pytest.mark.slow
+def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
+    """Heads of 2, 3 and 4 in a width of 32: 3 is found out only when it is tried."""
+    command = [each for each in COMMAND if not each.startswith(("optim.lr=", "model.heads="))]
+    command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
+    command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
+    process = start(workplace, *command)
+    try:
+        wait_for(lambda: len(list(workplace.glob("runs/found/*/checkpoints/step-*.ckpt"))) > 0, process)
+        second = subprocess.run(
+            [sys.executable, ROOT / "train.py", *command], cwd=workplace, capture_output=True, text=True, timeout=60
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert second.returncode == 2
+    assert second.stderr == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
+    assert processes_in(workplace) == []
+    assert "RUNNING" in [state for _, state, _, _ in trials(workplace)]
+
+    ended = run(workplace, *command)
+    assert ended.status == 0, ended.err
+    found = trials(workplace)
+    assert len(found) == 4
+    bad = [number for number, (values, *_) in enumerate(found) if values["model.heads"] == "3"]
+    assert bad and [found[number][1] for number in bad] == ["PRUNED"] * len(bad)
+    assert all(found[number][1] == "COMPLETE" for number in range(4) if number not in bad)
+    text = (workplace / "runs/found/sweep.csv").read_text()
+    assert len(re.findall(r"^3,failed,", text, re.MULTILINE)) == len(bad)
+    study = open_study(workplace / "runs/found")
+    assert "model.heads=3: must divide model.dim=32" in study.user_attrs[f"trial-{bad[0]:03} failed"]
+    spans = sorted((each.datetime_start, each.datetime_complete) for each in study.trials)
+    assert any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
+
+
+def test_what_the_median_gives_up(tmp_path: Path) -> None:
+    """Against the median itself, also where a trial reports a step once more."""
+    from optuna.trial import create_trial
+
+    directory = tmp_path / "what? 100% #1 {x}"
+    directory.mkdir()
+    study = open_study(directory)
+    assert (directory / "study.db").exists()
+    study.set_user_attr("search", {"startup": 3, "pruner": "median"})
+    losses = [4.0, 3.0, 2.0, 3.5]
+    for loss in losses:
+        study.add_trial(create_trial(value=loss, intermediate_values={10: loss}))
+    number = study.ask().number
+    ask = judge(directory, number, 10, 30)
+    middle = statistics.median(losses)
+    assert [ask(10, middle + 0.01), ask(10, middle - 0.01)] == [True, False]
+    assert study.trials[number].intermediate_values == {10: middle - 0.01}
+    assert len(open_study(directory).trials) == 5
+
+
+def planned(*arguments: str) -> dict[str, Range]:
+    config = SearchConfig(space={"optim.lr": "tag(log, interval(0.001, 0.1))"})
+    check_overrides(list(arguments), {}, search=True)
+    return dict(plan_search(config, list(arguments), {}).space)
+
+
+def test_ranges_mean_what_hydra_means_by_them() -> None:
+    space = planned("model.heads=2,4", "model.layers=range(1,8,2)", "model.dim=interval(15.5,64.5)")
+    assert list(space) == ["optim.lr", "model.heads", "model.layers", "model.dim"]
+    assert space["optim.lr"].arguments == {"low": 0.001, "high": 0.1, "log": True}
+    assert space["model.heads"].arguments == {"choices": ["2", "4"]}
+    assert space["model.layers"].arguments == {"low": 1, "high": 7, "step": 2}
+    assert (space["model.dim"].kind, space["model.dim"].low, space["model.dim"].high) == ("IntDistribution", "16", "64")
+    assert list(planned("optim.lr=0.01", "seed=1,2")) == ["seed"]  # what is typed is fixed, or the range
+
+
+@pytest.mark.parametrize(
+    ("typed", "parts"),
+    [
+        ("hparams_search=defalt", ["hparams_search=defalt", "nearest: default"]),
+        ("hparams_search.trials=0", ["hparams_search.trials=0", "at least 1"]),
+        ("hparams_search.prunner=none", ["hparams_search.prunner", "nearest: hparams_search.pruner"]),
+        ("hparams_search.pruner=medium", ["hparams_search.pruner=medium", "nearest: median"]),
+        ("optim.lrr=interval(1,2)", ["optim.lrr", "nearest: optim.lr"]),
+        ("optim.lr=interval(2,1)", ["optim.lr=interval(2,1)", "holds no values"]),
+        ("seed=range(5,1)", ["seed=range(5,1)", "holds no values"]),
+        ("optim.muon_lr=tag(log,interval(0,1))", ["optim.muon_lr=0", "above 0"]),
+        ("optim.min_lr=tag(log,interval(0,0.001))", ["tag(log", "above 0"]),
+        ("model.dropout=interval(0,1.5)", ["model.dropout=1.5", "below 1"]),
+        ("model.norm=interval(0,1)", ["model.norm", "layernorm, rmsnorm", "choice"]),
+        ("model.heads=2,5", ["model.heads=5", "must divide model.dim=32"]),
+        ("model.heads=0,2", ["model.heads=0", "at least 1"]),
+        ("model=glob(*)", ["model=glob(*)", "list the values"]),
+        ("seed=shuffle(1,2)", ["seed=shuffle(1,2)", "interval(a,b)"]),
+        ("workers=1,2", ["workers", "the same for all trials"]),
+        ("workers=0", ["workers=0", "at least 1"]),
+        ("data.path=none.txt", ["none.txt", "no such file"]),
+        ("data.batch=3,5 trainer.devices=2", ["data.batch=3", "multiple of 2 devices"]),
+        ("resume=runs/first", ["resume=runs/first", "without resume"]),
+        ("name=a/b", ["name=a/b", "slash"]),
+        ("--cfg=job", ["--cfg=job"]),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_exists(
+    typed: str, parts: list[str], train: Callable[..., Ended]
+) -> None:
+    ended = train("hparams_search=default", *shlex.split(typed))
+    assert ended.status == 2 and ended.err.count("\n") == 1
+    for part in parts:
+        assert part in ended.err
+    assert not Path("runs").exists()
+
+
+def test_its_keys_go_with_a_search(train: Callable[..., Ended]) -> None:
+    ended = train("hparams_search.trials=5")
+    assert ended.status == 2 and "goes with hparams_search=default" in ended.err
+
+
+def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Callable[..., Ended]) -> None:
+    directory = Path("runs/found")
+    directory.mkdir(parents=True)
+    study = open_study(directory)
+    typed = ["hparams_search=default", "name=found", "optim.lr=0.001,0.1"]
+    study.set_user_attr("search", {"seed": 7, "startup": 5, "pruner": "median", "space": [], "fixed": [], "text": ""})
+    ended = train(*typed)
+    assert ended.status == 2 and "was begun with seed=7, not 0" in ended.err
+    Path("runs/swept").mkdir()
+    Path("runs/swept/sweep.csv").touch()
+    assert "is no search" in train("hparams_search=default", "name=swept").err
+    (directory / "study.db").write_bytes(b"no database" * 1000)
+    ended = train(*typed)
+    assert ended.status == 2 and "study.db: cannot be read" in ended.err and ended.err.count("\n") == 1
