@@ -13,7 +13,7 @@ import pytest
 import torch  # noqa: F401  # loading it is not what is timed here
 
 from conf.fields import shown
-from conf.overrides import LITERAL, PLUGINS, fields
+from conf.overrides import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
 from conf.schema import REFUSED
 from tests.conftest import ROOT, Ended
 
@@ -46,7 +46,7 @@ def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
 
 EVERY = [
     (key, value)
-    for key, (hint, field) in {**fields(), **PLUGINS}.items()
+    for key, (hint, field) in {**fields(), **PLUGINS, **SEARCH}.items()
     if "help" in field.metadata and key not in LITERAL and key != "allow" and key != "data.encoding"
     for value in wrong_values(hint, field)
 ]
@@ -59,7 +59,7 @@ def one_line(ended: Ended, program: str = "train.py") -> None:
 
 
 def test_there_is_something_for_every_option() -> None:
-    covered = {key for key, _ in EVERY} | {*LITERAL, "allow", "data.encoding", "callbacks", "logger"}
+    covered = {key for key, _ in EVERY} | {*LITERAL, "allow", "data.encoding", *PLUGGED}
     assert covered >= set(fields()) and len(EVERY) > 300
 
 
@@ -67,6 +67,7 @@ def test_there_is_something_for_every_option() -> None:
 def test_every_option_refuses_what_it_does_not_take(key: str, train: Callable[..., Ended], workplace: Path) -> None:
     before = sorted(workplace.rglob("*"))
     plugin = [f"callbacks={key.split('.')[1]}"] if key in PLUGINS else []
+    plugin += ["hparams_search=default"] if key in SEARCH else []
     for value in (value for name, value in EVERY if name == key):
         begun = time.perf_counter()
         ended = train(*plugin, f"{key}={value}")
