@@ -14,7 +14,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,25 @@ def open_text(config: DataConfig, context: int, known: str = "", *, as_before: b
     if is_remote(config.path):
         from data.shards import open_shards  # loads fsspec, which few runs need
 
-        return open_shards(config, context, known, as_before=as_before)
+        text = open_shards(config, context, known, as_before=as_before)
+    else:
+        text = _open_here(config, context, known)
+    return text if config.overfit is None else _overfitted(text, config.overfit, context)
+
+
+def _overfitted(text: Text, learned: int, context: int) -> Text:
+    """The first `learned` tokens of the training text as all three splits."""
+    if learned <= context:
+        raise DataError(f"data.overfit={learned}: must be above model.context={context}")
+    part = text.train[:learned]
+    # No window of an epoch reaches the last `context` tokens at every phase: what is asked is covered whole.
+    train, lengths = text.train[: learned + 2 * context], text.tokenizer.characters_per_token
+    characters = dict.fromkeys(SPLITS, int(lengths[part].sum())) | {"train": int(lengths[train].sum())}
+    return replace(text, train=train, validation=part, test=part, characters=characters)
+
+
+def _open_here(config: DataConfig, context: int, known: str) -> Text:
+    """Open text of this machine, as `open_text` says."""
     corpus = open_corpus(config)
     digest = corpus.digest()
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
@@ -97,13 +115,6 @@ def open_text(config: DataConfig, context: int, known: str = "", *, as_before: b
             raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
     check_lengths(arrays, config, context, corpus)
-    if config.overfit is not None:
-        if config.overfit <= context:
-            raise DataError(f"data.overfit={config.overfit}: must be above model.context={context}")
-        # No window of an epoch reaches the last `context` tokens at every phase: what is asked is covered whole.
-        train, learned = arrays["train"][: config.overfit + 2 * context], arrays["train"][: config.overfit]
-        arrays = {"train": train, "validation": learned, "test": learned}
-        characters = {name: int(tokenizer.characters_per_token[part].sum()) for name, part in arrays.items()}
     return Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters, known=known
     )

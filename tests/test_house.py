@@ -53,13 +53,13 @@ def only(path: str) -> tuple[str, ...] | None:
     if path in ("gpt/config.py", "data/config.py", "conf/fields.py"):
         return ("conf.fields",)
     if path in ("conf/sweep.py", "conf/launch.py"):
-        return ("conf", "gpt.runs", "submitit", *HYDRA)
+        return ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)
     if path == "conf/search.py":
         return ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA)
     if path.startswith("conf/"):
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
-    if path == "gpt/runs.py":
-        return ("conf.fields", "filelock")
+    if path in ("gpt/runs.py", "gpt/job.py"):
+        return ("conf.fields", "filelock", "gpt.job")
     if path in ("gpt/archive.py", "gpt/decode.py", "gpt/generate.py"):
         return ("numpy", "threadpoolctl", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):

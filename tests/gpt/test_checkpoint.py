@@ -254,8 +254,8 @@ def test_another_model_is_another_format() -> None:
 def test_other_settings_are_another_format() -> None:
     """A run is compared with the settings in its checkpoint: one that is not there counts as null."""
     names = (
-        "seed init_from minutes compile data.encoding data.tokenizer data.split data.batch data.micro_batch "
-        "optim.name optim.lr "
+        "seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch "
+        "data.micro_batch optim.name optim.lr "
         "optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas "
         "optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
     )
