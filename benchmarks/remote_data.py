@@ -58,8 +58,9 @@ def fill(megabytes: int, count: int, file: Path) -> None:
     rng = np.random.default_rng(0)
     with open(file, "wb") as local:
         for number in range(count):
-            picks = rng.integers(len(WORDS), size=megabytes * 10**6 // count // 5)
-            document = " ".join(WORDS[pick] for pick in picks).encode() + b"\n"
+            size = megabytes * 10**6 // count
+            words = " ".join(WORDS[pick] for pick in rng.integers(len(WORDS), size=size // 3)).encode()
+            document = words[: size - 1].decode(errors="ignore").encode() + b"\n"
             local.write(document)
             client.put_object(Bucket=BUCKET, Key=f"{number:04}.txt", Body=document)
     client.close()
