@@ -1,5 +1,6 @@
 """SLURM itself: its own daemons, one controller and two nodes, all on the loopback address of this machine."""
 
+import csv
 import os
 import platform
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TINY, missing
+from tests.conftest import ROOT, TINY, missing, needs
 from tests.faults.processes import start, wait_for
 from tests.faults.test_resume import TWO, assert_as_if_never_touched
 
@@ -167,6 +168,21 @@ def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
     number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
     wait_for_end(number)
     assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
+
+
+@pytest.mark.slow
+def test_trials_of_a_sweep_are_jobs(project: Path) -> None:
+    """Two settings, a job each, and the table at the end."""
+    needs("submitit")
+    ended = subprocess.run(
+        [sys.executable, ROOT / "train.py", "-m", "seed=1,2", "name=grid", *JOB, "trainer.max_steps=4", "trainer=cpu",
+         "launcher=slurm", "launcher.partition=all", "launcher.timeout_min=5", "launcher.gpus_per_node=0",
+         "launcher.cpus_per_task=1"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    rows = list(csv.DictReader(Path("runs/grid/sweep.csv").read_text().splitlines()))
+    assert {(row["seed"], row["status"]) for row in rows} == {("1", "finished"), ("2", "finished")}
 
 
 @pytest.mark.slow
