@@ -231,6 +231,8 @@ def plan_sweep(
         ValueError: what is wrong, in one line.
     """
     sweep, given = check_sweep(rest, literals)
+    if any(override.startswith("debug=") for override in rest):
+        raise ConfigError("debug: looks for faults in one run, and is not taken with -m")
     varied = varied_keys(rest)
     trials, finished, texts = {}, set(), set()
     for each in typed:
@@ -253,7 +255,8 @@ def plan_sweep(
     at_once = workers if launcher["cluster"] == "local" else None
 
     def run(left: "Iterator[Trial]", ended: "Callable[[Trial, Outcome], None]") -> int | None:
-        return launch_trials(left, make_executor(runs.RUNS / sweep / ".submitit" / "%j", launcher), at_once, ended)
+        folder = runs.RUNS / sweep / ".submitit" / ("" if launcher["cluster"] == "local" else "%j")  # SLURM's job
+        return launch_trials(left, make_executor(folder, launcher), at_once, ended)
 
     return list(trials.values()), finished, run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.fields import InputError, one_line
-from conf.sweep import Outcome, Trial, receiving, run_trials
+from conf.sweep import Outcome, Trial, cpus, receiving, run_trials
 
 SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
 MANY = 10**6  # times that a job may come to the end of its time
@@ -48,15 +48,18 @@ class Job:
 
     Args:
         trial: which.
+        beside: among how many such jobs of one machine its CPU's threads are divided.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        """Keep the trial."""
-        self.trial = trial
+    def __init__(self, trial: Trial, beside: int) -> None:
+        """Keep both."""
+        self.trial, self.beside = trial, beside
 
     def __call__(self) -> Outcome | None:
         """Run the trial; at the end of the job's time it saves, and the job is queued again."""
         told: list[Outcome] = []
+        if self.beside > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.beside)))
         received = run_trials(iter([self.trial]), 1, lambda _, result: told.append(result))
         if received == signal.SIGUSR2:
             signal.raise_signal(received)  # submitit's own handler
@@ -96,7 +99,7 @@ def launch_trials(
             if some:
                 try:
                     with redirect_stderr(io.StringIO()), executor.batch():
-                        submitted = [executor.submit(Job(trial)) for trial in some]
+                        submitted = [executor.submit(Job(trial, at_once or 1)) for trial in some]
                 except RuntimeError as refusal:  # what sbatch says
                     raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
                 jobs |= zip(submitted, some, strict=True)

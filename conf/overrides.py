@@ -153,6 +153,8 @@ def check_overrides(
         raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
+        if group == "launcher" and name and "launcher" not in typed:
+            raise ValueError(f"{argument}: goes with launcher={' or launcher='.join(choices['launcher'])}")
         if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):

@@ -9,6 +9,8 @@ import hashlib
 import io
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,7 +108,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Tr
     values = dict(setting.partition("=")[::2] for setting in settings)
     apart = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if _group(setting) not in ("workers", "launcher"))
-    return Trial(sweep, trial_name(apart), own, apart)
+    return Trial(sweep, trial_name(dict(sorted(apart.items()))), own, apart)  # in whatever order they are typed
 
 
 def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
@@ -370,10 +372,16 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         write_table(sweep, rows(sweep, trials, outcomes))
         say(f"{number[trial.name]}  {describe(trial, result)}")
 
-    say(f"sweep      {runs.RUNS / sweep}: {len(trials)} trials; what each says is in {sweep}/TRIAL/train.log")
-    (runs.RUNS / sweep).mkdir(parents=True, exist_ok=True)
+    say(f"sweep      {runs.RUNS / sweep}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
+    fresh = not table.parent.exists()
+    table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
-    received = run(unfinished(), ended)
+    try:
+        received = run(unfinished(), ended)
+    except InputError:  # no job was taken
+        if fresh:
+            shutil.rmtree(table.parent)
+        raise
     failed = [name for name, result in outcomes.items() if result.status == "failed"]
     return conclude(rows(sweep, trials, outcomes), failed, len(trials), table, received)
 
@@ -394,12 +402,14 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
     if results:
         say(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
-            say(f"more text  python sample.py {results[0]['directory']}")
-        say(f"watch      tensorboard --logdir {table.parent}")
+            say(f"more text  python sample.py {shlex.quote(results[0]['directory'])}")
+        say(f"watch      tensorboard --logdir {shlex.quote(str(table.parent))}")
     say(f"table      {table}")
     if received is not None:
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
             job.requeue()
+        else:
+            say("stopped    the same command goes on")
         return 128 + received
     if failed:
         print(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}", file=sys.stderr)

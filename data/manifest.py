@@ -30,6 +30,7 @@ from data.corpus import Corpus, DataError, Document, entries
 
 PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"
+NO_LIST = "a web server lists no files; name each"
 EACH = 2**27  # bytes: starting another process to read pays from so many on
 EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "aiohttp": "https"}
 Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
@@ -103,6 +104,8 @@ def list_documents(path: str) -> dict[str, Version]:
 
 def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
     store.invalidate_cache()
+    if _protocol(store) == "https" and root.endswith("/"):  # what comes is a page about the files
+        raise FileNotFoundError(NO_LIST)
     try:
         info = store.info(root)
     except FileNotFoundError:
@@ -173,7 +176,7 @@ def _reason(error: Exception, address: str) -> str:
     # On the web, whatever has happened is said to be a file that is not there.
     if isinstance(error, FileNotFoundError) and (cause is error or not isinstance(cause, OSError)):
         status = getattr(cause, "status", 404)
-        nothing = NO_MATCH if error.args == (NO_MATCH,) else "no such file, directory or bucket"
+        nothing = error.args[0] if error.args in ((NO_MATCH,), (NO_LIST,)) else "no such file, directory or bucket"
         return nothing if status == 404 else f"the server answers {status}"
     return one_line(f"cannot be read: {cause or type(cause).__name__}")[:300]
 

@@ -176,6 +176,10 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
         raise RunError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
+    if is_sweep(run):
+        raise RunError(
+            f"resume={resume}: is a sweep; its own command goes on with it, resume={run}/TRIAL with one trial"
+        )
     if not (run / "config.yaml").exists():
         raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
     if not list((run / "checkpoints").glob("*.ckpt")):

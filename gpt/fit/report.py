@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -68,7 +69,7 @@ def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
     say("")
     say(sample)
     say("")
-    say(f"more text  {python()} sample.py {run}")
+    say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     say(f"watch      {board} --logdir {run.parent}")
 

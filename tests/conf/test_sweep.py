@@ -411,11 +411,33 @@ def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, mo
     needs("submitit", extra="launcher")
     Path("bin").mkdir()
     for name in ("srun", "sbatch"):
-        Path("bin", name).write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpux >&2\nexit 1\n")
+        Path("bin", name).write_text(
+            '#!/bin/sh\nfor last; do :; done; cat "$last" > script\n'
+            "echo sbatch: error: invalid partition specified: gpux >&2\nexit 1\n"
+        )
         Path("bin", name).chmod(0o755)
     monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
     ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
     assert ended.status == 2, ended
     assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
-    (script,) = Path("runs/s/.submitit").rglob("*submission*.sh")
-    assert "#SBATCH --partition=gpux" in script.read_text() and "#SBATCH --array=0-1" in script.read_text()
+    script = Path("script").read_text()
+    assert "#SBATCH --partition=gpux" in script and "#SBATCH --array=0-1" in script
+    assert not Path("runs/s").exists()
+
+
+def test_a_trial_is_the_same_in_whatever_order_its_settings_are_typed() -> None:
+    typed = ["optim.lr=0.001", "optim.warmup=1"]
+    one, other = (make_trial("s", [each.split("=")[0] for each in order], order) for order in (typed, typed[::-1]))
+    assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["-m", "seed=1,2", "+launcher.timeout_min=5"], "+launcher.timeout_min=5: goes with launcher=local or"),
+        (["-m", "seed=1,2", "debug=fast"], "debug: looks for faults in one run, and is not taken with -m"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(typed: list[str], said: str, train: Train) -> None:
+    ended = train(*typed)
+    assert ended.status == 2 and ended.err.startswith(f"train.py: {said}") and not Path("runs").exists()

@@ -329,6 +329,8 @@ def test_from_the_web(tmp_path, opened, monkeypatch):
             opened(f"{base}/03.txt")
         with pytest.raises(DataError, match=r"no such file, directory or bucket$"):
             opened(f"{base}/*.txt")  # a web server lists no files
+        with pytest.raises(DataError, match=r"a web server lists no files; name each$"):
+            opened(f"[{base}/00.txt,{base}/]")  # it would answer with a page about them
     finally:
         server.stop()
     with pytest.raises(DataError, match=r"^data\.path=http.*/00\.txt: cannot be read: Cannot connect to host"):
