@@ -313,7 +313,7 @@ class ConfigError(InputError):
 def refuse(error: Exception) -> int:
     """Answer wrong input in one line, which of several processes the first writes."""
     where = ""
-    if job.launched() and job.rank():
+    if not isinstance(error, job.JobError) and job.launched() and job.rank():
         time.sleep(REFUSAL)  # what is wrong for all, rank 0 has said, and all are ended
         where = f"rank {job.rank()} on {platform.node()}: "
     print(f"train.py: {where}{one_line(error)}", file=sys.stderr)

@@ -24,6 +24,7 @@ def join() -> None:
     Raises:
         JobError: the machines have not all the same number of tasks, or a variable is no number.
     """
+    launched(), rank()  # raise what is wrong with torchrun's own
     if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
         return  # not started by srun, or alone
     tasks, machines = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_STEP_NUM_NODES")
@@ -54,7 +55,7 @@ def launched() -> tuple[int, int] | None:
     """
     if "RANK" not in os.environ:
         return None
-    here = _number("LOCAL_WORLD_SIZE")
+    here = max(1, _number("LOCAL_WORLD_SIZE"))
     return here, _number("WORLD_SIZE") // here
 
 
