@@ -1216,7 +1216,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     )
     prompt = start_of(text)
     sample = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
-    farewell(say, run, tokenizer.decode(sample[0, len(prompt) :].numpy()).strip("\n"))
+    farewell(say, run, tokenizer.decode(sample[0, len(prompt) :].numpy()).strip("\n"), "tensorboard" in config.logger)
     return best.loss
 
 

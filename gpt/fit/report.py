@@ -63,15 +63,16 @@ def describe_score(name: str, score: Score, context: int, which: str) -> str:
     )
 
 
-def farewell(say: Callable[[str], None], run: Path, sample: str) -> None:
-    """Show a sample and the commands that come next."""
+def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool) -> None:
+    """Show a sample and the commands that come next; TensorBoard's where it has something to show."""
     say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
     say("")
     say(sample)
     say("")
     say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
-    say(f"watch      {board} --logdir {run.parent}")
+    if watched:
+        say(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
