@@ -57,7 +57,7 @@ from conf.sweep import (
 from gpt import job, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from data.arrays import Text
     from gpt.config import ModelConfig
@@ -241,9 +241,10 @@ def plan_sweep(
         trials[trial.name] = trial
         if has_finished(trial, config, each.keys):
             finished.add(trial.name)
-        if (world := repr((config.data, config.model.context, config.trainer, config.init_from))) not in texts:
+        start = config.init_from and (config.init_from, config.model)
+        if (world := repr((config.data, config.model.context, config.trainer, start))) not in texts:
             texts.add(world)
-            check_world(config)
+            check_world(config, each.keys)
     workers, launcher = typed[0].config.workers, typed[0].config.launcher
     if not launcher:
         return list(trials.values()), finished, lambda left, ended: run_trials(left, workers, ended)
@@ -261,8 +262,12 @@ def plan_sweep(
     return list(trials.values()), finished, run
 
 
-def check_world(config: Config) -> str | None:
+def check_world(config: Config, keys: "Sequence[str]" = ()) -> str | None:
     """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
+
+    Args:
+        config: the configuration as typed.
+        keys: the keys that were typed.
 
     Returns:
         The fingerprint of the text; None where it depends on the model that the run starts from.
@@ -276,7 +281,10 @@ def check_world(config: Config) -> str | None:
     if isinstance(config.trainer.devices, int):
         rows_per_device(config, config.trainer.devices)
     if config.init_from is not None:  # which may bring a context of its own
-        runs.find_checkpoint(config.init_from)
+        from gpt.decode import load_weights
+
+        weights, meta = load_weights(runs.find_checkpoint(config.init_from))
+        merge_started(config, list(keys), vars(weights.config), meta["vocabulary"]["kind"])
         open_corpus(config.data)
         return None
     return open_text(config.data, config.model.context).fingerprint

@@ -431,6 +431,14 @@ def test_a_trial_is_the_same_in_whatever_order_its_settings_are_typed() -> None:
     assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
 
 
+def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Train) -> None:
+    assert train("name=first", "trainer.max_steps=2", "trainer.val_check_interval=2").status == 0
+    mine = ["init_from=first", "model.dim=32,64", "name=s"]
+    ended = train("-m", *mine)
+    assert ended.status == 2 and "cannot change model.dim=64 (the model has 32)" in ended.err, ended
+    assert not Path("runs/s").exists()
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
