@@ -101,7 +101,10 @@ def job(host: Host, command: str, *arguments: str) -> subprocess.Popen:
     if "c10d" in command:  # these hosts have addresses, but no names to know themselves by
         given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host.address}", *given]
     given[given.index("train.py")] = str(ROOT / "train.py")
-    return host.start(*TORCHRUN, *given, "data.path=book.txt", *JOB, *LONG, *arguments)
+    set_before = dict(
+        line.removeprefix("export ").split("=") for line in PAGE.splitlines() if line.startswith("export ")
+    )
+    return host.start(*TORCHRUN, *given, "data.path=book.txt", *JOB, *LONG, *arguments, **set_before)
 
 
 PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
