@@ -9,8 +9,9 @@ from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
 # May change without a word: how long the run goes on, what is watched, and where things are. What stands behind a
 # path or a number of devices is compared itself: the text, the kind of device, how many there are.
 FREE = (
-    "name", "resume", "allow", "workers", "launcher", "logger", "data.path", "data.corpus", "data.cache_dir",
-    "data.cache_gb",
+    "name", "resume", "allow", "workers", "launcher", "logger",
+    "watch.pictures", "watch.attention_heads", "watch.histograms",
+    "data.path", "data.corpus", "data.cache_dir", "data.cache_gb",
     "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
     "trainer.detect_anomaly", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
     "trainer.timeout",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,36 @@ class TrainerConfig:
 
 
 @dataclass
+class WatchConfig:
+    """What is drawn and written beside the curves; nothing of it changes what is learned."""
+
+    pictures: bool = option(
+        True, "at each validation draw attention, surprisal, embedding and calibration (with logger=tensorboard)"
+    )
+    attention_heads: list[str] = option(
+        [], "heads whose attention is drawn, counted from 0, as in [L0H1,L3H0]; [] takes up to 8 across the layers"
+    )
+    histograms: bool = option(
+        False, "at each validation write histograms of weights and activations (with logger=tensorboard)"
+    )
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` in one line for a value out of range."""
+        check(self, "watch")
+        for head in self.attention_heads:
+            if not re.fullmatch(r"L\d{1,4}H\d{1,4}", head):
+                raise ValueError(
+                    f"watch.attention_heads: {head} is no head; must be layer and head from 0, such as L0H1"
+                )
+
+    def heads(self) -> list[tuple[int, int]]:
+        """Layer and head of each of `attention_heads`."""
+        return [
+            (int(layer), int(head)) for layer, _, head in (each[1:].partition("H") for each in self.attention_heads)
+        ]
+
+
+@dataclass
 class EarlyStopping:
     """What can be typed about `callbacks=early_stopping`; one's own is `+callbacks.NAME._target_=CLASS`."""
 
@@ -141,6 +172,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=dict)
     launcher: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +187,12 @@ class Config:
             raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, or SWEEP/TRIAL")
         if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
             raise ValueError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
+        for layer, head in self.watch.heads():
+            if layer >= self.model.layers or head >= self.model.heads:
+                raise ValueError(
+                    f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
+                    f"model.layers={self.model.layers} and model.heads={self.model.heads}, counted from 0"
+                )
         for name, entry in self.callbacks.items():
             averages = isinstance(entry, dict) and str(entry.get("_target_")).endswith("WeightAveraging")
             if averages and self.trainer.strategy == "fsdp":  # a second model, which Lightning copies from the first

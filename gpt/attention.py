@@ -85,6 +85,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Let every place look at itself and at the places before it."""
         B, T, C = x.shape
+        q, k, v = self.queries_keys_values(x)  # 3 x (B, H, T, D)
+        explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
+        attend = explicit_attention if explicit else fused_attention
+        y = attend(q, k, v, self.dropout if self.training else 0.0)
+        return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D)."""
+        B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
         if self.qk_norm:
@@ -93,7 +102,4 @@ class Attention(nn.Module):
             q, k = rotate(q, self.cos[:T], self.sin[:T]), rotate(k, self.cos[:T], self.sin[:T])
         if self.key_offset:
             k = offset_keys(k)
-        explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
-        attend = explicit_attention if explicit else fused_attention
-        y = attend(q, k, v, self.dropout if self.training else 0.0)
-        return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
+        return q, k, v

@@ -95,15 +95,19 @@ class GPT(nn.Module):
             ValueError: the shape, the type, the length or a value of `tokens` is not as above.
         """
         self._check(tokens)
+        x = self.embed(tokens)  # (B, T, C)
+        for block in self.blocks:
+            x = block(x)  # (B, T, C)
+        return self.head(self.norm(x))  # (B, T, V)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block gets: (B, T) int64 -> (B, T, C)."""
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)  # (B, T, C)
-        return self.head(self.norm(x))  # (B, T, V)
+        return self.dropout(x)
 
     def num_parameters(self) -> int:
         """Number of weights; tied ones count once."""
