@@ -1,7 +1,7 @@
 """What each token, and each character, of a text costs a model, and what it thought more likely."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,6 +70,20 @@ def by_character(pieces: Iterable[Costs], starts: Tensor, size: int) -> Iterator
         held = [Costs(tokens[rest], tokens[:0], nats[rest], likely[rest], chances[rest])]
         count = int(starts[held[0].tokens].sum())
     yield _characters(*_joined(held), starts)
+
+
+def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
+    """The characters themselves: one code point for each, U+FFFD for bytes that are none.
+
+    Args:
+        costs: of N characters.
+        decode: tokens to text.
+    """
+    text = decode(costs.tokens.numpy())
+    if len(text) == len(costs.begins):
+        return text
+    parts = (decode(part.numpy()) for part in costs.tokens.tensor_split(costs.begins[1:]))
+    return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
 
 
 def _joined(pieces: list[Costs]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
