@@ -1,0 +1,68 @@
+"""What differs from a plain run, and the command that makes a run again: against Hydra's own reading of both."""
+
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from conf.defaults import ELSEWHERE, differences, overrides, plain
+from conf.overrides import apply_literals, check_overrides, split_literals
+from conf.schema import Config, from_dict, to_dict
+from tests.conftest import ROOT
+
+
+def composed(typed: list[str]) -> dict[str, Any]:
+    """What train.py makes of what was typed, but for what is no part of the run."""
+    ConfigStore.instance().store("schema", node=Config)
+    rest, literals = split_literals(typed)
+    check_overrides(rest, literals)
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+    return {key: value for key, value in to_dict(config).items() if key not in ELSEWHERE}
+
+
+def test_plain_is_what_nothing_typed_means() -> None:
+    expected = composed([])
+    assert {key: value for key, value in to_dict(plain()).items() if key not in ELSEWHERE} == expected
+    assert differences(plain()) == []
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["model.heads=8", "optim.lr=3e-5", "optim.betas=[0.8,0.95]", "compile=true", "trainer.precision=32-true"],
+        ["experiment=nanogpt_cpu", "data=shakespeare", "seed=3"],
+        ["data.path=it's my [book], v=2 (1).txt", "data.encoding=cp1252", "data.split=[0.9,0.1,0.0]"],
+        ["data.path=[a.txt,b/*.txt]", "data.micro_batch=2", "trainer.deterministic=warn", "trainer.devices=[0,1]"],
+        ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9", "watch.attention_heads=[L0H1,L3H0]"],
+        ["logger=none", "trainer=ddp", "trainer.devices=2", "trainer.profiler=simple"],
+        ["logger=[csv,tensorboard]"],
+        ["logger=wandb", "+logger.wandb.offline=true", "+logger.wandb.notes='a, b: it\\'s \\\\ [c]'"],
+        ["debug=overfit"],
+    ],
+    ids=lambda typed: typed[0],
+)
+def test_the_command_makes_the_same_configuration(typed: list[str]) -> None:
+    expected = composed(typed)
+    again = overrides(from_dict(expected))
+    assert composed(again) == expected
+    assert composed(again[:-1]) != expected  # nothing of it is there for nothing
+
+
+def test_each_difference_has_both_values() -> None:
+    config = plain()
+    config.name, config.resume, config.workers = "first", "auto", 4
+    config.minutes, config.model.heads, config.trainer.precision, config.compile = 5.0, 4, "bf16-mixed", "true"
+    config.callbacks = {"ema": {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.9,
+                                "use_buffers": False}}  # fmt: skip
+    assert differences(config) == [
+        ("minutes", "5.0", "null"),
+        ("compile", "true", "auto"),
+        ("model.heads", "4", "2"),
+        ("trainer.precision", "bf16-mixed", "auto"),
+        ("callbacks", "[ema]", "[]"),
+        ("callbacks.ema.decay", "0.9", "0.998"),
+    ]
+    assert "minutes=5.0" not in overrides(config) and "model.heads=4" in overrides(config)
