@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -1079,12 +1080,25 @@ def start_of(text: "Text") -> Any:
     """A prompt for samples, which go on from it: whole lines in the middle of the validation text, (T0,) int64."""
     import torch
 
+    return torch.from_numpy(text.validation[lines_in_the_middle(text)].astype("int64"))
+
+
+def lines_in_the_middle(text: "Text") -> slice:
+    """Where whole lines are in the middle of the validation text, as far as a prompt goes."""
     middle = len(text.validation) // 2
     passage = text.validation[middle : middle + PROMPT_LENGTH]
     breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
     if len(breaks) > 1:
-        passage = passage[breaks[0] + 1 : breaks[-1] + 1]
-    return torch.from_numpy(passage.astype("int64"))
+        return slice(middle + breaks[0] + 1, middle + breaks[-1] + 1)
+    return slice(middle, middle + PROMPT_LENGTH)
+
+
+def passage_of(text: "Text", length: int) -> Any:
+    """So many tokens of the validation text, (T,) int64: from a line in its middle, where there are as many."""
+    import torch
+
+    begin = max(0, min(lines_in_the_middle(text).start, len(text.validation) - length))
+    return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
 def rows_per_device(config: Config, devices: int) -> int:
@@ -1167,7 +1181,7 @@ def hyperparameters(config: Config) -> dict[str, Any]:
 
 
 def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:
-    """Evaluate the checkpoints on whole splits, write summary.json, and show a sample.
+    """Evaluate the checkpoints on whole splits, write summary.json and report.html, and show a sample.
 
     Returns:
         The validation loss of the best checkpoint.
@@ -1202,6 +1216,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
             say(f"passes over {error}")
             continue
         step = meta["global_step"]
+        if name == "last":
+            callbacks = meta["callbacks"]
         if step not in scores:
             scores[step] = (measure(model.to(device), text.validation), model)
     last_step = max(scores)
@@ -1217,15 +1233,71 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
-    written = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
-    log_result(run, hyperparameters(config), summary["steps"], written)
-    write_summary(
-        run, summary | {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
-    )
+    results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
+    log_result(run, hyperparameters(config), summary["steps"], results)
+    summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
+    write_summary(run, summary)
     prompt = start_of(text)
-    sample = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)
-    farewell(say, run, tokenizer.decode(sample[0, len(prompt) :].numpy()).strip("\n"), "tensorboard" in config.logger)
+    tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+    written = tokenizer.decode(tokens[len(prompt) :])
+    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), written]
+    reported = write_report(run, config, text, say, summary, callbacks, model, sample)
+    farewell(say, run, written.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss
+
+
+def write_report(
+    run: Path,
+    config: Config,
+    text: "Text",
+    say: "Speaker",
+    summary: dict[str, Any],
+    callbacks: "Mapping[str, Any]",
+    model: "GPT",
+    sample: list[Any],
+) -> Path | None:
+    """Write report.html; where that fails, the run has finished all the same, and it is said why.
+
+    Args:
+        run: the run's directory.
+        config: its configuration.
+        text: the encoded text.
+        say: takes what went wrong.
+        summary: what summary.json says.
+        callbacks: what the last checkpoint keeps of them.
+        model: of the best checkpoint.
+        sample: what it wrote, as `[temperature, prompt, text]`.
+
+    Returns:
+        The file, None where there is none.
+    """
+    import torch
+
+    from conf.defaults import differences, overrides
+    from gpt.fit.durability import Stopped
+    from gpt.fit.page import page
+
+    path, tokenizer = run / "report.html", text.tokenizer
+    about = {
+        "name": runs.name_of(run),
+        "text": f"{text.name}: {describe(text)}",
+        "sample": sample,
+        "differences": differences(config),
+        "command": shlex.join(["python", "train.py", *overrides(config)]),
+        "config": to_yaml(config),
+    }
+    starts = torch.from_numpy(tokenizer.characters_per_token)
+    try:
+        passage = passage_of(text, config.model.context + 1)
+        runs.write_text(
+            path, page(about, summary, callbacks, model, passage, tokenizer.names, starts, tokenizer.decode)
+        )
+    except Stopped:
+        raise
+    except Exception as error:
+        say(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
+        return None
+    return path
 
 
 if __name__ == "__main__":

@@ -63,12 +63,14 @@ def describe_score(name: str, score: Score, context: int, which: str) -> str:
     )
 
 
-def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool) -> None:
-    """Show a sample and the commands that come next; TensorBoard's where it has something to show."""
+def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, reported: Path | None) -> None:
+    """Show a sample, where the report is, and the next commands; TensorBoard's where it has something to show."""
     say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
     say("")
     say(sample)
     say("")
+    if reported:
+        say(f"report     {reported}")
     say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     if watched:
