@@ -67,6 +67,30 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture
+def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page from its file without a network; it must ask for nothing else and report no error."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(name: str, **options: Any) -> Any:
+        context = browser.new_context(offline=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        address = (workplace / name).as_uri()
+        page.on("request", lambda request: request.url == address or complaints.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector("body[data-ready]", timeout=20_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[stores.Server]:
     """A server that speaks S3."""
