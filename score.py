@@ -292,7 +292,7 @@ def show(
     from gpt.evaluate import score, totals
     from gpt.page import Columns, page
 
-    names = [token_names(reader.tokenizer) for reader in readers]
+    names = [reader.tokenizer.names for reader in readers]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in readers]
     columns = [Columns(reader.model.vocabulary) for reader in readers]
     whole, differences = io.StringIO(), Differences()
@@ -350,13 +350,6 @@ def characters(tokenizer: "Tokenizer", costs: "Costs") -> str:
         return text
     parts = (tokenizer.decode(part.numpy()) for part in costs.tokens.tensor_split(costs.begins[1:]))
     return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
-
-
-def token_names(tokenizer: "Tokenizer") -> list[str]:
-    """Each token as text: the character, or its number for a byte that is none."""
-    if tokenizer.vocabulary["kind"] == "byte":
-        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
-    return list(tokenizer.vocabulary["characters"])
 
 
 # -- What is said of each character ------------------------------------------------------------------
