@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from data.arrays import Text
     from gpt.config import ModelConfig
     from gpt.fit.module import LitGPT
+    from gpt.fit.pictures import Shown
     from gpt.fit.report import Speaker
     from gpt.model import GPT
 
@@ -71,6 +72,10 @@ REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
+WATCHED_PROMPT = 100  # of the texts at each validation
+ATTENDED, COLOURED = 40, 320  # tokens of the passages whose attention and whose cost are drawn
+SEARCHED = 2**12  # tokens among which they are chosen
+COUNTED = 2**20  # tokens of the validation text in which characters are counted
 LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
 
 
@@ -697,7 +702,7 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Prune, Samples, Watch, make_profiler
+    from gpt.fit.callbacks import Prune, Watch, make_profiler
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
@@ -709,6 +714,7 @@ def fit(
         make_strategy,
     )
     from gpt.fit.module import Diverged, LitGPT
+    from gpt.fit.pictures import Pictures, Samples
     from gpt.fit.report import Speaker
     from gpt.model import init_from
 
@@ -762,7 +768,9 @@ def fit(
             prune = [Prune(judge(run.parent, int(number), *steps))]
         elif point:  # a trial that someone goes on with by hand is no longer asked about
             point.contents["callbacks"].pop("Prune", None)
-        callbacks = [*make(config.callbacks), *prune, Samples(start_of(text), tokenizer.decode), checkpoints]
+        samples = Samples(prompts_of(text), tokenizer.decode)
+        pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
+        callbacks = [*make(config.callbacks), *prune, samples, pictures, checkpoints]
         profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
         loggers = config.logger
         if not fresh:
@@ -960,7 +968,7 @@ def turn_dial(
     import torch
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
-    from gpt.fit.callbacks import SAMPLE_LENGTH as SAMPLED_PER_VALIDATION
+    from gpt.fit import pictures
     from gpt.fit.dial import DOUBLED_FROM, EVALUATED, Cost, Plan, Work, measure, plan
 
     minutes = config.minutes
@@ -982,7 +990,7 @@ def turn_dial(
     work = Work(
         validated=validated,
         finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
-        sampled_per_validation=SAMPLED_PER_VALIDATION if config.logger else 0,
+        sampled_per_validation=len(pictures.TEMPERATURES) * pictures.SAMPLE_LENGTH if config.logger else 0,
         finally_sampled=SAMPLE_LENGTH,
     )
     first = ", after compiling them (about 20 seconds the first time)" if config.compile == "true" else ""
@@ -1038,15 +1046,26 @@ def quieten_lightning() -> None:
 
 
 def cut_logs(point: Point | None, run: Path) -> None:
-    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that is cut off."""
+    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that is cut off.
+
+    Raises:
+        CheckpointError: what the checkpoint has still to be drawn is no such thing.
+    """
+    from gpt.checkpoint import CheckpointError
     from gpt.fit.durability import cut_events
 
     pattern = re.compile(r"events\.out\.tfevents\.(\d{1,12})\..+")
     named = [(pattern.fullmatch(file.name), file) for file in run.glob("events.out.tfevents.*")]
     newest = 0
+    try:
+        waiting = point.contents["callbacks"].get("Pictures", {}).get("waiting", []) if point else []
+        again = {(picture["step"], picture["tag"]) for picture in waiting}
+    except (AttributeError, KeyError, TypeError) as error:
+        assert point
+        raise CheckpointError(f"{point.path}: does not fit this run ({type(error).__name__} in Pictures)") from None
     for match, file in named:
         if match and not file.is_symlink():
-            cut_events(file, point.step if point else -1)
+            cut_events(file, point.step if point else -1, again)
             newest = max(newest, int(match[1]))
     time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
 
@@ -1076,29 +1095,75 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
 
 
-def start_of(text: "Text") -> Any:
-    """A prompt for samples, which go on from it: whole lines in the middle of the validation text, (T0,) int64."""
+def start_of(text: "Text", at: float = 0.5, length: int = PROMPT_LENGTH) -> Any:
+    """A prompt for samples, which go on from it: whole lines of the validation text, (T0,) int64.
+
+    Args:
+        text: the encoded text.
+        at: where, as a share of the split.
+        length: in tokens, at most.
+    """
     import torch
 
-    return torch.from_numpy(text.validation[lines_in_the_middle(text)].astype("int64"))
-
-
-def lines_in_the_middle(text: "Text") -> slice:
-    """Where whole lines are in the middle of the validation text, as far as a prompt goes."""
-    middle = len(text.validation) // 2
-    passage = text.validation[middle : middle + PROMPT_LENGTH]
+    begin = int(len(text.validation) * at)
+    passage = text.validation[begin : begin + length]
     breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
     if len(breaks) > 1:
-        return slice(middle + breaks[0] + 1, middle + breaks[-1] + 1)
-    return slice(middle, middle + PROMPT_LENGTH)
+        passage = passage[breaks[0] + 1 : breaks[-1] + 1]
+    return torch.from_numpy(passage.astype("int64"))
+
+
+def prompts_of(text: "Text") -> Any:
+    """Two prompts of the same length for the texts at each validation: (2, T0) int64."""
+    import torch
+
+    first, second = (start_of(text, at, WATCHED_PROMPT) for at in (0.25, 0.75))
+    length = min(len(first), len(second))
+    return torch.stack((first[-length:], second[-length:]))  # (2, T0)
+
+
+def lines_to_show(text: "Text") -> int:
+    """Where a passage with many different characters begins, at a line in the middle of the validation text."""
+    import numpy as np
+
+    tokens, names = text.validation, text.tokenizer.names
+    middle = max(1, len(tokens) // 2 - SEARCHED // 2)
+    stretch = tokens[middle : middle + SEARCHED]
+    breaks = np.flatnonzero(stretch[:-ATTENDED] == names.index("\n")) if "\n" in names else ()
+    starts = [int(place) + 1 for place in breaks] or [0]
+    return middle + max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
 
 
 def passage_of(text: "Text", length: int) -> Any:
-    """So many tokens of the validation text, (T,) int64: from a line in its middle, where there are as many."""
+    """So many tokens of the validation text, (T,) int64: what is worth showing, where there are as many behind it."""
     import torch
 
-    begin = max(0, min(lines_in_the_middle(text).start, len(text.validation) - length))
+    begin = max(0, min(lines_to_show(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
+
+
+def what_is_shown(text: "Text", context: int) -> "Shown":
+    """Choose what pictures look at: lines of the validation text with many different characters, and what there is."""
+    import numpy as np
+    import torch
+
+    from data.batches import evaluation_windows
+    from gpt.fit.pictures import Shown
+
+    tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
+    passage = tokens[begin : begin + COLOURED].astype("int64")
+    owners = np.maximum(tokenizer.characters_per_token[passage].cumsum() - 1, 0)
+    windows = evaluation_windows(
+        tokens[max(0, begin - context) : begin + COLOURED], context, 4, stride=max(1, context // 2)
+    )
+    return Shown(
+        names=tokenizer.names,
+        counts=torch.from_numpy(np.bincount(tokens[:COUNTED], minlength=tokenizer.size)),
+        passage=torch.from_numpy(passage[: min(ATTENDED, context)]),
+        characters=[tokenizer.decode(passage[owners == owner]) for owner in range(owners[-1] + 1)],
+        owners=torch.from_numpy(owners),
+        windows=list(windows),
+    )
 
 
 def rows_per_device(config: Config, devices: int) -> int:

@@ -88,6 +88,11 @@ class CharTokenizer:
         return np.uint8 if self.size <= 256 else np.uint16
 
     @property
+    def names(self) -> list[str]:
+        """Each token as text."""
+        return list(self.characters)
+
+    @property
     def vocabulary(self) -> dict[str, Any]:
         """All there is to know, as plain data; see `tokenizer_from`."""
         return {"kind": "char", "characters": self.characters}
@@ -142,6 +147,11 @@ class ByteTokenizer:
 
     size = 256
     dtype: type[np.unsignedinteger] = np.uint8
+
+    @property
+    def names(self) -> list[str]:
+        r"""Each token as text: the character, or its number, such as \xff, for a byte that is none."""
+        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
 
     @property
     def vocabulary(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What watches training: the progress display, the logged values and the text samples."""
+"""What watches training: the progress display and the logged values."""
 
 import math
 import statistics
@@ -10,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from conf.fields import clock
-from gpt.checkpoint import build
 from gpt.fit.module import LitGPT
-from gpt.generate import generate
 from gpt.optim import lr_at
 
 LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
-SAMPLE_LENGTH = 200
 SPIKES_FROM = 20  # losses, before which none is unusual
 SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
@@ -205,37 +199,6 @@ class Watch(L.Callback):
             )
 
 
-class Samples(L.Callback):
-    """Writes a text by the model into TensorBoard at each validation, always from the same seed.
-
-    Args:
-        prompt: tokens that the text continues, (T0,); they are not shown.
-        decode: tokens to text.
-    """
-
-    def __init__(self, prompt: Tensor, decode: Callable[[np.ndarray], str]) -> None:
-        """Keep the prompt."""
-        self.prompt, self.decode = prompt, decode
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Generate and write."""
-        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not boards:
-            return
-        assert isinstance(pl_module, LitGPT)
-        model = pl_module.net
-        if isinstance(model, FSDPModule):  # of which every process has a part
-            contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}
-            pl_module.on_save_checkpoint(contents)
-            model = build("the model", contents)[0] if trainer.is_global_zero else model
-        if not trainer.is_global_zero:
-            return
-        tokens = generate(model, self.prompt, SAMPLE_LENGTH, temperature=0.8, seed=0)
-        text = self.decode(tokens[0, len(self.prompt) :].numpy())
-        for board in boards:
-            board.experiment.add_text("sample", as_markdown(text), trainer.global_step)
-
-
 class Prune(L.Callback):
     """Ends a trial that a search gives up. It must come before the callback that saves, which keeps that it did.
 
@@ -270,8 +233,3 @@ def make_profiler(kind: str, run: Path) -> Profiler:
     """What times a run by hook (`simple`), function (`advanced`) or operator (`pytorch`) and reports beside it."""
     kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
     return kinds[kind](dirpath=run, filename="profile")
-
-
-def as_markdown(text: str) -> str:
-    """Wrap text as a Markdown code block by indentation, which no character in the text can end."""
-    return "\n".join("    " + line for line in text.split("\n"))

@@ -6,6 +6,7 @@ import platform
 import signal
 import struct
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,16 @@ class Checkpoints(L.Callback):
         remove_older(path)
 
 
-def cut_events(file: Path, step: int) -> None:
+def cut_events(file: Path, step: int, waiting: Collection[tuple[int, str]] = ()) -> None:
     """Cut an event file of TensorBoard's off after what was logged for `step`, and before a record that is not whole.
 
-    A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
+    Pictures that were drawn when the checkpoint of `step` had been written are cut off, too: they are drawn again. A
+    record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
+
+    Args:
+        file: the event file.
+        step: the last step that is kept.
+        waiting: step and tag of the pictures that the checkpoint has still to be drawn.
     """
     with open(file, "r+b") as events:
         end, size = 0, os.fstat(events.fileno()).st_size
@@ -118,7 +125,8 @@ def cut_events(file: Path, step: int) -> None:
             if events.tell() + length + 4 > size:
                 break
             try:
-                if Event.FromString(events.read(length + 4)[:-4]).step > step:
+                event = Event.FromString(events.read(length + 4)[:-4])
+                if event.step > step or any((event.step, value.tag) in waiting for value in event.summary.value):
                     break
             except DecodeError:
                 break

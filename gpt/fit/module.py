@@ -149,11 +149,17 @@ class LitGPT(L.LightningModule):
         """Start the sums."""
         self.totals = torch.zeros(4, dtype=torch.float64)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Add one batch of windows: forward in fp32, whatever the precision of training."""
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> Tensor:
+        """Add one batch of windows: forward in fp32, whatever the precision of training.
+
+        Returns:
+            logits (B, T, V), for callbacks.
+        """
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
-            self.totals += window_totals(self.net(inputs), targets, counted, self.characters, self.bytes)
+            logits = self.net(inputs)
+            self.totals += window_totals(logits, targets, counted, self.characters, self.bytes)
+        return logits
 
     def on_validation_epoch_end(self) -> None:
         """Add up over devices and report `val/loss`, `val/bpc` and `val/bpb`."""

@@ -56,7 +56,7 @@ def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: py
     if file in PACKAGES:
         needs(PACKAGES[file], extra={"hparams_search": "search", "launcher": "launcher"}.get(group, choice))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for module in ("train", "gpt.fit.callbacks"):
+    for module in ("train", "gpt.fit.pictures"):
         monkeypatch.setattr(f"{module}.SAMPLE_LENGTH", 5)
 
     typed = [f"{key}={value}" for key, value in REPLACED.items()]

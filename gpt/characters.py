@@ -1,0 +1,40 @@
+"""Characters as one can see them: on axes, in tables and in tabs of a browser. Imports nothing heavy."""
+
+import unicodedata
+
+VOWELS = set("aeiouαεηιουωаеёиоуыэюяіїє")
+SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
+KINDS = ("vowel", "consonant", "capital", "letter", "digit", "mark", "space", "other")
+
+
+def visible(character: str) -> str:
+    """Stand in for what cannot be seen by itself: ↵ for a new line, U+200B for a space without width.
+
+    Args:
+        character: one; more, such as the hexadecimal digits of a byte, are left as they are.
+    """
+    if len(character) != 1:
+        return character
+    if character in SHOWN:
+        return SHOWN[character]
+    if character < " ":
+        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+    if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
+        return f"◌{character}"
+    return character if character.isprintable() else f"U+{ord(character):04X}"
+
+
+def kind(character: str) -> str:
+    """Which of `KINDS` a character is; of several, `other`."""
+    if len(character) != 1:
+        return "other"
+    if character.isspace():
+        return "space"
+    category = unicodedata.category(character)
+    if category in ("Lu", "Lt"):
+        return "capital"
+    if category == "Ll":
+        base = unicodedata.normalize("NFKD", character)[0]
+        return "vowel" if base in VOWELS else "consonant"
+    groups = {"L": "letter", "N": "digit", "P": "mark", "S": "mark", "M": "mark"}
+    return groups.get(category[0], "other")

@@ -1,0 +1,385 @@
+"""What is shown of a model while it learns: texts by it, and pictures and histograms of what it has learned."""
+
+import math
+import os
+import pickle
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from conf.fields import one_line
+from conf.schema import WatchConfig
+from gpt.characters import visible
+from gpt.checkpoint import build
+from gpt.evaluate import predictions, surprisals
+from gpt.fit.durability import Stopped
+from gpt.fit.history import History
+from gpt.fit.module import LitGPT
+from gpt.generate import generate
+from gpt.inspection import BINS, attention_maps, calibration, calibration_totals
+from gpt.model import GPT
+
+TEMPERATURES = (0.5, 1.0)
+SAMPLE_LENGTH = 150  # tokens of each text
+SAMPLES_KEPT = 20  # validations whose texts checkpoints keep
+HEADS_DRAWN = 8
+RARE = 1e-5  # share of the text
+MOST_CHARACTERS = 100  # of the embedding, those that the text has most often
+MOST_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
+LAST_WAIT = 20.0  # seconds, at the end, for what is not drawn yet
+
+
+def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
+    """The loggers that write for TensorBoard."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def whole_model(trainer: L.Trainer, module: LitGPT) -> GPT | None:
+    """The model as one has it on one device, on the first process; None on others. All must call this."""
+    if not isinstance(module.net, FSDPModule):
+        return module.net if trainer.is_global_zero else None
+    contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+    module.on_save_checkpoint(contents)
+    return build("the model", contents)[0] if trainer.is_global_zero else None
+
+
+class Samples(L.Callback):
+    """Has the model go on from the same prompts at each validation, at two temperatures, always from the same seeds.
+
+    Args:
+        prompts: (B, T0) int64.
+        decode: tokens to text.
+    """
+
+    def __init__(self, prompts: Tensor, decode: Callable[[np.ndarray], str]) -> None:
+        """Keep the prompts."""
+        self.prompts, self.decode = prompts, decode
+        self.history = History(SAMPLES_KEPT)  # of [step, [[temperature, prompt, text], ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The texts so far."""
+        return {"history": self.history.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with them."""
+        self.history.load_state_dict(state_dict["history"])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Generate, keep, and write where TensorBoard is written."""
+        assert isinstance(pl_module, LitGPT)
+        if not trainer.loggers:
+            return
+        model = whole_model(trainer, pl_module)
+        if model is None:
+            return
+        texts: list[list[Any]] = []
+        given = self.prompts.shape[1]
+        for temperature in TEMPERATURES:
+            tokens = generate(model, self.prompts, SAMPLE_LENGTH, temperature=temperature, seed=0).numpy()
+            texts += [[temperature, self.decode(row[:given]), self.decode(row[given:])] for row in tokens]
+            for board in boards(trainer):
+                written = as_markdown([(prompt, text) for _, prompt, text in texts[-len(tokens) :]])
+                board.experiment.add_text(f"samples/temperature_{temperature:.1f}", written, trainer.global_step)
+        self.history.add([trainer.global_step, texts])
+
+
+def as_markdown(samples: list[tuple[str, str]]) -> str:
+    """Prompts and the texts that go on from them, as TensorBoard shows them character by character.
+
+    Every character that is no letter or digit of ASCII is written as a number: neither Markdown nor HTML finds anything
+    in it to interpret. What cannot be seen, but for new lines, spaces and tabs, is shown by a stand-in.
+    """
+
+    def block(text: str) -> str:
+        shown = (each if each in "\n\t " else visible(each) for each in text)
+        coded = (each if each.isascii() and each.isalnum() else f"&#{ord(each)};" for part in shown for each in part)
+        return f"<pre><code>{''.join(coded)}</code></pre>"
+
+    parts = []
+    for prompt, text in samples:
+        parts += ["**prompt**", block(prompt), "**the model goes on**", block(text)]
+    return "\n\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What of the validation text is looked at, the same at each validation.
+
+    Attributes:
+        names: each of the V tokens as text.
+        counts: (V,) int64, how often each occurs in the text, or in a part of it.
+        passage: (T,) int64, of which attention is drawn; at most a context of them.
+        characters: the N characters of a longer passage, of which it is drawn what they cost.
+        owners: (M,) int64, which of them each of its tokens is a part of.
+        windows: that count each of these tokens, last.
+    """
+
+    names: list[str]
+    counts: Tensor
+    passage: Tensor
+    characters: list[str]
+    owners: Tensor
+    windows: list[tuple[Tensor, Tensor, Tensor]]
+
+
+class Drawer:
+    """A process that draws, one picture after the other, at the lowest priority; it ends with this one."""
+
+    def __init__(self) -> None:
+        """Start it; matplotlib, which takes it a second to load, is loaded there."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpt.fit.draw", str(os.getpid())],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),  # one core is enough
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in a terminal is not for it
+        )
+        self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.drawn: queue.SimpleQueue[tuple[dict[str, Any], bytes | str]] = queue.SimpleQueue()
+        # Neither end of a pipe may hold up training.
+        threading.Thread(target=self._ask, args=(self.process,), daemon=True).start()
+
+    def _ask(self, process: subprocess.Popen) -> None:
+        assert process.stdin and process.stdout
+        while (picture := self.wanted.get()) is not None:
+            try:
+                plain = {key: as_array(value) for key, value in picture["arguments"].items()}
+                pickle.dump((picture["name"], plain), process.stdin)
+                process.stdin.flush()
+                answer = pickle.load(process.stdout)
+            except (OSError, EOFError, pickle.UnpicklingError):
+                answer = "the process that draws has ended"
+            self.drawn.put((picture, answer))
+
+    def end(self) -> None:
+        """End the process, drawn or not."""
+        self.wanted.put(None)
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def as_array(value: Any) -> Any:
+    """A tensor as NumPy has it; anything else as it is."""
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+class Pictures(L.Callback):
+    """Shows in TensorBoard, at each validation, what the model has learned: pictures, and histograms on request.
+
+    The numbers are computed here; they are drawn in a process of their own, and written when it is done: training does
+    not wait for them, but at its end. A checkpoint holds what is not drawn yet, so a run that goes on has it all.
+
+    Args:
+        config: what is wanted.
+        shown: what of the text is looked at.
+        say: prints a line for people.
+    """
+
+    def __init__(self, config: WatchConfig, shown: Shown, say: Callable[[str], None]) -> None:
+        """Nothing is drawn yet; the process that draws is started when there is something to draw."""
+        self.config, self.shown, self.say = config, shown, say
+        self.drawer: Drawer | None = None
+        self.waiting: list[dict[str, Any]] = []  # not written yet, as plain data and tensors
+        self.given_up = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is not drawn yet."""
+        return {"waiting": list(self.waiting)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have it drawn now."""
+        self.waiting = list(state_dict["waiting"])
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Go on with what was not drawn."""
+        waiting, self.waiting = self.waiting, []
+        if trainer.is_global_zero and boards(trainer) and self.config.pictures:
+            self._ask(waiting)
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the sums."""
+        self.totals = torch.zeros(3, BINS, dtype=torch.float64)
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        """See how sure the model is of what it predicts; the first process' share of the windows will do."""
+        if self.config.pictures and trainer.is_global_zero and boards(trainer):
+            _, targets, counted = batch
+            self.totals += calibration_totals(outputs[counted], targets[counted])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compute what is to be drawn."""
+        assert isinstance(pl_module, LitGPT)
+        if not boards(trainer) or not (self.config.pictures or self.config.histograms):
+            return
+        model = whole_model(trainer, pl_module)
+        if model is None:
+            return
+        step = trainer.global_step
+        if self.config.histograms:
+            for tag, values in histograms(model, self.shown.passage):
+                for board in boards(trainer):
+                    board.experiment.add_histogram(tag, values, step)
+        self._write(trainer)
+        last = step >= trainer.max_steps or trainer.should_stop
+        if self.config.pictures and not self.given_up and (len(self.waiting) < MOST_WAITING or last):
+            self._ask(list(learned(model, self.totals, self.shown, self.config.heads(), step)))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
+    ) -> None:
+        """Write what has been drawn meanwhile."""
+        if self.drawer:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Wait for what is left, and end the process."""
+        until = time.monotonic() + LAST_WAIT
+        while self.waiting and self.drawer and time.monotonic() < until:
+            self._write(trainer, until - time.monotonic())
+        if self.waiting and self.drawer:
+            self.say(f"pictures   {len(self.waiting)} were not drawn within {LAST_WAIT:g} seconds")
+        if self.drawer:
+            self.drawer.end()
+            self.drawer = None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Likewise where a run is stopped; one that fails has no time for it."""
+        if isinstance(exception, Stopped):
+            self.on_train_end(trainer, pl_module)
+        elif self.drawer:
+            self.drawer.end()
+
+    def _ask(self, pictures: list[dict[str, Any]]) -> None:
+        if pictures and self.drawer is None:
+            try:
+                self.drawer = Drawer()
+            except OSError as error:
+                self._give_up(one_line(error))
+                return
+        for picture in pictures:
+            self.waiting.append(picture)
+            self.drawer.wanted.put(picture)  # type: ignore[union-attr]
+
+    def _write(self, trainer: L.Trainer, wait: float = 0.0) -> None:
+        """Write what has been drawn, after waiting for one picture at most so many seconds."""
+        while self.drawer:
+            try:
+                picture, answer = self.drawer.drawn.get(wait > 0, wait or None)
+            except queue.Empty:
+                return
+            if isinstance(answer, str):
+                self._give_up(answer)
+                return
+            wait = 0.0
+            self.waiting.pop(0)  # they are drawn in order
+            width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
+            image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
+            for board in boards(trainer):
+                summary = Summary(value=[Summary.Value(tag=picture["tag"], image=image)])
+                board.experiment.file_writer.add_summary(summary, picture["step"])
+
+    def _give_up(self, reason: str) -> None:
+        """Say why there are no more pictures; training goes on."""
+        self.say(f"pictures   are not drawn any more: {reason}")
+        self.waiting, self.given_up = [], True
+        if self.drawer:
+            self.drawer.end()
+            self.drawer = None
+
+
+def learned(
+    model: GPT, totals: Tensor, shown: Shown, heads: list[tuple[int, int]], step: int
+) -> Iterator[dict[str, Any]]:
+    """What is to be drawn of a model, each with its `tag` and `step`, and what `gpt.fit.draw` needs to draw it.
+
+    Args:
+        model: the model.
+        totals: of its calibration, see `gpt.inspection`.
+        shown: what of the text is looked at.
+        heads: layer and head of those whose attention is drawn; none are up to `HEADS_DRAWN` across all.
+        step: steps taken.
+    """
+
+    def picture(tag: str, name: str, **arguments: Any) -> dict[str, Any]:
+        return {"tag": tag, "step": step, "name": name, "arguments": {"step": step} | arguments}
+
+    device = model.embedding.weight.device
+    maps = attention_maps(model, shown.passage.to(device)).half()  # (layers, heads, T, T)
+    names = [shown.names[token] for token in shown.passage.tolist()]
+    for layer, head in heads or spread_over(model.config.layers, model.config.heads):
+        name = f"L{layer}H{head}"
+        yield picture(f"attention/{name}", "attention", head=name, characters=names, weights=maps[layer, head].clone())
+
+    nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
+    bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
+    yield picture("passage/surprisal", "surprisal", characters=shown.characters, bits=bits)
+
+    # What hardly occurs has learned nothing yet, and would be noise.
+    common = shown.counts.argsort(descending=True, stable=True)[:MOST_CHARACTERS]
+    common = common[shown.counts[common] >= RARE * shown.counts.sum()].sort().values
+    vectors = model.embedding.weight.detach().float().cpu()[common]
+    yield picture(
+        "embedding/neighbours",
+        "embedding",
+        characters=[shown.names[token] for token in common.tolist()],
+        vectors=vectors,
+    )
+
+    yield picture("calibration/reliability", "calibration", **calibration(totals)._asdict())
+
+
+def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
+    """Up to `HEADS_DRAWN` heads, evenly from the first of the first layer to the last of the last."""
+    count = min(HEADS_DRAWN, layers * heads)
+    return [divmod(round(index), heads) for index in np.linspace(0, layers * heads - 1, count).tolist()]
+
+
+@torch.no_grad()
+def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Every weight, and what comes out of every block and its two parts, and at the end, where a passage goes in.
+
+    Yields:
+        tags and values, of any shape.
+    """
+    for name, weight in model.named_parameters():
+        yield f"weights/{name}", weight.detach().float().cpu()
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, given, made: seen.update({name: made.float().cpu()})
+
+    parts = re.compile(r"blocks\.\d+(\.attention|\.mlp)?|head")
+    watched = {name: module for name, module in model.named_modules() if parts.fullmatch(name)}
+    hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
+    try:
+        tokens = passage[None]  # (1, T)
+        for _ in predictions(model, [(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))]):
+            pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, values in seen.items():
+        yield f"activations/{'logits' if name == 'head' else name}", values
