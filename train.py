@@ -761,7 +761,12 @@ def fit(
             conditions(config, text, choices) | {"run": run.name, "step": point.step if point else 0},
             config.trainer.timeout,
         )
-        watch = Watch(say, config.data.batch * config.model.context, warn=config.minutes is None)
+        watch = Watch(
+            say,
+            config.data.batch * config.model.context,
+            len(text.train) / text.characters["train"],
+            warn=config.minutes is None,
+        )
         prune = []
         if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
             steps = config.trainer.val_check_interval, config.trainer.max_steps
@@ -784,7 +789,7 @@ def fit(
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
-                callbacks=[same, *callbacks, watch, stops],
+                callbacks=[same, watch, *callbacks, stops],
                 logger=make(loggers, save_dir=str(run)),
                 plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
                 max_epochs=-1,
@@ -1215,14 +1220,16 @@ def as_trained(
     from gpt.fit.report import versions
 
     per_step = config.data.batch * config.model.context
-    stepping = counted["stepping"]
+    stepping, model, peak = counted["stepping"], untrained(config, text), counted.get("peak")
+    speed = counted["stepped"] * per_step / stepping if stepping else None
     return {
         "steps": step,
         "characters": step * per_step,
         "seconds": counted["seconds"],
-        "characters_per_second": counted["stepped"] * per_step / stepping if stepping else None,
+        "characters_per_second": speed,
+        "mfu": speed * model.flops_per_token() / peak if speed and peak else None,
         "init_from": config.init_from,
-        "parameters": untrained(config, text).num_parameters(),
+        "parameters": model.num_parameters(),
         "precision": config.trainer.precision,
         "device": choices.device,
         "seed": config.seed,
@@ -1234,7 +1241,7 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
     """Write summary.json; what does not apply is null."""
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
-        "seconds characters_per_second init_from parameters precision device seed versions"
+        "seconds characters_per_second mfu init_from parameters precision device seed versions"
     ).split()
     runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 
@@ -1258,7 +1265,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
-    from gpt.fit.report import as_summary, describe_score, farewell, log_result
+    from gpt.fit.board import log_result
+    from gpt.fit.report import as_summary, describe_score, describe_training, farewell
     from gpt.generate import generate
     from gpt.model import GPT
 
@@ -1271,7 +1279,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         windows = evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context))
         return evaluate(model, windows, int(tokens[0]), characters, bytes)
 
-    scores = {}
+    scores: dict[int, tuple[Score, GPT]] = {}
+    losses: list[float] = []
     for name in ("last", "best"):
         try:
             model, meta = load_checkpoint(runs.checkpoint_of(run, name))
@@ -1280,9 +1289,11 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
                 raise
             say(f"passes over {error}")
             continue
-        step = meta["global_step"]
         if name == "last":
             callbacks = meta["callbacks"]
+            history = callbacks["Watch"].get("history")  # runs of earlier versions have none
+            losses = [loss for _, loss in history["losses"]["entries"]] if history else []
+        step = meta["global_step"]
         if step not in scores:
             scores[step] = (measure(model.to(device), text.validation), model)
     last_step = max(scores)
@@ -1298,6 +1309,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
+    for line in describe_training(losses, summary["characters_per_second"], summary["mfu"]):
+        say(line)
     results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
     log_result(run, hyperparameters(config), summary["steps"], results)
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)

@@ -7,7 +7,7 @@ Every system runs in a process of its own, one after the other, several rounds; 
 ranges. Nothing else should run meanwhile. Characters per second are those of the steps themselves: batches,
 logging and progress included, imports, compilation and evaluations not. FLOPs are counted by
 `GPT.flops_per_token` (Muon's own products are not); the peak is the best `torch.mm` of sizes 512 to 4096 in the
-same process as the run.
+same process as the run (gpt/fit/peak.py).
 """
 
 import argparse
@@ -49,19 +49,11 @@ def peak() -> dict[str, float]:
     """The best GFLOP/s of a matrix product in this process, by type."""
     import torch
 
-    best = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        rates = []
-        for size in (512, 1024, 2048, 4096):
-            a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
-            repeats = max(1, int(2e10 / (2 * size**3)))
-            for _ in range(4):
-                started = time.perf_counter()
-                for _ in range(repeats):
-                    torch.mm(a, b)
-                rates.append(repeats * 2 * size**3 / (time.perf_counter() - started) / 1e9)
-        best[name] = max(rates)
-    return best
+    from gpt.fit.peak import measured_peak
+
+    return {
+        name: measured_peak(dtype, 4.0) / 1e9 for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    }
 
 
 def run_ours(text: str, arguments: list[str]) -> dict[str, float]:

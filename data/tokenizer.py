@@ -98,11 +98,6 @@ class CharTokenizer:
         return {"kind": "char", "characters": self.characters}
 
     @property
-    def names(self) -> list[str]:
-        """Each token as text: its character."""
-        return list(self.characters)
-
-    @property
     def characters_per_token(self) -> np.ndarray:
         """How many characters each token stands for: (V,) int64."""
         return np.ones(self.size, np.int64)
@@ -157,11 +152,6 @@ class ByteTokenizer:
     def vocabulary(self) -> dict[str, Any]:
         """All there is to know, as plain data; see `tokenizer_from`."""
         return {"kind": "byte"}
-
-    @property
-    def names(self) -> list[str]:
-        """Each token as text: the character, or for a byte that is none its number, as Python writes it."""
-        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
 
     @property
     def characters_per_token(self) -> np.ndarray:

@@ -65,20 +65,21 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
     summary = json.loads((run / "summary.json").read_text())
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
-        "seconds characters_per_second init_from parameters precision device seed versions"
+        "seconds characters_per_second mfu init_from parameters precision device seed versions"
     )
     assert list(summary) == keys.split()
     assert summary["status"] == "finished" and summary["steps"] == 30
     assert summary["characters"] == 30 * 8 * 32
     assert summary["val_bpc"] == pytest.approx(summary["val_loss"] / math.log(2))
-    assert 0 < summary["seconds"] < 60 and summary["characters_per_second"] > 0
+    assert 0 < summary["seconds"] < 60 and summary["characters_per_second"] > 0 and summary["mfu"] > 0
     assert summary["evaluation"] == {
         "mode": "disjoint", "context": 32, "stride": 32, "characters": summary["evaluation"]["characters"],
     }  # fmt: skip
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"
     assert ended.out == (run / "train.log").read_text()
-    for said in (f"{summary['val_loss']:.4f} nats", "sample.py runs/first", "tensorboard --logdir runs"):
+    speed = f"{summary['characters_per_second']:,.0f} characters/s, {summary['mfu']:.1%} of peak\n"
+    for said in (f"{summary['val_loss']:.4f} nats", speed, "sample.py runs/first", "tensorboard --logdir runs"):
         assert said in ended.out
 
 
@@ -141,10 +142,12 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(train: Trai
 def test_tensorboard_shows_the_run(train: Train) -> None:
     train("name=board")
     accumulator = events("board")
-    tags = accumulator.Tags()
-    assert set(tags["scalars"]) == {
-        "train/loss", "train/loss_spikes", "val/loss", "val/bpc", "val/bpb", "optim/lr", "optim/grad_norm",
-        "perf/chars_per_s", "best/val_loss", "best/val_bpc", "best/test_loss",
+    groups = ["embedding", "attention", "mlp", "norm", "head"]
+    parts = ["data", "forward", "backward", "optimizer", "other"]
+    assert set(accumulator.Tags()["scalars"]) == {
+        "train/loss", "train/bpc", "train/loss_spikes", "val/loss", "val/bpc", "val/bpb", "optim/lr", "optim/grad_norm",
+        "optim/clip_share", "perf/chars_per_s", "perf/mfu", "perf/memory_gib", "best/val_loss", "best/val_bpc",
+        "best/test_loss", *(f"update/{group}" for group in groups), *(f"time/{part}" for part in parts),
     }  # fmt: skip
     assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
     assert [point.step for point in accumulator.Scalars("val/loss")] == [10, 20, 30]
@@ -467,7 +470,7 @@ def test_progress_is_shown_as_lines_without_a_terminal(train: Train, monkeypatch
     import gpt.fit.callbacks
 
     monkeypatch.setattr(gpt.fit.callbacks, "LINE_EVERY", 0.0)
-    lines = [line for line in train("name=a").out.splitlines() if "characters/s" in line]
+    lines = [line for line in train("name=a").out.splitlines() if re.match("step .*characters/s", line)]
     assert len(lines) == 6
     assert re.fullmatch(r"step 5/30  loss \d\.\d{4}  bpc \d\.\d{4}  [\d,]+ characters/s  \d:\d\d left", lines[0])
 

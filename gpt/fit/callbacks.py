@@ -6,22 +6,32 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import psutil
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 from tqdm import tqdm
 
 from conf.fields import clock
+from gpt.fit.board import LAYOUT
+from gpt.fit.history import History
 from gpt.fit.module import LitGPT
+from gpt.fit.peak import peak_flops
+from gpt.model import GPT
 from gpt.optim import lr_at
+from gpt.shards import whole
 
 LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
 SPIKES_FROM = 20  # losses, before which none is unusual
 SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
+PARTS = ("data", "forward", "backward", "optimizer", "other")  # of the time of a step
 
 
 @dataclass
@@ -52,54 +62,161 @@ class Spikes:
         return spike
 
 
+def used_memory(device: torch.device) -> int:
+    """Bytes of memory: the most that was in use so far on a CUDA GPU, what this process holds now elsewhere."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
+class Laps:
+    """Where the time of training steps goes: seconds by part, each part being told of when it is over.
+
+    A GPU works behind the program. There the shares are those of its own clock, between events on its stream, of few
+    steps: what is asked of it waits for nothing before `shares`.
+
+    Args:
+        device: that trains.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin now."""
+        self.cuda = device.type == "cuda"
+        self.known = device.type in ("cpu", "cuda")  # on others the program would only see itself wait
+        self.marked = time.perf_counter()
+        self.step = 0.0  # seconds since `take`, on the program's clock
+        self.recording = False  # events, from the end of one step to the end of the next
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what has been seen of the parts."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.events: list[tuple[str, torch.cuda.Event]] = []
+
+    def __call__(self, part: str) -> None:
+        """Say that a part is over; what is no part of a step, such as a validation, is not counted."""
+        now = time.perf_counter()
+        if part in PARTS:
+            self.step += now - self.marked
+            self.seconds[part] += now - self.marked
+        self.marked = now
+        if self.cuda and self.recording:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append((part, event))
+
+    def take(self) -> float:
+        """Seconds of steps since the last call."""
+        taken, self.step = self.step, 0.0
+        return taken
+
+    def shares(self) -> dict[str, float]:
+        """By part, the share of the time of the steps since `clear`; they add up to 1. Empty where it is not known."""
+        seconds = self.seconds
+        if self.cuda:
+            seconds = dict.fromkeys(PARTS, 0.0)
+            if self.events:
+                self.events[-1][1].synchronize()
+            for (_, before), (part, after) in pairwise(self.events):
+                if part in PARTS:
+                    seconds[part] += before.elapsed_time(after)
+        whole = sum(seconds.values())
+        return {part: seconds[part] / whole for part in PARTS} if whole and self.known else {}
+
+
+def group_of(name: str) -> str:
+    """The part of the model that a weight belongs to: embedding, attention, mlp, norm or head."""
+    layers = name.split(".")
+    layer = layers[2] if layers[0] == "blocks" else layers[0]
+    return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
+
+
+def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
+    """How far a step has moved the weights, by their group: ||after - before|| / ||before||.
+
+    Args:
+        before: the weights before the step, by name; where they are spread over devices, all must ask.
+        model: the model after it.
+    """
+    weights: dict[str, list[Tensor]] = {}
+    moves: dict[str, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        old = before[name]
+        weights.setdefault(group_of(name), []).append(old.float())
+        moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
+
+    def norm(tensors: list[Tensor]) -> Tensor:
+        return whole(torch.nn.utils.get_total_norm(tensors))
+
+    return {group: float(norm(moves[group]) / norm(weights[group])) for group in weights}
+
+
 class Watch(L.Callback):
     """Measures training, logs it every `log_every_n_steps` and shows it: a bar in a terminal, lines elsewhere.
 
-    It must come after the callbacks that work after a validation, so that their time is not counted as
-    training, and before the one that saves in mid-interval, so that no step is missing from what it saves.
+    It must come before the callbacks that save, so that nothing is missing from what they save.
 
     Args:
         say: prints a line for people and keeps it in the run's log.
-        characters_per_step: characters trained on in one step, over all devices.
+        tokens_per_step: tokens trained on in one step, over all devices.
+        tokens_per_character: of the training text; 1 unless tokens are bytes.
         warn: whether to say what takes long and how to shorten it; not where its time was asked for.
     """
 
-    def __init__(self, say: Callable[[str], None], characters_per_step: int, warn: bool) -> None:
+    def __init__(
+        self, say: Callable[[str], None], tokens_per_step: int, tokens_per_character: float, warn: bool
+    ) -> None:
         """Count from zero; a resumed run goes on counting where it was."""
-        self.say, self.characters_per_step, self.warn = say, characters_per_step, warn
-        self.loss_sum, self.loss_count = 0.0, 0
+        self.say, self.warn = say, warn
+        self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
+        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last entry that was logged
         self.spikes = Spikes()
+        self.losses = History(1000)  # [step, training loss] of each interval that was logged
+        self.validations = History(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, validations and checkpoints included
         self.started: float | None = None  # when fitting began; None outside of it
         self.first: int | None = None  # the step that fitting began at
         # Of steps alone, and how many they were; not the first of a process, which is slower and may compile.
         self.stepping, self.stepped = 0.0, 0
+        self.peak: float | None = None  # FLOP/s that all devices together could reach; None where it is not known
 
     def state_dict(self) -> dict[str, Any]:
         """What has been counted so far."""
         return {
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
+            "clipped": self.clipped,
             "spikes": vars(self.spikes),
+            "history": {"losses": self.losses.state_dict(), "validations": self.validations.state_dict()},
             "seconds": self.seconds + (time.perf_counter() - self.started if self.started else 0.0),
             "stepping": self.stepping,
             "stepped": self.stepped,
+            "peak": self.peak,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Go on counting; what runs of earlier versions did not count begins here."""
         self.loss_sum, self.loss_count = state_dict["loss_sum"], state_dict["loss_count"]
+        self.clipped = state_dict.get("clipped", 0)
         self.spikes = Spikes(**state_dict["spikes"])
+        if history := state_dict.get("history"):
+            self.losses.load_state_dict(history["losses"])
+            self.validations.load_state_dict(history["validations"])
         self.seconds, self.stepping, self.stepped = (state_dict[key] for key in ("seconds", "stepping", "stepped"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks and the display."""
         assert isinstance(pl_module, LitGPT)
         self.first = trainer.global_step
-        self.started = self.marked = self.last_line = time.perf_counter()
+        peak = peak_flops(pl_module.device, str(trainer.precision))  # on a CPU all processes measure, as they train
+        self.peak = peak and peak * trainer.world_size
+        self.flops_per_token = pl_module.net.flops_per_token()
+        self.started = self.last_line = time.perf_counter()
+        if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_custom_scalars(LAYOUT)
+        pl_module.lap = self.laps = Laps(pl_module.device)
         self.logged = self.stepping, self.stepped
         self.first_steps: list[float] = []
-        self.bits = "bpb" if int(pl_module.bytes.max()) == 1 and int(pl_module.characters.min()) == 0 else "bpc"
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
             self.bar = tqdm(
@@ -112,30 +229,41 @@ class Watch(L.Callback):
         if trainer.is_global_zero and pl_module.compile_step and self.warn:
             self.say("compiling  about 20 seconds the first time, a few after that")
 
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Keep the weights that a step which is logged is about to change."""
+        assert isinstance(pl_module, LitGPT)
+        if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
+            self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
     ) -> None:
         """Count the step; at the end of an interval, log it."""
-        assert self.first is not None
+        assert self.first is not None and isinstance(pl_module, LitGPT)
+        self.laps("other")
         step = trainer.global_step
-        loss = float(outputs["loss"])
+        loss, grad_norm = float(outputs["loss"]), float(outputs["grad_norm"])
         self.loss_sum += loss
         self.loss_count += 1
+        self.clipped += 0 < pl_module.optim_config.clip < grad_norm
         usual = self.spikes.usual
         if self.spikes.see(loss) and trainer.is_global_zero and self.spikes.count <= SPIKES_SAID:
             self.say(f"step {step}: the loss jumped to {loss:.4f} from about {usual:.4f}")
-        now = time.perf_counter()
+        seconds = self.laps.take()
         if step - self.first > 1:
-            self.stepping += now - self.marked
+            self.stepping += seconds
             self.stepped += 1
+        else:
+            self.laps.clear()
         if step - self.first <= 20:
-            self.first_steps.append(now - self.marked)
-        self.marked = now
+            self.first_steps.append(seconds)
         if step - self.first == 20 and self.warn:
             self._warn_if_long(trainer, step)
-        if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
-            assert isinstance(pl_module, LitGPT)
-            self._log(trainer, pl_module, float(outputs["grad_norm"]), step)
+        if self._is_logged(trainer, step):
+            self._log(trainer, pl_module, grad_norm, step)
+        self.laps.recording = self._is_logged(trainer, step + 1)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
 
@@ -143,11 +271,12 @@ class Watch(L.Callback):
         """Say what the validation gave."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
         score = pl_module.score
+        self.validations.add([trainer.global_step, score.loss, score.bpc])
         if trainer.is_global_zero:
             self.say(
                 f"step {trainer.global_step}/{trainer.max_steps}  validation loss {score.loss:.4f}  bpc {score.bpc:.4f}"
             )
-        self.marked = self.last_line = time.perf_counter()
+        self.last_line = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clocks and the display."""
@@ -162,21 +291,38 @@ class Watch(L.Callback):
         if self.started:
             self.on_train_end(trainer, pl_module)
 
+    def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
+        return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
+
     def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: float, step: int) -> None:
-        loss = self.loss_sum / self.loss_count
-        seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
-        speed = steps * self.characters_per_step / seconds if steps else None
-        self.loss_sum, self.loss_count = 0.0, 0
-        self.logged = self.stepping, self.stepped
+        loss, count = self.loss_sum / self.loss_count, self.loss_count
+        bits = loss / math.log(2) * self.tokens_per_character
+        self.losses.add([step, loss])
         values = {
             "train/loss": loss,
+            "train/bpc": bits,
             "train/loss_spikes": self.spikes.count,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": grad_norm,
         }
-        shown = f"loss {loss:.4f}  {self.bits} {loss / math.log(2):.4f}"
+        if module.optim_config.clip:
+            values["optim/clip_share"] = self.clipped / count
+        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0
+        if trainer.loggers:
+            updates = relative_updates(self.before, module.net)
+            values |= {f"update/{group}": update for group, update in updates.items()}
+            values["perf/memory_gib"] = used_memory(module.device) / 2**30
+            values |= {f"time/{part}": share for part, share in self.laps.shares().items()}
+            del self.before
+        self.laps.clear()
+        seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
+        self.logged = self.stepping, self.stepped
+        speed = steps * self.tokens_per_step / seconds if steps else None
+        shown = f"loss {loss:.4f}  bpc {bits:.4f}"
         if speed:
             values["perf/chars_per_s"] = speed
+            if self.peak:
+                values["perf/mfu"] = speed * self.flops_per_token / self.peak
             shown += f"  {speed:,.0f} characters/s"
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
@@ -184,7 +330,7 @@ class Watch(L.Callback):
             self.bar.set_description_str(shown + "  ", refresh=False)
             self.bar.update(step - self.bar.n)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
-            left = f"  {clock((trainer.max_steps - step) * self.characters_per_step / speed)} left" if speed else ""
+            left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
             self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -75,6 +76,7 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
         self.score: Score | None = None  # of the last validation
+        self.lap: Callable[[str], None] = lambda part: None  # told of each part of a step when it is over
 
     def configure_model(self) -> None:
         """Shard the weights where the strategy shards: each block is gathered when it is its turn, the rest likewise.
@@ -109,6 +111,7 @@ class LitGPT(L.LightningModule):
         Raises:
             Diverged: on any device, one of them is no number; the weights are as they were before the step.
         """
+        self.lap("data")
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
@@ -125,18 +128,30 @@ class LitGPT(L.LightningModule):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
                     logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
                 part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
+                self.lap("forward")
                 self.manual_backward(part)
+                self.lap("backward")
             loss += part.detach()
         limit = self.optim_config.clip or float("inf")
         grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
+        loss, grad_norm = loss.cpu(), grad_norm.cpu()  # waits for a GPU, once for all who read them
         for name, value in (("the loss", float(loss)), ("the norm of the gradient", float(grad_norm))):
             if not math.isfinite(value):
                 raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
         optimizer.step()
         optimizer.zero_grad()
+        self.lap("optimizer")
         return {"loss": loss, "grad_norm": grad_norm}
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """What callbacks do after a step is over."""
+        self.lap("other")
+
+    def on_validation_end(self) -> None:
+        """A validation, and what callbacks do after it, is over."""
+        self.lap("validation")
 
     def _gradients_shared(self, now: bool) -> Any:
         """A context for one micro-batch: only after the last of a step are gradients averaged over devices."""

@@ -4,17 +4,22 @@ import os
 import platform
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
 
-from conf.fields import shown
 from gpt.config import ModelConfig
 from gpt.evaluate import Score
+from gpt.runs import checkpoint_of
+
+WIDTH = 40  # characters of a sparkline
+BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
+FIRST_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard's page with the charts of gpt/fit/board.py
 
 
 class Speaker:
@@ -63,55 +68,60 @@ def describe_score(name: str, score: Score, context: int, which: str) -> str:
     )
 
 
+def sparkline(values: Sequence[float], marks: str) -> str:
+    """Draw a series in one line of at most `WIDTH` characters, each the mean of its share of the values.
+
+    Args:
+        values: at least one.
+        marks: from low to high.
+    """
+    width = min(WIDTH, len(values))
+    borders = [len(values) * place // width for place in range(width + 1)]
+    means = [fmean(values[begin:end]) for begin, end in pairwise(borders)]
+    low, high = min(means), max(means)
+    return "".join(marks[round((mean - low) / (high - low or 1) * (len(marks) - 1))] for mean in means)
+
+
+def describe_training(losses: Sequence[float], speed: float | None, mfu: float | None) -> list[str]:
+    """How the loss fell and how fast training was, a line each.
+
+    Args:
+        losses: of training, in their order.
+        speed: characters per second; None where it was not measured.
+        mfu: which share of the peak that is; None where it is not known.
+    """
+    try:
+        BLOCKS.encode(sys.stdout.encoding or "ascii")
+        marks = BLOCKS
+    except UnicodeEncodeError:
+        marks = ASCII
+    share = "share of peak unknown" if mfu is None else f"{mfu:.1%} of peak"
+    lines = [f"training   {sparkline(losses, marks)}  loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
+    return lines + ([f"speed      {speed:,.0f} characters/s, {share}"] if speed else [])
+
+
 def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, reported: Path | None) -> None:
-    """Show a sample, where the report is, and the next commands; TensorBoard's where it has something to show."""
+    """Show a sample, where everything is, and the commands that come next.
+
+    Args:
+        say: prints a line.
+        run: the run's directory.
+        sample: a text by the model.
+        watched: whether there is something for TensorBoard to show.
+        reported: the page about the run; None where there is none.
+    """
     say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
     say("")
     say(sample)
     say("")
     if reported:
         say(f"report     {reported}")
+    say(f"model      {checkpoint_of(run, 'best')}")
     say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     if watched:
         say(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
-
-
-def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
-
-    The table finds out by itself which settings differ between runs, and shows those first.
-
-    Args:
-        run: the run's directory.
-        settings: by key.
-        step: the last one.
-        scores: what came of them, by tag.
-    """
-    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
-    if not files:
-        return
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-    from torch.utils.tensorboard.summary import hparams
-
-    from gpt.fit.durability import cut_events
-
-    plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
-    _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
-    values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
-    newest = max(files, key=lambda file: file.name)
-    cut_events(newest, step)  # a row that was written before the run's end was
-    with open(newest, "ab") as file:
-        writer = RecordWriter(file)
-        # As of a later step, so that the row is cut off where the run goes on.
-        for at, summary in (
-            (step + 1, begun),
-            (step, Summary(value=values)),
-            (step + 1, ended),
-        ):
-            writer.write(Event(wall_time=time.time(), step=at, summary=summary).SerializeToString())
+        say(f"           {FIRST_PAGE}")
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:

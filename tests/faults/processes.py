@@ -171,13 +171,13 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
 
 
 def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
-    """All that TensorBoard shows of a run but its speed: the points (step, value) by tag."""
+    """All that TensorBoard shows of a run but its speed and memory: the points (step, value) by tag."""
     accumulator = EventAccumulator(str(directory), size_guidance={"tensors": 0, "scalars": 0})
     accumulator.Reload()
     tags = accumulator.Tags()
     points: dict[str, list[tuple[int, Any]]] = {}
     for tag in tags["scalars"]:
-        if not tag.startswith("perf/"):
+        if not tag.startswith(("perf/", "time/")):
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]
     for tag in tags["tensors"]:
         if not tag.startswith("_hparams_"):

@@ -1,0 +1,69 @@
+"""What TensorBoard shows besides the values of each step: which charts come first, and the table of settings."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.fields import shown
+
+
+def _chart(*tags: str) -> list[Any]:
+    return ["Multiline", [f"{tag}$" for tag in tags]]  # regular expressions, which are matched from the begin
+
+
+# The page CUSTOM SCALARS: charts by their titles, in groups.
+LAYOUT = {
+    "Does it learn?": {
+        "loss (nats per token)": _chart("train/loss", "val/loss"),
+        "bits per character": _chart("train/bpc", "val/bpc"),
+    },
+    "Are the steps right?": {
+        "learning rate": _chart("optim/lr"),
+        "gradient norm, and share of steps that were clipped": _chart("optim/grad_norm", "optim/clip_share"),
+        "update / weight of a step, by group": _chart("update/.*"),
+    },
+    "Is the machine busy?": {
+        "characters per second": _chart("perf/chars_per_s"),
+        "share of peak (MFU)": _chart("perf/mfu"),
+        "share of a step's time": _chart("time/.*"),
+        "memory (GiB)": _chart("perf/memory_gib"),
+    },
+}
+
+
+def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
+    """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
+
+    The table finds out by itself which settings differ between runs, and shows those first.
+
+    Args:
+        run: the run's directory.
+        settings: by key.
+        step: the last one.
+        scores: what came of them, by tag.
+    """
+    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
+    if not files:
+        return
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    from gpt.fit.durability import cut_events
+
+    plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
+    _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
+    values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
+    newest = max(files, key=lambda file: file.name)
+    cut_events(newest, step)  # a row that was written before the run's end was
+    with open(newest, "ab") as file:
+        writer = RecordWriter(file)
+        # As of a later step, so that the row is cut off where the run goes on.
+        for at, summary in (
+            (step + 1, begun),
+            (step, Summary(value=values)),
+            (step + 1, ended),
+        ):
+            writer.write(Event(wall_time=time.time(), step=at, summary=summary).SerializeToString())

@@ -1,0 +1,301 @@
+"""What is logged of training, against what a naive loop makes of the same run; and that watching changes nothing."""
+
+import io
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+import gpt.fit.callbacks
+from data.arrays import open_text
+from data.config import DataConfig
+from gpt.checkpoint import read, save
+from gpt.config import ModelConfig
+from gpt.fit import report
+from gpt.fit.callbacks import PARTS, group_of
+from gpt.fit.report import ASCII, BLOCKS, describe_training, sparkline
+from gpt.model import GPT
+from tests.conftest import Ended
+from tests.faults.processes import run_ranks
+
+Train = Callable[..., Ended]
+
+
+def board(name: str) -> EventAccumulator:
+    accumulator = EventAccumulator(f"runs/{name}", size_guidance={"tensors": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(name: str, tag: str) -> dict[int, float]:
+    return {point.step: point.value for point in board(name).Scalars(tag)}
+
+
+def last(name: str) -> dict[str, Any]:
+    return torch.load(f"runs/{name}/checkpoints/last.ckpt")
+
+
+def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Train) -> None:
+    clip = 0.95
+    for name, more in (("each", ["trainer.log_every_n_steps=1"]), ("some", []), ("none", ["logger=none"])):
+        assert train(f"name={name}", f"optim.clip={clip}", *more).status == 0
+    norms = scalars("each", "optim/grad_norm")
+    assert sorted(norms) == list(range(1, 31))
+    counted = {end: sum(norms[step] > clip for step in range(end - 4, end + 1)) / 5 for end in range(5, 31, 5)}
+    assert len(set(counted.values())) > 2, "some of the steps were clipped"
+    assert scalars("some", "optim/clip_share") == pytest.approx(counted)
+    for name in ("some", "none"):
+        for key, weight in last("each")["state_dict"].items():
+            assert torch.equal(weight, last(name)["state_dict"][key]), (name, key)
+
+
+def test_without_clipping_there_is_no_share_of_it(train: Train) -> None:
+    assert train("name=a", "optim.clip=0").status == 0
+    assert "optim/clip_share" not in board("a").Tags()["scalars"]
+
+
+def moved(name: str, key: str = "state_dict") -> dict[str, float]:
+    """||after - before|| / ||before|| of the last step of a run that has saved after every step, by group."""
+    older, newer = (torch.load(path)[key] for path in sorted(Path(f"runs/{name}/checkpoints").glob("step-*.ckpt")))
+    weights = {name.rpartition("net.")[2]: (older[name], newer[name]) for name in older if "net." in name}
+    groups = {
+        "embedding": r"(position_)?embedding\.weight|shift",
+        "attention": r"blocks\.\d+\.attention\..*",
+        "mlp": r"blocks\.\d+\.mlp\..*",
+        "norm": r"norm\..*|blocks\.\d+\.norm[12]\..*",
+        "head": r"head\.weight",
+    }
+    found, left = {}, set(weights)
+    for group, pattern in groups.items():
+        names = {name for name in weights if re.fullmatch(pattern, name)}
+        left -= names
+        before, after = (
+            np.concatenate([weights[name][side].double().numpy().ravel() for name in sorted(names)]) for side in (0, 1)
+        )
+        found[group] = float(np.sqrt(((after - before) ** 2).sum()) / np.sqrt((before**2).sum()))
+    assert not left
+    return found
+
+
+EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_every_n_steps=3"]
+
+
+def written_updates(name: str) -> dict[str, float]:
+    tags = [tag for tag in board(name).Tags()["scalars"] if tag.startswith("update/")]
+    written = {tag.removeprefix("update/"): scalars(name, tag) for tag in tags}
+    assert all(list(points) == [3] for points in written.values())
+    return {group: points[3] for group, points in written.items()}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ["optim=adamw", "model.positions=learned", "model.bias=true"],
+        ["optim=muon", "data.micro_batch=2"],
+        ["optim=muon", "callbacks=ema", "trainer.precision=32-true"],
+    ],
+)
+def test_updates_are_those_between_two_checkpoints(recipe: list[str], train: Train) -> None:
+    assert train("name=a", *EVERY, *recipe).status == 0
+    expected = moved("a", "current_model_state" if "callbacks=ema" in recipe else "state_dict")
+    assert min(expected.values()) > 1e-5
+    assert written_updates("a") == pytest.approx(expected, rel=1e-4)
+
+
+def known(flops: float) -> None:
+    """Have every device reach so many FLOP/s at best."""
+    gpt.fit.callbacks.peak_flops = lambda *_: flops  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+def test_updates_and_peak_of_two_processes(workplace: Path) -> None:
+    """Each of which has half of the weights."""
+    ended = run_ranks(2, "name=a", "trainer=fsdp", "optim=muon", *EVERY, fault=(known, 1e12))
+    assert ended.status == 0, ended
+    assert written_updates("a") == pytest.approx(moved("a"), rel=1e-4)
+    assert last("a")["callbacks"]["Watch"]["peak"] == 2e12
+    speed = scalars("a", "perf/chars_per_s")[3]
+    assert scalars("a", "perf/mfu")[3] == pytest.approx(speed * flops_of_a_token() / 2e12, rel=1e-5)
+
+
+def flops_of_a_token(layers: int = 2, dim: int = 32, context: int = 32) -> float:
+    """Of the tiny model, by hand: 6 for each weight of a matrix, and 12 for each pair of places and channel."""
+    block = 3 * dim * dim + dim * dim + 2 * dim * 4 * dim
+    vocabulary = len(set(Path("book.txt").read_text()))
+    return 6 * (layers * block + vocabulary * dim) + 12 * layers * context * dim
+
+
+def test_the_share_of_the_peak_by_hand(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt.fit.callbacks, "peak_flops", lambda *_: 1e12)
+    ended = train("name=a")
+    speeds, shares = scalars("a", "perf/chars_per_s"), scalars("a", "perf/mfu")
+    assert len(speeds) == 6
+    assert shares == pytest.approx({step: speeds[step] * flops_of_a_token() / 1e12 for step in speeds}, rel=1e-5)
+    summary = report_of("a")
+    share = summary["characters_per_second"] * flops_of_a_token() / 1e12
+    assert summary["mfu"] == pytest.approx(share)
+    assert f"characters/s, {share:.1%} of peak\n" in ended.out
+
+
+def report_of(name: str) -> dict[str, Any]:
+    return json.loads(Path(f"runs/{name}/summary.json").read_text())
+
+
+def test_a_peak_that_is_unknown_is_said_to_be(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt.fit.callbacks, "peak_flops", lambda *_: None)
+    ended = train("name=a")
+    assert "perf/mfu" not in board("a").Tags()["scalars"] and report_of("a")["mfu"] is None
+    assert "characters/s, share of peak unknown\n" in ended.out
+
+
+def test_memory_is_that_of_this_process(train: Train) -> None:
+    resource = pytest.importorskip("resource")
+    assert train("name=a").status == 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
+    for used in scalars("a", "perf/memory_gib").values():
+        assert 0.1 < used <= most
+
+
+SLOW = {
+    "data": ("data.datamodule", "train_batch"),
+    "forward": ("torch.nn.functional", "cross_entropy"),
+    "backward": ("gpt.fit.module", "LitGPT.manual_backward"),
+    "optimizer": ("torch.nn.utils", "clip_grad_norm_"),
+    "other": ("gpt.fit.durability", "StopSignals.on_train_batch_end"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_time_goes_where_it_is_spent(part: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part of a step is made slow, and validations slower still, which are no part of any."""
+    module, name = SLOW[part]
+    slow(f"{module}.{name}", 0.02, monkeypatch)
+    slow("gpt.fit.module.LitGPT.on_validation_epoch_end", 0.1, monkeypatch)
+    steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
+    assert train("name=a", *steps).status == 0
+    written = {each: scalars("a", f"time/{each}") for each in PARTS}
+    for step in (4, 8, 12):
+        shares = {each: written[each][step] for each in PARTS}
+        assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0
+        assert max(shares, key=shares.__getitem__) == part, shares
+    assert report_of("a")["characters_per_second"] < 8 * 32 / 0.02
+
+
+def slow(target: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _, name = target.rpartition(".")
+    place = resolve_name(owner)
+    original = getattr(place, name)
+
+    def called(*given: Any, **named: Any) -> Any:
+        time.sleep(seconds)
+        return original(*given, **named)
+
+    monkeypatch.setattr(place, name, called)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_bits_per_character_of_training_are_those_of_characters(tokenizer: str, train: Train) -> None:
+    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
+    data = ["data.path=greek.txt", f"data.tokenizer={tokenizer}"]
+    assert train("name=a", *data).status == 0
+    text = open_text(DataConfig(path="greek.txt", tokenizer=tokenizer), 32)
+    trained = text.tokenizer.decode(np.asarray(text.train))
+    tokens = len(trained) if tokenizer == "char" else len(trained.encode())
+    assert (tokens / len(trained) > 1.5) == (tokenizer == "byte")
+    losses, bits = scalars("a", "train/loss"), scalars("a", "train/bpc")
+    expected = {step: loss / math.log(2) * tokens / len(trained) for step, loss in losses.items()}
+    assert len(losses) == 6 and bits == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_first_page_has_every_chart_and_none_that_is_empty(train: Train) -> None:
+    assert train("name=a").status == 0
+    assert train("resume=runs/a", "trainer.max_steps=40", defaults=False).status == 0
+    accumulator = board("a")
+    (event,) = accumulator.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    charts = [chart for category in layout.category for chart in category.chart]
+    tags, shown = accumulator.Tags()["scalars"], []
+    for chart in charts:
+        matched = [tag for tag in tags if any(re.match(pattern, tag) for pattern in chart.multiline.tag)]
+        assert matched, chart.title
+        shown += matched
+    assert [chart.title for chart in charts][:2] == ["loss (nats per token)", "bits per character"]
+    assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
+    assert len(shown) == len(set(shown))
+    assert set(tags) - set(shown) == {
+        "train/loss_spikes", "val/bpb", "best/val_loss", "best/val_bpc", "best/test_loss",
+    }  # fmt: skip
+
+
+def test_the_checkpoint_knows_what_was_logged(train: Train) -> None:
+    """All of it up to there, also after going on; the validation that it was saved for included."""
+    assert train("name=a").status == 0
+    assert train("resume=runs/a", "trainer.max_steps=40", defaults=False).status == 0
+    history = last("a")["callbacks"]["Watch"]["history"]
+    losses, bits = scalars("a", "val/loss"), scalars("a", "val/bpc")
+    assert list(losses) == [10, 20, 30, 40]
+    for (step, loss, bpc), expected in zip(history["validations"]["entries"], losses, strict=True):
+        assert step == expected
+        assert (loss, bpc) == pytest.approx((losses[step], bits[step]), rel=1e-6)
+    trained = scalars("a", "train/loss")
+    assert list(trained) == list(range(5, 41, 5))
+    assert dict(history["losses"]["entries"]) == pytest.approx(trained, rel=1e-6)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(train: Train) -> None:
+    assert train("name=a").status == 0
+    path = Path("runs/a/checkpoints/last.ckpt").resolve()
+    contents = read(path)
+    for key in ("history", "clipped", "peak"):
+        del contents["callbacks"]["Watch"][key]
+    for file in path.parent.iterdir():
+        file.unlink()
+    save(path.with_name("step-00000030.ckpt"), contents)
+    ended = train("resume=runs/a", "trainer.max_steps=40", defaults=False)
+    assert ended.status == 0, ended.err
+    history = last("a")["callbacks"]["Watch"]["history"]
+    assert [step for step, _ in history["losses"]["entries"]] == [35, 40]
+    assert [step for step, *_ in history["validations"]["entries"]] == [40]
+    assert re.search(r"^training   \S{2}  loss [\d.]+ to [\d.]+$", ended.out, re.MULTILINE)
+
+
+def test_every_weight_has_a_group() -> None:
+    groups = {"embedding", "attention", "mlp", "norm", "head"}
+    for config in (
+        ModelConfig(positions="learned", bias=True, qk_norm=True, token_shift=True),
+        ModelConfig(norm="rmsnorm", key_offset=True),
+    ):
+        assert {group_of(name) for name, _ in GPT(config, 10).named_parameters()} == groups
+    assert group_of("blocks.1.norm1.weight") == "norm" and group_of("shift") == "embedding"
+
+
+def test_a_series_in_one_line() -> None:
+    assert sparkline([1.0], BLOCKS) == "▁"
+    assert sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], BLOCKS) == "█▇▆▅▄▃▂▁"
+    assert sparkline([2.0, 2.0], ASCII) == ".."
+    falling = [1000.0 - step for step in range(1000)]
+    line = sparkline(falling, BLOCKS)
+    assert len(line) == report.WIDTH == 40 and line[0] == "█" and line[-1] == "▁"
+    assert list(line) == sorted(line, reverse=True)
+    assert sparkline([0.0] * 999 + [40.0], ASCII) == "." * 39 + "%"
+
+
+def test_a_terminal_without_blocks_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = [2.0, 1.0]
+    for encoding, line in (("utf-8", "█▁"), ("ascii", "%."), ("latin-1", "%.")):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+        assert describe_training(losses, 1234.5, 0.125) == [
+            f"training   {line}  loss 2.0000 to 1.0000", "speed      1,234 characters/s, 12.5% of peak",
+        ]  # fmt: skip
+    assert describe_training([], None, None) == []
