@@ -696,7 +696,7 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Prune, Samples, Watch, make_profiler
+    from gpt.fit.callbacks import Prune, Samples, Watch
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
@@ -708,6 +708,7 @@ def fit(
         make_strategy,
     )
     from gpt.fit.module import Diverged, LitGPT
+    from gpt.fit.profile import make_profiler
     from gpt.fit.report import Speaker
     from gpt.model import init_from
 
@@ -762,7 +763,9 @@ def fit(
         elif point:  # a trial that someone goes on with by hand is no longer asked about
             point.contents["callbacks"].pop("Prune", None)
         callbacks = [*make(config.callbacks), *prune, Samples(start_of(text), tokenizer.decode), checkpoints]
-        profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
+        profiler, profile = None, Path()
+        if config.trainer.profiler and first_process:
+            profiler, profile = make_profiler(config.trainer.profiler, run, config.trainer.max_steps)
         loggers = config.logger
         if not fresh:
             if first_process:
@@ -828,7 +831,7 @@ def fit(
                 if first_process:
                     write_summary(run, summary)
         if profiler and first_process:
-            say(f"profile    {next(run.glob('fit-profile*.txt'))}")
+            say(f"profile    {profile}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
         if summary["status"] == "pruned":

@@ -3,14 +3,13 @@
 import base64
 import html
 import math
-import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt.inline import embedded, sha256
+from gpt.inline import embedded, fill
 from gpt.surprisal import Costs
 
 MOST = 2**16 - 1  # thousandths of a bit that a page can tell apart
@@ -55,11 +54,4 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
         parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
     filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)
 
-    template = (Path(__file__).parent / "page.html").read_text("utf-8")
-    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
-    for tag in ("style", "script"):
-        content = re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
-        assert content
-        policy.append(f"{tag}-src {sha256(content[1])}")
-    fill = {"policy": "; ".join(policy), "title": html.escape(about["title"]), "data": filled}
-    return re.sub("{{(policy|title|data)}}", lambda match: fill[match[1]], template)
+    return fill(Path(__file__).with_name("page.html"), title=html.escape(about["title"]), data=filled)

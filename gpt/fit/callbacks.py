@@ -6,13 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
@@ -264,12 +262,6 @@ class Prune(L.Callback):
         asked = trainer.is_global_zero and self.hopeless(trainer.global_step, pl_module.score.bpc)
         self.pruned = trainer.strategy.reduce_boolean_decision(asked, all=False)
         trainer.should_stop = trainer.should_stop or self.pruned
-
-
-def make_profiler(kind: str, run: Path) -> Profiler:
-    """What times a run by hook (`simple`), function (`advanced`) or operator (`pytorch`) and reports beside it."""
-    kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
-    return kinds[kind](dirpath=run, filename="profile")
 
 
 def as_markdown(text: str) -> str:
