@@ -702,7 +702,7 @@ def fit(
     from data.datamodule import TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
-    from gpt.fit.callbacks import Prune, Watch, make_profiler
+    from gpt.fit.callbacks import Prune, Watch
     from gpt.fit.durability import (
         AtomicCheckpointIO,
         Checkpoints,
@@ -715,6 +715,7 @@ def fit(
     )
     from gpt.fit.module import Diverged, LitGPT
     from gpt.fit.pictures import Pictures, Samples
+    from gpt.fit.profile import make_profiler
     from gpt.fit.report import Speaker
     from gpt.model import init_from
 
@@ -776,7 +777,9 @@ def fit(
         samples = Samples(prompts_of(text), tokenizer.decode)
         pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
         callbacks = [*make(config.callbacks), *prune, samples, pictures, checkpoints]
-        profiler = make_profiler(config.trainer.profiler, run) if config.trainer.profiler else None
+        profiler, profile = None, Path()
+        if config.trainer.profiler and first_process:
+            profiler, profile = make_profiler(config.trainer.profiler, run, config.trainer.max_steps)
         loggers = config.logger
         if not fresh:
             if first_process:
@@ -842,7 +845,7 @@ def fit(
                 if first_process:
                     write_summary(run, summary)
         if profiler and first_process:
-            say(f"profile    {next(run.glob('fit-profile*.txt'))}")
+            say(f"profile    {profile}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
         if summary["status"] == "pruned":

@@ -68,7 +68,9 @@ class TrainerConfig:
     )
     benchmark: bool | None = option(None, "let cuDNN try which of its algorithms is fastest")
     detect_anomaly: bool = option(False, "say which operation made a gradient that is no number; slow")
-    profiler: str | None = option(None, "time every hook of training", choices=("simple", "advanced", "pytorch"))
+    profiler: str | None = option(
+        None, "time training by hook, by function, or by operator as a page", choices=("simple", "advanced", "pytorch")
+    )
 
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range."""

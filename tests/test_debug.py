@@ -96,7 +96,7 @@ def test_overfit_needs_a_window(train: Train) -> None:
 
 
 @pytest.mark.parametrize("kind", ["simple", "advanced"])
-def test_profile_says_where_its_report_is(train: Train, kind: str) -> None:
+def test_lightning_s_own_profilers_report_beside_the_run(train: Train, kind: str) -> None:
     ended = train("debug=profile", f"trainer.profiler={kind}", *SMALL, "trainer.max_steps=7", defaults=False)
     said = re.search(r"^profile +(\S+)$", ended.out, re.MULTILINE)
     assert ended.status == 0 and said

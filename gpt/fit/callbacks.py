@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import psutil
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 from tqdm import tqdm
 
@@ -373,9 +371,3 @@ class Prune(L.Callback):
         asked = trainer.is_global_zero and self.hopeless(trainer.global_step, pl_module.score.bpc)
         self.pruned = trainer.strategy.reduce_boolean_decision(asked, all=False)
         trainer.should_stop = trainer.should_stop or self.pruned
-
-
-def make_profiler(kind: str, run: Path) -> Profiler:
-    """What times a run by hook (`simple`), function (`advanced`) or operator (`pytorch`) and reports beside it."""
-    kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
-    return kinds[kind](dirpath=run, filename="profile")
