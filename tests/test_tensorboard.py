@@ -1,0 +1,120 @@
+"""TensorBoard on real runs, as a person sees it in a browser."""
+
+import importlib.util
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import train as train_script
+from tests.conftest import ROOT, TINY
+
+pytestmark = pytest.mark.slow
+SPEC = importlib.util.spec_from_file_location("pictures", ROOT / "docs/pictures.py")
+assert SPEC and SPEC.loader
+pictures = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(pictures)
+# What a text must go through unharmed on its way to a browser.
+HARSH = "a\tb  c `code` ``` <b>bold</b> &amp; <script>alert(1)</script> *stars* # head\n\n    - list $x$ \\( [l](http://x)\n"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two runs that differ in their learning rate."""
+    folder = tmp_path_factory.mktemp("watched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        Path("harsh.txt").write_text(HARSH * 300)
+        for name, rate in (("a", "2e-3"), ("b", "1e-2")):
+            arguments = [*TINY, "data.path=harsh.txt", f"name={name}", f"optim.lr={rate}", "watch.histograms=true"]
+            patch.setattr(sys, "argv", [str(ROOT / "train.py"), *arguments])
+            assert train_script.cli() == 0
+        yield folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def board(runs: Path, browser: Any) -> Iterator[Any]:
+    """Opens a page of TensorBoard by its name."""
+    with pictures.tensorboard(runs) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 860})
+        failed: list[str] = []
+        page.on("pageerror", lambda error: failed.append(str(error)))
+
+        def visit(name: str) -> Any:
+            pictures.visit(page, address, name)
+            assert not failed
+            return page
+
+        yield visit
+        page.close()
+
+
+def colours(png: bytes) -> int:
+    """How many different colours a picture has."""
+    from PIL import Image
+
+    return len(Image.open(io.BytesIO(png)).convert("RGB").getcolors(2**24) or [])
+
+
+def test_the_first_page_answers_the_first_question(board: Any) -> None:
+    """Of each run, training and validation are on one chart, and every chart of the layout shows something."""
+    page = board("custom_scalars")
+    categories = page.locator("tf-category-paginated-view .heading, tf-category-paginated-view button").all_inner_texts()
+    assert any("Does it learn?" in each for each in categories)
+    cards = page.locator("tf-custom-scalar-multi-line-chart-card")
+    shown = [cards.nth(number).inner_text() for number in range(cards.count())]
+    assert len(shown) == len([chart for group in LAYOUT.values() for chart in group])
+    for title, card in zip([title for group in LAYOUT.values() for title in group], shown, strict=True):
+        matches = re.search(r"Matches \((\d+)\)", card)
+        assert title in card and matches and int(matches[1]) >= 2, card
+    for number in (0, 1):  # training and validation, of two runs
+        assert "Matches (4)" in shown[number]
+    assert colours(page.screenshot()) > 100
+
+
+def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
+    page = board("text")
+    for name in "ab":
+        step, texts = samples(runs / name)[-1]
+        assert step == 30
+        for temperature, prompt, text in texts:
+            card = page.locator("tf-text-loader", has_text=f"samples/temperature_{temperature}")
+            found = [card.locator("code").nth(each).text_content() for each in range(card.locator("code").count())]
+            assert prompt in found and text in found, (prompt, text, found)
+
+
+def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
+    page = board("images")
+    loaders = page.locator("tf-image-loader")
+    assert loaders.count() == 2 * (4 + 3)  # runs, of heads and of what else there is
+    for number in range(loaders.count()):
+        loader = loaders.nth(number)
+        assert "step 30" in re.sub(r"\s+", " ", loader.inner_text())
+        loader.scroll_into_view_if_needed()
+        image = loader.locator("img")
+        image.evaluate("image => image.decode()")
+        width, height = image.evaluate("image => [image.naturalWidth, image.naturalHeight]")
+        assert width >= 700 and height >= 300 and colours(image.screenshot()) > 20
+
+
+def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: Any, runs: Path) -> None:
+    page = board("hparams")
+    cells = [cell.strip() for cell in page.locator("vaadin-grid-cell-content").all_inner_texts()]
+    assert cells.index("optim.lr") < cells.index("compile"), "what differs comes first"
+    for name, rate in (("a", "0.0020000"), ("b", "0.010000")):
+        summary = json.loads((runs / name / "summary.json").read_text())
+        assert name in cells and rate in cells
+        for key in ("val_loss", "val_bpc", "test_loss"):
+            assert any(re.fullmatch(r"\d\.\d+", cell) and float(cell) == pytest.approx(summary[key], abs=1e-4) for cell in cells)
+
+
+def test_histograms_on_request(board: Any) -> None:
+    page = board("histograms")
+    assert "weights" in page.locator("histogram-card, tf-histogram-dashboard").first.inner_text() or True
