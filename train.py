@@ -1258,6 +1258,8 @@ def write_report(
 ) -> Path | None:
     """Write report.html; where that fails, the run has finished all the same, and it is said why.
 
+    A run that goes on keeps the report of its former end until the next.
+
     Args:
         run: the run's directory.
         config: its configuration.
@@ -1278,17 +1280,17 @@ def write_report(
     from gpt.fit.page import page
 
     path, tokenizer = run / "report.html", text.tokenizer
-    about = {
-        "name": runs.name_of(run),
-        "text": f"{text.name}: {describe(text)}",
-        "sample": sample,
-        "differences": differences(config),
-        "command": shlex.join(["python", "train.py", *overrides(config)]),
-        "config": to_yaml(config),
-    }
-    starts = torch.from_numpy(tokenizer.characters_per_token)
     try:
+        about = {
+            "name": runs.name_of(run),
+            "text": f"{text.name}: {describe(text)}",
+            "sample": sample,
+            "differences": differences(config),
+            "command": shlex.join(["python", "train.py", *overrides(config)]),
+            "config": to_yaml(config),
+        }
         passage = passage_of(text, config.model.context + 1)
+        starts = torch.from_numpy(tokenizer.characters_per_token)
         runs.write_text(
             path, page(about, summary, callbacks, model, passage, tokenizer.names, starts, tokenizer.decode)
         )
