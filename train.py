@@ -1233,16 +1233,16 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
-    results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
-    log_result(run, hyperparameters(config), summary["steps"], results)
+    written = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
+    log_result(run, hyperparameters(config), summary["steps"], written)
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     write_summary(run, summary)
     prompt = start_of(text)
     tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
-    written = tokenizer.decode(tokens[len(prompt) :])
-    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), written]
+    going_on = tokenizer.decode(tokens[len(prompt) :])
+    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
-    farewell(say, run, written.strip("\n"), "tensorboard" in config.logger, reported)
+    farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss
 
 
