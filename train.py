@@ -1080,25 +1080,25 @@ def start_of(text: "Text") -> Any:
     """A prompt for samples, which go on from it: whole lines in the middle of the validation text, (T0,) int64."""
     import torch
 
-    return torch.from_numpy(text.validation[lines_in_the_middle(text)].astype("int64"))
-
-
-def lines_in_the_middle(text: "Text") -> slice:
-    """Where whole lines are in the middle of the validation text, as far as a prompt goes."""
     middle = len(text.validation) // 2
     passage = text.validation[middle : middle + PROMPT_LENGTH]
     breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
     if len(breaks) > 1:
-        return slice(middle + breaks[0] + 1, middle + breaks[-1] + 1)
-    return slice(middle, middle + PROMPT_LENGTH)
+        passage = passage[breaks[0] + 1 : breaks[-1] + 1]
+    return torch.from_numpy(passage.astype("int64"))
 
 
 def passage_of(text: "Text", length: int) -> Any:
     """So many tokens of the validation text, (T,) int64: from a line in its middle, where there are as many."""
     import torch
 
-    begin = max(0, min(lines_in_the_middle(text).start, len(text.validation) - length))
-    return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
+    tokens, names = text.validation, text.tokenizer.names
+    middle = len(tokens) // 2
+    starts = (
+        place + 1 for place in range(middle, min(middle + PROMPT_LENGTH, len(tokens))) if names[tokens[place]] == "\n"
+    )
+    begin = max(0, min(next(starts, middle), len(tokens) - length))
+    return torch.from_numpy(tokens[begin : begin + length].astype("int64"))
 
 
 def rows_per_device(config: Config, devices: int) -> int:

@@ -88,14 +88,14 @@ class CharTokenizer:
         return np.uint8 if self.size <= 256 else np.uint16
 
     @property
+    def names(self) -> list[str]:
+        """Each token as text."""
+        return list(self.characters)
+
+    @property
     def vocabulary(self) -> dict[str, Any]:
         """All there is to know, as plain data; see `tokenizer_from`."""
         return {"kind": "char", "characters": self.characters}
-
-    @property
-    def names(self) -> list[str]:
-        """Each token as text: its character."""
-        return list(self.characters)
 
     @property
     def characters_per_token(self) -> np.ndarray:
@@ -144,14 +144,14 @@ class ByteTokenizer:
     dtype: type[np.unsignedinteger] = np.uint8
 
     @property
+    def names(self) -> list[str]:
+        r"""Each token as text: the character, or its number, such as \xff, for a byte that is none."""
+        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
+
+    @property
     def vocabulary(self) -> dict[str, Any]:
         """All there is to know, as plain data; see `tokenizer_from`."""
         return {"kind": "byte"}
-
-    @property
-    def names(self) -> list[str]:
-        """Each token as text: the character, or for a byte that is none its number, as Python writes it."""
-        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
 
     @property
     def characters_per_token(self) -> np.ndarray:
