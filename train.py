@@ -1320,10 +1320,10 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     write_summary(run, summary)
     prompt = start_of(text)
     tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
-    written = tokenizer.decode(tokens[len(prompt) :])
-    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), written]
+    going_on = tokenizer.decode(tokens[len(prompt) :])
+    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
-    farewell(say, run, written.strip("\n"), "tensorboard" in config.logger, reported)
+    farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss
 
 
@@ -1338,6 +1338,8 @@ def write_report(
     sample: list[Any],
 ) -> Path | None:
     """Write report.html; where that fails, the run has finished all the same, and it is said why.
+
+    A run that goes on keeps the report of its former end until the next.
 
     Args:
         run: the run's directory.
@@ -1359,17 +1361,17 @@ def write_report(
     from gpt.fit.page import page
 
     path, tokenizer = run / "report.html", text.tokenizer
-    about = {
-        "name": runs.name_of(run),
-        "text": f"{text.name}: {describe(text)}",
-        "sample": sample,
-        "differences": differences(config),
-        "command": shlex.join(["python", "train.py", *overrides(config)]),
-        "config": to_yaml(config),
-    }
-    starts = torch.from_numpy(tokenizer.characters_per_token)
     try:
+        about = {
+            "name": runs.name_of(run),
+            "text": f"{text.name}: {describe(text)}",
+            "sample": sample,
+            "differences": differences(config),
+            "command": shlex.join(["python", "train.py", *overrides(config)]),
+            "config": to_yaml(config),
+        }
         passage = passage_of(text, config.model.context + 1)
+        starts = torch.from_numpy(tokenizer.characters_per_token)
         runs.write_text(
             path, page(about, summary, callbacks, model, passage, tokenizer.names, starts, tokenizer.decode)
         )

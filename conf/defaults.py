@@ -59,7 +59,7 @@ def _plugged(group: str, entries: dict[str, Any], defaults: dict[str, Any]) -> I
         [name for name in names if (CONF / group / f"{name}.yaml").exists()] for names in (entries, defaults)
     )
     if chosen != before:
-        yield Difference(group, shown(chosen), shown(before))
+        yield Difference(group, shown(chosen) if chosen else "none", shown(before))
     for name, entry in entries.items():
         known = dict(leaves(_group(group, name).get(name, {}))) if name in chosen else {}
         for key, value in leaves(entry):

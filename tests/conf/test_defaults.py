@@ -65,4 +65,6 @@ def test_each_difference_has_both_values() -> None:
         ("callbacks", "[ema]", "[]"),
         ("callbacks.ema.decay", "0.9", "0.998"),
     ]
+    config.logger = {}
+    assert differences(config)[-1] == ("logger", "none", "[tensorboard]")
     assert "minutes=5.0" not in overrides(config) and "model.heads=4" in overrides(config)
