@@ -2,7 +2,14 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from torch.utils.tensorboard import SummaryWriter
 
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
@@ -155,24 +163,24 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert [pair for pair in summaries("a") if pair[0].startswith("samples/")] == [(tag, 10) for tag in tags]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain text", None),
-        ("  two\n\n\n   lines  \n", None),
-        ("<b>&amp;</b> `a` ```\n* x\n# y\n| a | b |\n[l](javascript:x) ![i](http://h)</code></pre>", None),
-        ("\ta\tb", None),
-        ("   \n ", None),
-        ("\n", None),
-        ("中文 é 😀 \u0301 שלום", "中文 é 😀 ◌\u0301 שלום"),
-        ("\x02\x03\x00\x0c\x1b\u2028\x85\ufeff", "␂␃␀␌␛U+2028U+0085U+FEFF"),
-    ],
-)
+TEXTS = [
+    ("plain text", None),
+    ("  two\n\n\n   lines  \n", None),
+    ("<b>&amp;</b> `a` ```\n* x\n# y\n| a | b |\n[l](javascript:x) ![i](http://h)</code></pre>", None),
+    ("\ta\tb", None),
+    ("   \n ", None),
+    ("\n", None),
+    ("中文 é 😀 \u0301 שלום", "中文 é 😀 ◌\u0301 שלום"),
+    ("\x02\x03\x00\x0c\x1b\u2028\x85\ufeff", "␂␃␀␌␛U+2028U+0085U+FEFF"),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), TEXTS)
 def test_text_comes_through_markdown(text: str, shown: str | None) -> None:
     """TensorBoard's own way from Markdown to HTML, and an independent reader of HTML at its end."""
-    from html.parser import HTMLParser
-
-    from tensorboard.plugin_util import markdown_to_safe_html
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard uses
+        from tensorboard.plugin_util import markdown_to_safe_html
 
     class Codes(HTMLParser):
         def __init__(self) -> None:
@@ -205,3 +213,39 @@ def test_heads_are_spread_over_layers(layers: int, heads: int) -> None:
     places = [layer * heads + head for layer, head in chosen]
     assert max(np.diff(places), default=1) - min(np.diff(places), default=1) <= 1
     assert ModelConfig(layers=layers, heads=heads, dim=8 * heads)  # such a model there is
+
+
+@pytest.mark.slow
+def test_texts_are_read_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """Each code element of TensorBoard's page holds a prompt or a text, character by character."""
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        for step, (text, _) in enumerate(TEXTS):
+            writer.add_text("samples/temperature_1.0", as_markdown([("a prompt", text)]), step)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host, _, port = address.partition(":")
+    board = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", "--logdir", tmp_path, "--host", host, "--port", port],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def serves() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"http://{address}/data/plugin/text/tags", timeout=5) as answer:
+            return b"samples" in answer.read()
+        return False
+
+    try:
+        wait_for(serves, board)
+        page = browser.new_page()
+        page.goto(f"http://{address}/#text")
+        page.locator("code").nth(2 * len(TEXTS) - 1).wait_for()
+        codes = [code.evaluate("code => code.textContent") for code in page.locator("code").all()]
+        page.close()
+    finally:
+        os.killpg(board.pid, signal.SIGKILL)
+        board.wait()
+    wanted = [["a prompt", text if shown is None else shown] for text, shown in TEXTS]
+    assert codes == [code for pair in reversed(wanted) for code in pair], "the newest is at the top"
