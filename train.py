@@ -73,7 +73,7 @@ SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
 WATCHED_PROMPT = 100  # of the texts at each validation
-ATTENDED, COLOURED = 40, 320  # tokens of the passages whose attention and whose cost are drawn
+ATTENDED, COLOURED = 30, 320  # tokens of the passages whose attention and whose cost are drawn
 SEARCHED = 2**12  # tokens among which they are chosen
 COUNTED = 2**20  # tokens of the validation text in which characters are counted
 LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
@@ -636,6 +636,7 @@ def clean_up(run: Path, point: Point | None) -> None:
 
     remove_unfinished(run)
     remove_unfinished(run / "checkpoints")
+    remove_unfinished(run / "projector")
     if point:
         restore_names(point.path, point.contents)
 
@@ -1150,6 +1151,14 @@ def passage_of(text: "Text", length: int) -> Any:
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
+def occurrences(text: "Text") -> Any:
+    """How often each token occurs in the validation text, or in the beginning of a long one: (V,) int64."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))
+
+
 def what_is_shown(text: "Text", context: int) -> "Shown":
     """Choose what pictures look at: lines of the validation text with many different characters, and what there is."""
     import numpy as np
@@ -1166,7 +1175,7 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
     )
     return Shown(
         names=tokenizer.names,
-        counts=torch.from_numpy(np.bincount(tokens[:COUNTED], minlength=tokenizer.size)),
+        counts=occurrences(text),
         passage=torch.from_numpy(passage[: min(ATTENDED, context)]),
         characters=[tokenizer.decode(passage[owners == owner]) for owner in range(owners[-1] + 1)],
         owners=torch.from_numpy(owners),
@@ -1269,6 +1278,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
     from gpt.fit.board import log_result
+    from gpt.fit.projector import write_projector
     from gpt.fit.report import as_summary, describe_score, describe_training, farewell
     from gpt.generate import generate
     from gpt.model import GPT
@@ -1316,6 +1326,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
         say(line)
     results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
     log_result(run, hyperparameters(config), summary["steps"], results)
+    if "tensorboard" in config.logger:
+        write_projector(run, model.embedding.weight, tokenizer.names, occurrences(text))
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     write_summary(run, summary)
     prompt = start_of(text)

@@ -183,7 +183,17 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., End
 def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     assert run_ranks(2, "name=a", "trainer=fsdp", "model.tied=true", "trainer.precision=bf16-mixed").status == 0
     files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
-    assert files == ["", "checkpoints", "config", "events", "hparams", "summary", "train"], "one of each, and the lock"
+    assert files == [
+        "",
+        "checkpoints",
+        "config",
+        "events",
+        "hparams",
+        "projector",
+        "projector_config",
+        "summary",
+        "train",
+    ], "one of each, and the lock"
     assert Path("runs/a/train.log").read_text().count("step 30/30  validation loss") == 1
     model, meta = load_checkpoint("runs/a/checkpoints/last.ckpt")
     _, text = of_run("a")

@@ -96,6 +96,8 @@ def violations(path: str, source: str) -> list[str]:
             and not path.startswith("gpt/fit/")
             and within(name, ("gpt.fit",)),
             "tests are not imported": within(name, ("tests",)),
+            "only gpt/fit/draw.py, a process of its own, draws": within(name, ("matplotlib", "gpt.fit.draw"))
+            and path != "gpt/fit/draw.py",
         }
         allowed = only(path)
         if allowed is not None and name.split(".")[0] not in sys.stdlib_module_names:
@@ -276,6 +278,9 @@ def test_importing_what_is_heavy_does_nothing_else(tmp_path: Path) -> None:
         ("gpt/optim.py", "from gpt.fit.module import LitGPT", 1),
         ("gpt/optim.py", "import importlib\nimportlib.import_module('lightning')", 2),
         ("gpt/optim.py", "if TYPE_CHECKING:\n    from lightning import Trainer", 2),
+        ("gpt/fit/draw.py", "import matplotlib", 0),
+        ("gpt/fit/report.py", "from matplotlib.figure import Figure", 1),
+        ("gpt/fit/pictures.py", "from gpt.fit.draw import attention", 1),
         ("gpt/optim.py", "database = 1\nimport dataclasses", 0),
         ("data/corpus.py", "from tests.reference import models", 1),
     ],

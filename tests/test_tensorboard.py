@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import train as train_script
 from tests.conftest import ROOT, TINY
@@ -66,7 +65,9 @@ def colours(png: bytes) -> int:
 def test_the_first_page_answers_the_first_question(board: Any) -> None:
     """Of each run, training and validation are on one chart, and every chart of the layout shows something."""
     page = board("custom_scalars")
-    categories = page.locator("tf-category-paginated-view .heading, tf-category-paginated-view button").all_inner_texts()
+    categories = page.locator(
+        "tf-category-paginated-view .heading, tf-category-paginated-view button"
+    ).all_inner_texts()
     assert any("Does it learn?" in each for each in categories)
     cards = page.locator("tf-custom-scalar-multi-line-chart-card")
     shown = [cards.nth(number).inner_text() for number in range(cards.count())]
@@ -112,7 +113,10 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
         summary = json.loads((runs / name / "summary.json").read_text())
         assert name in cells and rate in cells
         for key in ("val_loss", "val_bpc", "test_loss"):
-            assert any(re.fullmatch(r"\d\.\d+", cell) and float(cell) == pytest.approx(summary[key], abs=1e-4) for cell in cells)
+            assert any(
+                re.fullmatch(r"\d\.\d+", cell) and float(cell) == pytest.approx(summary[key], abs=1e-4)
+                for cell in cells
+            )
 
 
 def test_histograms_on_request(board: Any) -> None:

@@ -1,7 +1,8 @@
 """Draws what a model has learned: plain arrays in, PNG out. Runs as a process of its own, the only one with matplotlib.
 
-`python -m gpt.fit.draw PARENT` draws what it reads from its standard input, one picture after the other, until that
-ends: each is pickled `(name of a function below, its arguments)`, answered by the pickled PNG, or by why there is none.
+`python -m gpt.fit.draw PARENT NICENESS` draws what it reads from its standard input, one picture after the other, until
+that ends: each is pickled `(name of a function below, its arguments)`, answered by the pickled PNG, or by why there is
+none.
 """
 
 import io
@@ -30,13 +31,14 @@ from gpt import job
 from gpt.characters import KINDS, kind, visible
 from gpt.fit.neighbours import nearest, project, spread
 
-DPI = 160
+SIZE = (3.6, 3.9)  # inches; TensorBoard's cards are about as wide
+DPI = 200  # twice a screen's
 INK, FAINT = "#1a1a1a", "#767676"
 SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}
 MOST_BITS = 8.0  # a character that costs more has the same colour
-COLUMNS = 56  # characters in a line of a passage
-LINES = 14
-LEAST_APART = 0.045  # of the width, between two characters
+COLUMNS = 36  # characters in a line of a passage
+LINES = 18
+LEAST_APART = 0.047  # of the width, between two characters
 # Of Okabe and Ito, which people who see colours differently tell apart; darker where they carry thin strokes.
 COLOURS = dict(
     zip(KINDS, ("#d55e00", "#0072b2", "#009e73", "#0072b2", "#cc79a7", "#1a1a1a", "#b38600", "#8a8a8a"), strict=True)
@@ -83,7 +85,7 @@ def attention(step: int, head: str, characters: list[str], weights: np.ndarray) 
     canvas, ground, axes, image, title = _ground(tuple(characters))
     canvas.restore_region(ground)
     image.set_data(weights.astype(np.float32))
-    title.set_text(f"Attention of {head}, step {step:,}: rows look at columns")
+    title.set_text(f"{head}, step {step:,}: what each row looks at")
     axes.draw_artist(image)
     axes.draw_artist(title)
     return encoded(canvas)
@@ -92,15 +94,15 @@ def attention(step: int, head: str, characters: list[str], weights: np.ndarray) 
 @lru_cache(1)
 def _ground(characters: tuple[str, ...]) -> tuple[FigureCanvasAgg, Any, Axes, AxesImage, Text]:
     """What is the same for every head and step, drawn once: most of the time goes into the characters."""
-    figure = Figure((4.6, 5.0), dpi=DPI)
+    figure = Figure(SIZE, dpi=DPI)
     canvas = FigureCanvasAgg(figure)
-    axes, title = add(figure, "", 0.07, 0.14, 0.98, 0.90, above=0.045)
+    axes, title = add(figure, "", 0.08, 0.13, 0.99, 0.90, above=0.055)
     title.set_animated(True)
     nothing = np.zeros((len(characters), len(characters)), np.float32)
     # By the square root: most weights are small, and would all look like none.
     norm = PowerNorm(0.5, 0, 1)
     image = axes.imshow(nothing, cmap=WEIGHTS, norm=norm, interpolation="nearest", animated=True)
-    size = min(10.0, 270 / len(characters))
+    size = min(10.0, 255 / len(characters))
     for place, character in enumerate(characters):
         for x, y, towards in ((place, -1.1, {"va": "bottom", "ha": "center"}), (-1.1, place, {"ha": "right"})):
             write(axes, x, y, character, size, INK, **towards)
@@ -130,16 +132,16 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
     for place, cost in zip(places, bits.tolist(), strict=False):
         cells[place] = cost
     mean = float(bits[: len(places)].mean())
-    height = 1.0 + 0.2 * lines  # inches
-    figure = Figure((5.6, height), dpi=DPI)
-    title = f"What each character cost, step {step:,}: {mean:.2f} bits on average"
-    axes, _ = add(figure, title, 0.02, 0.65 / height, 0.98, 1 - 0.35 / height)
+    height = 0.8 + 0.17 * lines  # inches
+    figure = Figure((SIZE[0], height), dpi=DPI)
+    title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
+    axes, _ = add(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
     image = axes.imshow(cells, cmap=COSTS, norm=Normalize(0, MOST_BITS), aspect="auto", interpolation="nearest")
     for (row, column), character, cost in zip(places, characters, bits.tolist(), strict=False):
         if character != " " or cost > 1:
-            write(axes, column, row, character, 9, "white" if cost > 5 else FAINT if character.isspace() else INK)
+            write(axes, column, row, character, 8.5, "white" if cost > 5 else FAINT if character.isspace() else INK)
     axes.set_axis_off()
-    scale(figure, image, 0.45 / height, "bits", range(0, int(MOST_BITS) + 1, 2))
+    scale(figure, image, 0.38 / height, "bits", range(0, int(MOST_BITS) + 1, 2))
     return drawn(figure)
 
 
@@ -151,8 +153,8 @@ def embedding(step: int, characters: list[str], vectors: np.ndarray) -> bytes:
         characters: N of them.
         vectors: (N, C).
     """
-    figure = Figure((4.6, 5.0), dpi=DPI)
-    axes, _ = add(figure, f"Which characters are alike, step {step:,}", 0.02, 0.10, 0.98, 0.93)
+    figure = Figure(SIZE, dpi=DPI)
+    axes, _ = add(figure, f"Which characters are alike, step {step:,}", 0.02, 0.13, 0.98, 0.93)
     places = project(vectors)
     places = spread(places, 2 * LEAST_APART * (float(np.abs(places).max()) or 1.0))
     if len(characters) > 1:
@@ -160,15 +162,18 @@ def embedding(step: int, characters: list[str], vectors: np.ndarray) -> bytes:
         axes.add_collection(LineCollection(list(ends), colors="#d9d9d9", linewidths=1, zorder=0))
     kinds = [kind(each) for each in characters]
     for (x, y), character, each in zip(places.tolist(), characters, kinds, strict=True):
-        write(axes, x, y, character, 11, COLOURS[each], weight="bold")
+        write(axes, x, y, character, 10, COLOURS[each], weight="bold")
     low, high = places.min(0), places.max(0)
     edge = 0.05 * max(float((high - low).max()), 1e-6)
     axes.set(xlim=(low[0] - edge, high[0] + edge), ylim=(low[1] - edge, high[1] + edge))
     words = [each for each in KINDS if each in kinds]  # one for each colour
-    for number, each in enumerate(words):
-        x = 0.02 + 0.96 * (number + 0.5) / len(words)
-        figure.text(x, 0.07, each, color=COLOURS[each], ha="center", va="center", fontsize=9, weight="bold")
-    figure.text(0.5, 0.03, "a line leads to the most similar one; places by t-SNE", ha="center", va="center", **SMALL)
+    taken, length = 0.0, sum(len(each) + 2 for each in words)
+    for each in words:
+        x = 0.02 + 0.96 * (taken + len(each) / 2 + 1) / length
+        size = min(8, 330 / length)
+        figure.text(x, 0.09, each, color=COLOURS[each], ha="center", va="center", fontsize=size, weight="bold")
+        taken += len(each) + 2
+    figure.text(0.5, 0.035, "lines lead to the most similar one (t-SNE)", ha="center", va="center", **SMALL)
     return drawn(figure)
 
 
@@ -182,23 +187,23 @@ def calibration(step: int, counts: np.ndarray, confidence: np.ndarray, accuracy:
         accuracy: (M,) the share of them that were right.
         error: the expected calibration error.
     """
-    figure = Figure((4.6, 5.0), dpi=DPI)
-    upper, _ = add(figure, f"Is it as sure as it may be? Step {step:,}", 0.14, 0.33, 0.97, 0.93)
-    lower, _ = add(figure, "", 0.14, 0.11, 0.97, 0.28)
+    figure = Figure(SIZE, dpi=DPI)
+    upper, _ = add(figure, f"How sure, and how right? Step {step:,}", 0.15, 0.35, 0.97, 0.92)
+    lower, _ = add(figure, "", 0.15, 0.13, 0.97, 0.30)
     edges, width, there = np.linspace(0, 1, len(counts) + 1)[:-1], 1 / len(counts), counts > 0
     upper.bar(edges, accuracy, width, align="edge", color="#9ecae1", edgecolor="white")
     upper.plot([0, 1], [0, 1], "--", color=FAINT, linewidth=1)
     upper.plot(confidence[there], accuracy[there], "o-", color="#0072b2", markersize=4, linewidth=1.2)
     upper.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=np.linspace(0, 1, 6))
     upper.set_ylabel("how often it was right", fontsize=9, color=INK)
-    said = f"expected calibration error {error:.3f}\nabove the dashes it is too modest,\nbelow too sure"
-    upper.text(0.03, 0.97, said, transform=upper.transAxes, va="top", fontsize=9, color=INK, linespacing=1.5)
+    said = f"expected calibration error {error:.3f}\nabove the dashes: too modest\nbelow: too sure"
+    upper.text(0.03, 0.97, said, transform=upper.transAxes, va="top", fontsize=8, color=INK, linespacing=1.4)
     lower.bar(edges, counts, width, align="edge", color="#c0c0c0", edgecolor="white")
     most = int(counts.max())
     lower.set(xlim=(0, 1), ylim=(0, 1.05 * max(most, 1)), xticks=np.linspace(0, 1, 6), yticks=[])
     lower.text(0.02, 0.9, f"{most:,} at most", transform=lower.transAxes, va="top", **SMALL)
     lower.set_ylabel("how many", fontsize=9, color=INK)
-    lower.set_xlabel("how sure it was of the likeliest character", fontsize=9, color=INK)
+    lower.set_xlabel("how sure of the likeliest character", fontsize=9, color=INK)
     return drawn(figure)
 
 
@@ -219,12 +224,14 @@ def write(axes: Axes, x: float, y: float, character: str, size: float, colour: s
     """Put a character somewhere, in the middle unless told; a code point takes several, which are smaller."""
     shown = label(character)
     how = {"ha": "center", "va": "center_baseline", "family": list(fonts())} | how
-    axes.text(x, y, shown, fontsize=size if len(shown) < 3 else 0.45 * size, color=colour, parse_math=False, **how)
+    axes.text(
+        x, y, shown, fontsize=size if len(shown) < 3 else 1.4 * size / len(shown), color=colour, parse_math=False, **how
+    )
 
 
 def scale(figure: Figure, image: AxesImage, top: float, name: str, ticks: Iterable[float]) -> None:
     """A scale of colours from the left to the right of a figure."""
-    height = 0.1 / float(figure.get_figheight())  # a tenth of an inch
+    height = 0.08 / float(figure.get_figheight())  # a tenth of an inch
     axes = figure.add_axes((0.07, top - height, 0.7, height))
     bar = figure.colorbar(image, cax=axes, orientation="horizontal", ticks=list(ticks), format="{x:g}")
     bar.ax.tick_params(labelsize=8, length=2, colors=INK)
@@ -251,12 +258,12 @@ DRAWN: dict[str, Callable[..., bytes]] = {
 }
 
 
-def serve(parent: int) -> None:
+def serve(parent: int, niceness: int) -> None:
     """Draw until there is nothing more to read; end with the process that asks, whatever ends that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training, which then asks for what is left
     job.end_with(parent)
     if hasattr(os, "nice"):
-        os.nice(19)  # after all else
+        os.nice(niceness)
     matplotlib.rcdefaults()  # not as someone's own settings have it
     while True:
         try:
@@ -272,4 +279,4 @@ def serve(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), int(sys.argv[2]))

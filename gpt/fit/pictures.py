@@ -42,7 +42,9 @@ HEADS_DRAWN = 8
 RARE = 1e-5  # share of the text
 MOST_CHARACTERS = 100  # of the embedding, those that the text has most often
 MOST_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
-LAST_WAIT = 20.0  # seconds, at the end, for what is not drawn yet
+NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
+PATIENCE = 3.0  # seconds, at the end, until what is not drawn yet is drawn by one that is as important as others
+LAST_WAIT = 20.0  # seconds that this one has
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
@@ -139,12 +141,16 @@ class Shown:
 
 
 class Drawer:
-    """A process that draws, one picture after the other, at the lowest priority; it ends with this one."""
+    """A process that draws, one picture after the other; it ends with this one.
 
-    def __init__(self) -> None:
+    Args:
+        niceness: 0 for the priority of others, 19 for the lowest.
+    """
+
+    def __init__(self, niceness: int) -> None:
         """Start it; matplotlib, which takes it a second to load, is loaded there."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpt.fit.draw", str(os.getpid())],
+            [sys.executable, "-m", "gpt.fit.draw", str(os.getpid()), str(niceness)],
             cwd=Path(__file__).parents[2],
             env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),  # one core is enough
             stdin=subprocess.PIPE,
@@ -155,9 +161,11 @@ class Drawer:
         self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.drawn: queue.SimpleQueue[tuple[dict[str, Any], bytes | str]] = queue.SimpleQueue()
         # Neither end of a pipe may hold up training.
-        threading.Thread(target=self._ask, args=(self.process,), daemon=True).start()
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread.start()
 
-    def _ask(self, process: subprocess.Popen) -> None:
+    def _ask(self) -> None:
+        process = self.process
         assert process.stdin and process.stdout
         while (picture := self.wanted.get()) is not None:
             try:
@@ -166,17 +174,18 @@ class Drawer:
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError):
-                answer = "the process that draws has ended"
+                self.drawn.put((picture, "the process that draws has ended"))
+                return
             self.drawn.put((picture, answer))
 
     def end(self) -> None:
         """End the process, drawn or not."""
         self.wanted.put(None)
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        self.thread.join()  # it reads the end of what is drawn
+        with suppress(BrokenPipeError):
+            with self.process:  # waits, and closes the pipes
+                pass
 
 
 def as_array(value: Any) -> Any:
@@ -242,7 +251,6 @@ class Pictures(L.Callback):
             for tag, values in histograms(model, self.shown.passage):
                 for board in boards(trainer):
                     board.experiment.add_histogram(tag, values, step)
-        self._write(trainer)
         last = step >= trainer.max_steps or trainer.should_stop
         if self.config.pictures and not self.given_up and (len(self.waiting) < MOST_WAITING or last):
             self._ask(list(learned(model, self.totals, self.shown, self.config.heads(), step)))
@@ -251,31 +259,29 @@ class Pictures(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
     ) -> None:
         """Write what has been drawn meanwhile."""
-        if self.drawer:
-            self._write(trainer)
+        while self._write(trainer):
+            pass
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait for what is left, and end the process."""
-        until = time.monotonic() + LAST_WAIT
-        while self.waiting and self.drawer and time.monotonic() < until:
-            self._write(trainer, until - time.monotonic())
-        if self.waiting and self.drawer:
-            self.say(f"pictures   {len(self.waiting)} were not drawn within {LAST_WAIT:g} seconds")
-        if self.drawer:
-            self.drawer.end()
-            self.drawer = None
+        if self._write_all(trainer, PATIENCE) and self.drawer:  # others keep the machine busy
+            self._end()
+            waiting, self.waiting = self.waiting, []
+            self._ask(waiting, niceness=0)
+            if (left := self._write_all(trainer, LAST_WAIT)) and self.drawer:
+                self.say(f"pictures   {left} were not drawn within {PATIENCE + LAST_WAIT:g} seconds")
+        self._end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Likewise where a run is stopped; one that fails has no time for it."""
         if isinstance(exception, Stopped):
             self.on_train_end(trainer, pl_module)
-        elif self.drawer:
-            self.drawer.end()
+        self._end()
 
-    def _ask(self, pictures: list[dict[str, Any]]) -> None:
+    def _ask(self, pictures: list[dict[str, Any]], niceness: int | None = None) -> None:
         if pictures and self.drawer is None:
             try:
-                self.drawer = Drawer()
+                self.drawer = Drawer(NICENESS if niceness is None else niceness)
             except OSError as error:
                 self._give_up(one_line(error))
                 return
@@ -283,28 +289,39 @@ class Pictures(L.Callback):
             self.waiting.append(picture)
             self.drawer.wanted.put(picture)  # type: ignore[union-attr]
 
-    def _write(self, trainer: L.Trainer, wait: float = 0.0) -> None:
-        """Write what has been drawn, after waiting for one picture at most so many seconds."""
-        while self.drawer:
-            try:
-                picture, answer = self.drawer.drawn.get(wait > 0, wait or None)
-            except queue.Empty:
-                return
-            if isinstance(answer, str):
-                self._give_up(answer)
-                return
-            wait = 0.0
-            self.waiting.pop(0)  # they are drawn in order
-            width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
-            image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
-            for board in boards(trainer):
-                summary = Summary(value=[Summary.Value(tag=picture["tag"], image=image)])
-                board.experiment.file_writer.add_summary(summary, picture["step"])
+    def _write_all(self, trainer: L.Trainer, seconds: float) -> int:
+        """Write all pictures, waiting at most so long, and say how many are left."""
+        until = time.monotonic() + seconds
+        while self.waiting and self._write(trainer, until - time.monotonic()):
+            pass
+        return len(self.waiting)
+
+    def _write(self, trainer: L.Trainer, wait: float = 0.0) -> bool:
+        """Write the next picture if it has been drawn, or is within so many seconds, and say whether it was."""
+        if self.drawer is None:
+            return False
+        try:
+            picture, answer = self.drawer.drawn.get(wait > 0, wait if wait > 0 else None)
+        except queue.Empty:
+            return False
+        if isinstance(answer, str):
+            self._give_up(answer)
+            return False
+        self.waiting.pop(0)  # they are drawn in order
+        width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
+        image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
+        for board in boards(trainer):
+            summary = Summary(value=[Summary.Value(tag=picture["tag"], image=image)])
+            board.experiment.file_writer.add_summary(summary, picture["step"])
+        return True
 
     def _give_up(self, reason: str) -> None:
         """Say why there are no more pictures; training goes on."""
         self.say(f"pictures   are not drawn any more: {reason}")
         self.waiting, self.given_up = [], True
+        self._end()
+
+    def _end(self) -> None:
         if self.drawer:
             self.drawer.end()
             self.drawer = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.figure
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
@@ -24,10 +25,12 @@ import data.shards
 import gpt.checkpoint
 import gpt.fit.durability
 import gpt.fit.module
+import gpt.fit.pictures
 import gpt.optim
 import train as train_script
 from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
 from gpt.fit.module import LitGPT
+from gpt.fit.pictures import Pictures
 
 
 def die() -> None:
@@ -467,3 +470,39 @@ def count_graphs() -> None:
         print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
 
     before(train_script, "finish", say)
+
+
+def with_pictures(step: int, written: int) -> None:
+    """Die before a step (from 0) when so many of the pictures of the validations before have been written to disk."""
+    gpt.fit.pictures.NICENESS = 0
+
+    def wait(module: LitGPT, *_: Any) -> None:
+        if module.global_step == step:
+            (pictures,) = (each for each in module.trainer.callbacks if isinstance(each, Pictures))
+            assert all(pictures._write(module.trainer, 30.0) for _ in range(written))
+            for logger in module.trainer.loggers:
+                logger.save()
+            die()
+
+    before(LitGPT, "training_step", wait)
+
+
+def drawer_gets(number: int) -> None:
+    """The process that draws gets a signal as soon as it has something to draw."""
+
+    def send(pictures: Pictures, *_: Any, **__: Any) -> None:
+        if pictures.drawer:
+            os.kill(pictures.drawer.process.pid, number)
+
+    gpt.fit.pictures.PATIENCE = gpt.fit.pictures.LAST_WAIT = 0.5
+    after(Pictures, "_ask", send)
+
+
+def nothing_is_drawn_here() -> None:
+    """Drawing in this process is an error. The one that draws takes its time from others."""
+    gpt.fit.pictures.NICENESS = 0
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("drawn in the process that trains")
+
+    before(matplotlib.figure.Figure, "__init__", refuse)

@@ -23,20 +23,27 @@ def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
     return x / math.sqrt(sum(value * value for value in x) / len(x) + eps)
 
 
-def head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None) -> np.ndarray:
+def head(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None, seen: list | None = None
+) -> np.ndarray:
     """Attention of one head over (time, head size), each query seeing itself and what came before.
 
-    With a window, the query at time t sees times t - window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2).
+    With `seen`, the (time, time) shares of attention are appended to it. With a window, the query at time t sees times
+    t - window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2).
 
     Vaswani et al., arXiv:1706.03762, eq. 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
     """
     time, size = q.shape
     out = np.zeros((time, size))
+    shares = np.zeros((time, time))
     for t in range(time):
         first = 0 if window is None else max(0, t - window + 1)
         scores = np.array([sum(q[t] * k[s]) / math.sqrt(size) for s in range(first, t + 1)])
         for s, weight in enumerate(softmax(scores), start=first):
             out[t] += weight * v[s]
+            shares[t, s] = weight
+    if seen is not None:
+        seen.append(shares)
     return out
 
 
@@ -50,6 +57,7 @@ def attention(
     rotate: bool = False,
     key_offset: bool = False,
     window: int | None = None,
+    seen: list | None = None,
     eps: float = float(np.finfo(np.float64).eps),
 ) -> np.ndarray:
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
@@ -63,6 +71,7 @@ def attention(
         rotate: rotary positions; with key_offset on the first half of each head only.
         key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
         window: how many places a query sees, itself the last; None is all.
+        seen: where the shares of each head's attention are appended, see `head`.
         eps: what qk_norm adds below the root.
     """
     time, dim = x.shape
@@ -82,5 +91,5 @@ def attention(
                     for t in range(time)
                 ]
             )
-        joined[:, h * size : (h + 1) * size] = head(q, k, v, window)
+        joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen)
     return linear(joined, *proj)

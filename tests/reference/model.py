@@ -39,7 +39,9 @@ def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str) -> np.ndarray:
     return linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
 
 
-def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray, window: int | None = None) -> np.ndarray:
+def gpt(
+    state: Mapping[str, Any], config: Any, tokens: np.ndarray, window: int | None = None, seen: list | None = None
+) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
     h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions);
@@ -72,6 +74,7 @@ def gpt(state: Mapping[str, Any], config: Any, tokens: np.ndarray, window: int |
                 rotate=config.positions == "rotary",
                 key_offset=config.key_offset,
                 window=window,
+                seen=seen,
             )
             x = x + mlp(
                 norm(f"{block}.norm2", x), both(f"{block}.mlp.up"), both(f"{block}.mlp.down"), config.activation

@@ -1,0 +1,121 @@
+"""Pictures looked at one pixel at a time, and characters that are hard to show."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpt.characters import kind, visible
+from gpt.fit import draw
+from tests.conftest import ROOT
+
+ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
+
+
+def pixels(png: bytes) -> np.ndarray:
+    """(height, width, 3) uint8."""
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
+    """How many pixels have a colour, to within rounding."""
+    wanted = 255 * np.array(matplotlib.colors.to_rgb(colour))
+    return int((np.abs(picture - wanted).max(-1) < 2).sum())
+
+
+def test_attention_has_the_colours_of_its_weights() -> None:
+    """Each cell in its place: its middle has the colour of the square root of its weight."""
+    weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
+    weights /= weights.sum(1, keepdims=True)
+    for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
+        picture = pixels(draw.attention(7, "L0H1", list("abcdefgh"), shown))
+        height, width, _ = picture.shape
+        left, right, top, bottom = 0.08 * width, 0.99 * width, 0.10 * height, 0.87 * height
+        for row in range(8):
+            for column in range(8):
+                # A square of cells in the middle of what is there for it.
+                side = min(right - left, bottom - top)
+                x = (left + right - side) / 2 + side * (column + 0.5) / 8
+                y = (top + bottom - side) / 2 + side * (row + 0.5) / 8
+                expected = 255 * np.array(matplotlib.colormaps["Blues"](shown[row, column] ** 0.5)[:3])
+                np.testing.assert_allclose(picture[int(y), int(x)], expected, atol=3)
+
+
+def test_what_a_character_cost_is_its_colour() -> None:
+    """A line of each cost: as much of the picture has its colour as it has characters."""
+    costs = [0.5, 3.0, 7.0, 30.0]
+    characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
+    bits = np.repeat(costs, (4, 8, 12, 16))
+    picture = pixels(draw.surprisal(1, characters, bits))
+    found = [has(picture, draw.COSTS(min(cost, 8) / 8)) for cost in costs]
+    np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
+
+
+def test_kinds_have_colours_and_no_character_covers_another() -> None:
+    characters = list("aeioubcdfgABC0123.,;")
+    vectors = np.random.default_rng(0).normal(size=(len(characters), 8))
+    vectors[1] = vectors[0]
+    picture = pixels(draw.embedding(1, characters, vectors))
+    counts = {each: has(picture, draw.COLOURS[each]) for each in ("vowel", "consonant", "capital", "digit")}
+    assert min(counts.values()) > 50, counts
+    assert has(pixels(draw.embedding(1, list("aeiou"), vectors[:5])), draw.COLOURS["digit"]) == 0
+
+
+def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
+    counts, middle = np.full(10, 5), (np.arange(10) + 0.5) / 10
+    bars = [
+        has(pixels(draw.calibration(1, counts, middle, np.full(10, right), 0.3)), "#9ecae1")
+        for right in (0.0, 0.5, 1.0)
+    ]
+    assert bars[2] > 0.3 * 720 * 780
+    np.testing.assert_allclose(np.array(bars) / bars[2], [0, 0.5, 1], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "png",
+    [
+        lambda: draw.attention(1, "L0H0", ODD, np.eye(len(ODD))),
+        lambda: draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+        lambda: draw.surprisal(1, ODD * 30, np.linspace(0, 20, len(ODD) * 30)),
+        lambda: draw.surprisal(1, ["\n"], np.zeros(1)),
+        lambda: draw.embedding(1, ODD, np.random.default_rng(0).normal(size=(len(ODD), 4))),
+        lambda: draw.embedding(1, ["x"], np.zeros((1, 4))),
+        lambda: draw.calibration(0, np.zeros(10, int), np.zeros(10), np.zeros(10), 0.0),
+    ],
+)
+def test_everything_can_be_drawn(png: Callable[[], bytes]) -> None:
+    """Without a warning, such as one for a glyph that no font has."""
+    picture = pixels(png())
+    assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
+
+
+def test_characters_are_made_visible() -> None:
+    shown = [visible(each) for each in "a\n\t \x01\x7f\u2028\u0301é中"]
+    assert shown == ["a", "↵", "⇥", "␣", "␁", "␡", "U+2028", "◌\u0301", "é", "中"]
+    assert visible("\\xff") == "\\xff"
+    assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
+    kinds = [
+        kind(each) for each in ("a", "é", "ы", "b", "B", "Ü", "3", ".", "$", " ", "\n", "中", "ب", "\x00", "\\xff")
+    ]
+    assert kinds == (
+        "vowel vowel vowel consonant capital capital digit mark mark space space letter letter other other".split()
+    )
+
+
+def test_labels_are_what_the_fonts_have() -> None:
+    for character in ODD:
+        for each in draw.label(character):
+            assert any(font.get_char_index(ord(each)) for font in draw.fonts().values()), repr(character)
+    assert draw.label("\U000e0001") == "U+E0001" and draw.label("a") == "a"
+
+
+def test_the_process_ends_with_its_input_and_with_the_one_that_started_it() -> None:
+    call = [sys.executable, "-m", "gpt.fit.draw"]
+    for parent, status in ((str(os.getpid()), 0), ("1", 1)):
+        assert subprocess.run([*call, parent, "0"], cwd=ROOT, stdin=subprocess.DEVNULL, timeout=60).returncode == status

@@ -1,0 +1,76 @@
+"""What is shown of a model against NumPy: one head, one prediction at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpt.config import ModelConfig
+from gpt.inspection import BINS, attention_maps, calibration, calibration_totals
+from gpt.model import GPT
+from tests.reference import model as reference
+from tests.reference.models import ALL, fill, name, tiny
+
+VOCABULARY = 11
+
+
+@pytest.mark.parametrize("config", ALL, ids=name)
+def test_attention_maps_equal_loops(config: ModelConfig) -> None:
+    model = fill(GPT(config, VOCABULARY).double(), std=1.0)  # with less, they look everywhere alike
+    tokens = torch.randint(VOCABULARY, (config.context,), generator=torch.Generator().manual_seed(5))
+    seen: list[np.ndarray] = []
+    reference.gpt(model.state_dict(), config, tokens[None].numpy(), seen=seen)
+    expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
+    found = attention_maps(model, tokens)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=2e-5)  # scores in fp32
+    assert np.ptp(expected[:, :, -1], axis=-1).max() > 0.05, "maps that differ from even ones"
+
+
+def test_attention_maps_leave_the_model_as_it_is() -> None:
+    model = fill(GPT(tiny(dropout=0.5), VOCABULARY)).train()
+    state = torch.get_rng_state()
+    first, again = (attention_maps(model, torch.arange(5)) for _ in range(2))
+    assert torch.equal(first, again) and model.training and torch.equal(torch.get_rng_state(), state)
+    assert first.shape == (2, 2, 5, 5)
+
+
+def naive(logits: np.ndarray, targets: np.ndarray) -> tuple[list[int], list[float], list[float], float]:
+    """Guo et al., arXiv:1706.04599, equations 1 to 3, one bin and one prediction at a time."""
+    counts, confidences, accuracies, error = [], [], [], 0.0
+    for m in range(BINS):
+        inside = []
+        for row, target in zip(logits, targets, strict=True):
+            shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+            best = int(np.argmax(shares))
+            if m / BINS < shares[best] <= (m + 1) / BINS:
+                inside.append((shares[best], best == target))
+        counts.append(len(inside))
+        confidences.append(sum(share for share, _ in inside) / len(inside) if inside else 0.0)
+        accuracies.append(sum(right for _, right in inside) / len(inside) if inside else 0.0)
+        error += len(inside) / len(targets) * abs(accuracies[-1] - confidences[-1])
+    return counts, confidences, accuracies, error
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("vocabulary", [2, 7])
+def test_calibration_equals_loops(scale: float, vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(300, vocabulary, generator=generator)
+    targets = torch.where(torch.rand(300, generator=generator) < 0.4, logits.argmax(-1), torch.zeros(300).long())
+    counts, confidence, accuracy, error = naive(logits.double().numpy(), targets.numpy())
+    batches = zip(logits.split(70), targets.split(70), strict=True)
+    found = calibration(sum((calibration_totals(*batch) for batch in batches), torch.zeros(3, BINS)))
+    assert found.counts.tolist() == counts and sum(counts) == 300
+    np.testing.assert_allclose(found.confidence, confidence, atol=1e-6)
+    np.testing.assert_allclose(found.accuracy, accuracy, atol=1e-12)
+    assert found.error == pytest.approx(error, abs=1e-6)
+
+
+def test_what_calibration_means() -> None:
+    """Always sure and right three times in four: a quarter too sure. Nothing predicted: no number that is none."""
+    logits = torch.tensor([[100.0, 0.0]]).expand(8, 2)
+    assert calibration(calibration_totals(logits, torch.tensor([0, 0, 0, 1] * 2))).error == pytest.approx(0.25)
+    even = calibration(calibration_totals(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])))
+    assert even.error == 0 and even.counts.nonzero().tolist() == [[4]], "0.5 is the end of the fifth bin"
+    none = calibration(torch.zeros(3, BINS))
+    assert none.error == 0 and all(bool(each.isfinite().all()) for each in none[:3])
