@@ -1,7 +1,7 @@
 """What TensorBoard shows besides the values of each step: which charts come first, and the table of settings."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,15 @@ LAYOUT = {
         "memory (GiB)": _chart("perf/memory_gib"),
     },
 }
+
+
+def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
+    """The page without charts of values that are not known on this machine, for `SummaryWriter.add_custom_scalars`."""
+    empty = [_chart(tag) for tag in unknown]
+    return {
+        group: {title: chart for title, chart in charts.items() if chart not in empty}
+        for group, charts in LAYOUT.items()
+    }
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from conf.fields import clock
-from gpt.fit.board import LAYOUT
+from gpt.fit.board import layout
 from gpt.fit.history import History
 from gpt.fit.module import LitGPT
 from gpt.fit.peak import peak_flops
@@ -144,7 +144,8 @@ def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
     def norm(tensors: list[Tensor]) -> Tensor:
         return whole(torch.nn.utils.get_total_norm(tensors))
 
-    return {group: float(norm(moves[group]) / norm(weights[group])) for group in weights}
+    ratios = [norm(moves[group]) / norm(weights[group]) for group in weights]
+    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))  # waits for a GPU once
 
 
 class Watch(L.Callback):
@@ -208,11 +209,12 @@ class Watch(L.Callback):
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()
+        pl_module.lap = self.laps = Laps(pl_module.device)
+        unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.laps.known)
         if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_custom_scalars(LAYOUT)
-        pl_module.lap = self.laps = Laps(pl_module.device)
+                    logger.experiment.add_custom_scalars(layout(unknown))
         self.logged = self.stepping, self.stepped
         self.first_steps: list[float] = []
         self.bar = None

@@ -42,7 +42,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """
     dtype = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}.get(precision)
     if device.type == "cpu":
-        return measured_peak(dtype or torch.float64)
+        return measured_peak(dtype or torch.float64, MEASURED)
     if device.type == "cuda" and dtype:
         return known_peak(torch.cuda.get_device_name(device), dtype)
     return None
@@ -57,7 +57,7 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
     return None
 
 
-def measured_peak(dtype: torch.dtype, seconds: float = MEASURED) -> float:
+def measured_peak(dtype: torch.dtype, seconds: float) -> float:
     """The most FLOP/s seen on this CPU, with all threads of this process, in products of square matrices.
 
     Args:

@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from gpt.config import ModelConfig
 from gpt.evaluate import Score
-from gpt.runs import checkpoint_of
 
 WIDTH = 40  # characters of a sparkline
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
@@ -114,9 +113,9 @@ def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, 
     say("")
     say(sample)
     say("")
+    say(f"kept in    {run}: checkpoints/best.ckpt, config.yaml, summary.json, train.log")
     if reported:
         say(f"report     {reported}")
-    say(f"model      {checkpoint_of(run, 'best')}")
     say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     if watched:
