@@ -4,14 +4,14 @@ import argparse
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 from conf.commandline import Parser, answer
-from conf.fields import InputError
+from conf.fields import InputError, printable
+from conf.progress import Progress
 from gpt import runs
 
 # For each format, which gpt/export/ has a module for, the end of its file's name (none: a folder), and a use of it.
@@ -22,7 +22,6 @@ FORMATS = {
     "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})"),
     "web": (".html", "open {!r} in a browser"),
 }
-PATIENCE = 2.0  # seconds of silence
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -93,12 +92,8 @@ def export(options: argparse.Namespace, new: Path) -> str:
 
     model, meta = load_checkpoint(checkpoint)
     write = getattr(import_module(f"gpt.export.{options.to}"), f"write_{options.to}")
-    said = threading.Timer(PATIENCE, print, [f"writing {new.name} and checking it"], {"file": sys.stderr})
-    said.start()
-    try:
+    with Progress(f"writing {printable(new.name)} and checking it"):
         difference = write(model, meta, new)
-    finally:
-        said.cancel()
     note = f"step {meta['global_step']} of {checkpoint}"
     return note if difference is None else f"{note}, logits differ by at most {difference:.1g} of the largest"
 

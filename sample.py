@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from conf.commandline import Parser, answer, device, number, writing_to
 from conf.fields import InputError, nearest, one_line
+from conf.progress import Progress, hidden
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -244,8 +245,6 @@ def write(
     checkpoint: str,
 ) -> None:
     """Write the texts: one as it is drawn, several one below the other."""
-    from tqdm import tqdm
-
     from gpt.generate import side_by_side
 
     # Something has to come first: a line break, where nothing is asked for. It is not shown.
@@ -263,15 +262,16 @@ def write(
     def work(part: slice) -> Iterator[list[Continuation]]:
         return continuations(weights, encoded[part], seeds[part], tokenizer, options)
 
-    with tqdm(total=len(rows) * options.num_chars, unit=" characters", delay=2, disable=None, leave=False) as bar:
+    with Progress("writing", len(rows) * options.num_chars) as bar:
         texts = (text for part in side_by_side(work, len(rows), weights, bar.update) for text in part)
         for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
-            if options.json:
-                line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
-                out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
-            else:
-                out.write(f"--- {count}\n{prompt}{text.text}\n")
-            out.flush()
+            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
+            with hidden():
+                if options.json:
+                    out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
+                else:
+                    out.write(f"--- {count}\n{prompt}{text.text}\n")
+                out.flush()
 
 
 def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:

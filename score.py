@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from conf.commandline import Parser, answer, device, number, to_device, writing_to
 from conf.fields import InputError, nearest, printable
+from conf.progress import Progress, hidden
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -152,7 +153,6 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         InputError: a checkpoint, an option or the text cannot be used.
     """
     import numpy as np
-    from tqdm import tqdm
 
     from data.corpus import Document
     from data.tokenizer import tokenizer_from
@@ -165,9 +165,10 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
             raise InputError(f"--stride {options.stride}: must be at most {model.config.context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
     document = Document(called(options.file), Path(options.file))
+    size = 0 if options.file == "-" else document.path.stat().st_size
     with (
         nullcontext(sys.stdin.buffer) if options.file == "-" else document.open() as file,
-        tqdm(desc="reading", unit="B", unit_scale=True, delay=2, leave=False, disable=None) as progress,
+        Progress("reading", size, "B") as progress,
     ):
         texts = encode(file, tokenizers, options, progress)
     if not texts[0]:
@@ -230,8 +231,6 @@ def describe(reader: Reader, mode: str) -> str:
 
 def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     """Logits and targets of every token but the first, in the order of the text; slow work shows how far it is."""
-    from tqdm import tqdm
-
     from data.batches import evaluation_windows
     from gpt.evaluate import predictions
 
@@ -245,7 +244,7 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
             reader.model, evaluation_windows(tokens, context, max(1, batch // context), stride=stride)
         )
     total = len(tokens) - 1
-    with tqdm(desc=mode, total=total, unit_scale=True, delay=2, leave=False, disable=None) as progress:
+    with Progress(f"scoring, {mode} windows", total) as progress:
         for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
@@ -300,8 +299,9 @@ def show(
         for reader, total, costs in zip(readers, sums, piece.costs, strict=True):
             total += totals(costs.nats, costs.tokens, *sizes(reader))
         if options.per_char:
-            sys.stdout.writelines(json_lines(piece, names))
-            sys.stdout.flush()
+            with hidden():
+                sys.stdout.writelines(json_lines(piece, names))
+                sys.stdout.flush()
         if options.compare:
             differences.add(piece.text, piece.costs[1].nats - piece.costs[0].nats)
         if page_file:

@@ -40,6 +40,7 @@ from conf.overrides import (
     typed_keys,
     usage,
 )
+from conf.progress import Progress
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, SearchConfig, from_yaml, to_dict, to_yaml
 from conf.search import check_study, judge, plan_search, run_search, take_search
@@ -461,13 +462,15 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    start = load_start(config.init_from) if config.init_from is not None and not resumed else None
+    with Progress("loading the model to start from"):
+        start = load_start(config.init_from) if config.init_from is not None and not resumed else None
     if start:
         try:
             config = merge_started(config, keys, vars(start.model.config), start.meta["vocabulary"]["kind"])
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    point = find_point(run, str(resume)) if resumed else None
+    with Progress("checking checkpoints"):
+        point = find_point(run, str(resume)) if resumed else None
     try:
         known = point.contents["data"].get("known", "") if point else start.characters if start else ""
         as_before = resumed is not None and "text" not in allow
@@ -476,7 +479,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         if resumed is None or "data.path" in keys:
             raise
         raise DataError(f"{error} (as {run / 'config.yaml'} has it; data.path= says where the text is now)") from None
-    choices = choose(config, text)
+    with Progress("loading PyTorch"):
+        choices = choose(config, text)
     config.name, config.resume, config.allow = name, None, []
     if point and first_process:  # the other processes start after it, or are ended with it
         try:
@@ -696,11 +700,12 @@ def fit(
     Returns:
         As `main` does.
     """
-    import lightning as L
-    import torch
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    with Progress("loading Lightning"):
+        import lightning as L
+        import torch
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from data.datamodule import TextDataModule
+    from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
     from gpt.fit.callbacks import Prune, Watch
@@ -718,6 +723,7 @@ def fit(
     from gpt.fit.pictures import Pictures, Samples
     from gpt.fit.profile import make_profiler
     from gpt.fit.report import Speaker
+    from gpt.fit.waits import Waits
     from gpt.model import init_from
 
     if job.started_by_another_rank():
@@ -763,6 +769,7 @@ def fit(
             conditions(config, text, choices) | {"run": run.name, "step": point.step if point else 0},
             config.trainer.timeout,
         )
+        waits = Waits(min(VALIDATION_CHARACTERS, len(text.validation)) // choices.devices)
         watch = Watch(
             say,
             config.data.batch * config.model.context,
@@ -793,7 +800,7 @@ def fit(
         try:
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
-                callbacks=[same, watch, *callbacks, stops],
+                callbacks=[waits, same, watch, *callbacks, stops],
                 logger=make(loggers, save_dir=str(run)),
                 plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
                 max_epochs=-1,
@@ -818,6 +825,7 @@ def fit(
 
         summary: dict[str, Any] = {"status": "failed"}
         try:
+            waits.show("waiting for the other processes" if choices.devices > 1 else "setting up")
             datamodule = TextDataModule(text, config.data, config.model.context, config.seed)
             with naming_what_takes_memory(config, tokenizer.size, choices.devices):
                 trainer.fit(module, datamodule, ckpt_path=point.path if point else None, weights_only=True)
@@ -840,6 +848,7 @@ def fit(
             # Until it has been evaluated; what a search gives up is not.
             summary["status"] = "pruned" if any(each.pruned for each in prune) else "interrupted"
         finally:
+            waits.end()
             summary |= as_trained(config, text, choices, trainer.global_step, watch.state_dict())
             # Where this cannot be written, what has ended the run is the error to tell.
             with suppress(OSError) if summary["status"] == "failed" else nullcontext():
@@ -1006,16 +1015,17 @@ def turn_dial(
     print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
 
     def settle(models: "list[ModelConfig]") -> Plan:
-        return plan(
-            left,
-            models,
-            measured,
-            work,
-            lambda model: config.data.batch * model.context,
-            text.tokenizer.size,
-            len(text.train),
-            config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
-        )
+        with Progress("timing"):
+            return plan(
+                left,
+                models,
+                measured,
+                work,
+                lambda model: config.data.batch * model.context,
+                text.tokenizer.size,
+                len(text.train),
+                config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
+            )
 
     given = config.init_from is not None or any(key.startswith("model.") for key in keys)
     settled = settle([config.model] if given else presets())
@@ -1288,9 +1298,16 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     characters = torch.from_numpy(tokenizer.characters_per_token)
     bytes = torch.from_numpy(tokenizer.bytes_per_token)
 
-    def measure(model: GPT, tokens: Any) -> Score:
-        windows = evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context))
-        return evaluate(model, windows, int(tokens[0]), characters, bytes)
+    def measure(model: GPT, split: str, which: str) -> Score:
+        tokens = getattr(text, split)
+        with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
+
+            def windows() -> "Iterator[tuple[Any, Any, Any]]":
+                for each in evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context)):
+                    yield each
+                    progress.update(each[0].numel())
+
+            return evaluate(model, windows(), int(tokens[0]), characters, bytes)
 
     scores: dict[int, tuple[Score, GPT]] = {}
     losses: list[float] = []
@@ -1308,13 +1325,13 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
             losses = [loss for _, loss in history["losses"]["entries"]] if history else []
         step = meta["global_step"]
         if step not in scores:
-            scores[step] = (measure(model.to(device), text.validation), model)
+            scores[step] = (measure(model.to(device), "validation", name), model)
     last_step = max(scores)
     best_step = min(scores, key=lambda step: scores[step][0].loss)
     best, model = scores[best_step]
     if best_step == last_step:  # a subset of the split may have preferred an earlier one
         link(runs.checkpoint_of(run, "last"), runs.checkpoint_of(run, "best"))
-    test = measure(model, text.test) if len(text.test) else None
+    test = measure(model, "test", "best") if len(text.test) else None
 
     say("")
     say(describe_score("validation", best, context, f"best checkpoint, step {best_step}"))
@@ -1331,7 +1348,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     write_summary(run, summary)
     prompt = start_of(text)
-    tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+    with Progress("writing a sample"):
+        tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
     going_on = tokenizer.decode(tokens[len(prompt) :])
     sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)

@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from conf.fields import InputError, allowed, check_value, one_line, shown
 from conf.overrides import CONF, PLUGINS, check_overrides, fields
+from conf.progress import Progress
 from conf.schema import SearchConfig
 from conf.sweep import HOW, Outcome, Trial, check_sweep, conclude, describe, rows, run_trials, say, write_table
 from gpt import runs
@@ -380,6 +381,7 @@ def run_search(search: Search, text: str | None) -> int:
             # The sampler then takes it for one of the worst, and looks elsewhere.
             study.tell(trial.number, state=TrialState.PRUNED)
         table()
+        progress.update(1)
         say(f"{trial.name} of {count}  {describe(trial, result)}")
 
     def table() -> list[dict[str, str]]:
@@ -395,7 +397,9 @@ def run_search(search: Search, text: str | None) -> int:
         say(
             f"search     {search.directory}: {count} trials of {', '.join(each.text for each in search.space.values())}"
         )
-        received = run_trials(proposals(), search.workers, ended)
+        with Progress("trials", count) as progress:
+            progress.update(len(trials))
+            received = run_trials(proposals(), search.workers, ended)
         results = table()
     except optuna.exceptions.StorageInternalError as error:  # such as a full disk
         raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error

@@ -24,6 +24,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf.fields import InputError, clock, one_line, shown
+from conf.progress import Progress, hidden
 from conf.resume import changed
 from conf.schema import Config, from_yaml
 from gpt import job, runs
@@ -370,6 +371,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
     def ended(trial: Trial, result: Outcome) -> None:
         outcomes[trial.name] = result
         write_table(sweep, rows(sweep, trials, outcomes))
+        progress.update(1)
         say(f"{number[trial.name]}  {describe(trial, result)}")
 
     say(f"sweep      {runs.RUNS / sweep}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
@@ -377,7 +379,9 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
     table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
     try:
-        received = run(unfinished(), ended)
+        with Progress("trials", len(trials)) as progress:
+            progress.update(len(finished))
+            received = run(unfinished(), ended)
     except InputError:  # no job was taken
         if fresh:
             shutil.rmtree(table.parent)
@@ -419,7 +423,8 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
 def say(line: str) -> None:
     """Print a line, for as long as somebody reads."""
     try:
-        print(line, flush=True)
+        with hidden():
+            print(line, flush=True)
     except BrokenPipeError:  # such as `head`, which has seen enough; the trials go on
         sys.stdout = open(os.devnull, "w")
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from conf.fields import printable
+from conf.progress import Progress
 from data.config import DataConfig
 from data.corpus import Corpus, DataError, cache_dir, is_remote, open_corpus
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -99,18 +99,19 @@ def _overfitted(text: Text, learned: int, context: int) -> Text:
 def _open_here(config: DataConfig, context: int, known: str) -> Text:
     """Open text of this machine, as `open_text` says."""
     corpus = open_corpus(config)
-    digest = corpus.digest()
+    with Progress("hashing the text", corpus.size(), "B") as progress:
+        digest = corpus.digest(progress.update)
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
     settings += [known] if known else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
-    opened = load(folder)
+    opened = _checked(folder)
     if opened is None:
         try:
             _encode(corpus, digest, config.split, known, folder)
         except OSError as error:  # reading raises DataError: this is the cache
             raise cannot_keep(folder, error) from None
-        opened = load(folder)
+        opened = _checked(folder)
         if opened is None:
             raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
     arrays, tokenizer, characters = opened
@@ -265,11 +266,8 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder
         OSError: the cache cannot be written.
     """
     changed = DataError(f"{corpus.name}: was changed while it was being read; start again")
-    size = sum(document.path.stat().st_size for document in corpus.documents)
     try:
-        with tqdm(
-            total=2 * size, desc="encoding", unit="B", unit_scale=True, delay=2, leave=False, disable=None
-        ) as progress:
+        with Progress("encoding", 2 * corpus.size(), "B") as progress:
             sizes, characters = scan(corpus, progress.update)
             tokenizer = make_tokenizer(corpus, characters, known, joined=sum(size > 0 for size in sizes) > 1)
 
@@ -352,6 +350,11 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
         except FileNotFoundError:  # its own process was quicker
             pass
+
+
+def _checked(folder: Path) -> "tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None":
+    with Progress("checking the encoded text"):
+        return load(folder)
 
 
 def load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None:

@@ -17,6 +17,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from conf.fields import printable
+from conf.progress import Progress
 from data.arrays import to_disk
 from data.corpus import DataError
 
@@ -60,7 +61,8 @@ class Cache:
         with FileLock(f"{path}.lock"):  # of several processes, one makes it
             array = self._open(path, dtype, length)
             if array is None:
-                self._make(path, dtype, length, make, more)
+                with Progress(f"fetching shard {path.name}"):
+                    self._make(path, dtype, length, make, more)
                 array = self._open(path, dtype, length)
             if array is None:
                 raise DataError(f"{printable(path)}.bin: was damaged as soon as it was written")

@@ -16,7 +16,6 @@ import logging
 import os
 import platform
 import re
-import sys
 import sysconfig
 import unicodedata
 import zipfile
@@ -29,6 +28,7 @@ from typing import IO
 import pooch
 
 from conf.fields import InputError, nearest, printable
+from conf.progress import Progress
 from data.config import DataConfig
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
@@ -101,12 +101,24 @@ class Corpus:
     encoding: str | None
     python: str = ""
 
-    def digest(self) -> str:
-        """SHA-256 over the names and the bytes of all documents, in hexadecimal; without the name of a single one."""
+    def size(self) -> int:
+        """Bytes of all documents, those of a zip packed."""
+        return sum(document.path.stat().st_size for document in self.documents)
+
+    def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
+        """SHA-256 over the names and the bytes of all documents, in hexadecimal; without the name of a single one.
+
+        Args:
+            tick: called with the number of bytes that were just read.
+        """
         total = hashlib.sha256()
         for document in self.documents:
             with document.open() as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+                hashed = hashlib.sha256()
+                while chunk := file.read(CHUNK):
+                    hashed.update(chunk)
+                    tick(len(chunk))
+                content = hashed.hexdigest()
             name = document.name if len(self.documents) > 1 else ""  # a file that is moved stays the same text
             total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
@@ -269,15 +281,16 @@ def download(name: str, folder: Path) -> Path:
     file_name = name + (".zip" if remote.member else ".txt")
     pooch.get_logger().setLevel(logging.WARNING)
     try:
-        return Path(
-            pooch.retrieve(
-                remote.url,
-                known_hash=f"sha256:{remote.sha256}",
-                fname=file_name,
-                path=folder,
-                downloader=pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=30, chunk_size=CHUNK),
+        with Progress(f"downloading {name}", unit="B") as progress:
+            return Path(
+                pooch.retrieve(
+                    remote.url,
+                    known_hash=f"sha256:{remote.sha256}",
+                    fname=file_name,
+                    path=folder,
+                    downloader=pooch.HTTPDownloader(progressbar=progress, timeout=30, chunk_size=CHUNK),
+                )
             )
-        )
     except (OSError, ValueError) as error:  # every error of requests is an OSError; ValueError: a wrong checksum
         raise DataError(
             f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: {_reason(error)}; "

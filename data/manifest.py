@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import fsspec
 import numpy as np
-from tqdm import tqdm
 
 from conf.fields import nearest, one_line, printable
+from conf.progress import Progress
 from data.arrays import cannot_keep, count_characters, scan, to_disk
 from data.corpus import Corpus, DataError, Document, entries
 
@@ -201,7 +201,8 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
         DataError: one line with the document and what is wrong with it.
         OSError: `folder` cannot be written.
     """
-    listed = list_documents(path)
+    with Progress("listing the text"):
+        listed = list_documents(path)
     for address, (size, _) in listed.items():
         if size == 0:
             raise DataError(f"{printable(address)}: is empty")
@@ -272,9 +273,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
         (address, version, encoding, folder / f"{number}.copy")
         for number, (address, version) in enumerate(todo.items())
     ]
-    with tqdm(
-        total=sum(sizes), desc="reading", unit="B", unit_scale=True, delay=2, leave=False, disable=None
-    ) as progress:
+    with Progress("reading", sum(sizes), "B") as progress:
 
         def counted(each: Scanned) -> Scanned:
             progress.update(each.bytes)

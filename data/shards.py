@@ -20,6 +20,7 @@ import numpy as np
 from filelock import FileLock
 
 from conf.fields import printable
+from conf.progress import Progress
 from data.arrays import FORMAT, SPLITS, Part, Text, cannot_keep, check_lengths, cuts, keep, load, make_tokenizer, pieces
 from data.cache import GB, Cache
 from data.config import DataConfig
@@ -91,7 +92,8 @@ def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], 
         )
     folder = cache_dir(config) / "encoded" / fingerprint
     if load(folder) is None:
-        keep(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
+        with Progress("encoding validation and test"):
+            keep(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
     opened = load(folder)
     if opened is None:
         raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")

@@ -53,6 +53,12 @@ def needs(*packages: str, extra: str = "export") -> None:
             missing(f"{package} is not installed: pip install -e .[{extra}]")
 
 
+@pytest.fixture(autouse=True)
+def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How busy the machine is does not show in what a command says."""
+    monkeypatch.setattr("conf.progress.EVERY", 1e6)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Headless Chromium: a `playwright` browser without a network."""

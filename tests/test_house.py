@@ -52,6 +52,8 @@ def only(path: str) -> tuple[str, ...] | None:
     """What a module may import besides the standard library; None where just the other rules hold."""
     if path in ("gpt/config.py", "data/config.py", "conf/fields.py"):
         return ("conf.fields",)
+    if path == "conf/progress.py":
+        return ("conf.fields", "gpt.job", "tqdm")
     if path in ("conf/sweep.py", "conf/launch.py"):
         return ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)
     if path == "conf/search.py":
