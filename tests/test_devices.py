@@ -169,6 +169,8 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., End
         assert contents["global_step"] == 4 * leg
         assert contents["conditions"]["world_size"] == (f"{devices} with fsdp" if strategy == "fsdp" else devices)
         del contents["conditions"]["world_size"]
+        history = contents["callbacks"]["Watch"].pop("history")  # which grows
+        assert [step for step, _ in history["losses"]["entries"]] == list(range(1, 4 * leg + 1))
         layouts[strategy, devices] = layout(contents)
         assert sample("runs/cut/checkpoints/last.ckpt", "--prompt", "bead", "--num-chars", "5").status == 0
         load_checkpoint("runs/cut/checkpoints/last.ckpt")

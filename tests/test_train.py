@@ -78,7 +78,7 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"
     assert ended.out == (run / "train.log").read_text()
-    speed = f"{summary['characters_per_second']:,.0f} characters/s, {summary['mfu']:.1%} of peak\n"
+    speed = f"{summary['characters_per_second']:,.0f} characters/s, {100 * summary['mfu']:.2g} % of peak\n"
     for said in (f"{summary['val_loss']:.4f} nats", speed, "sample.py runs/first", "tensorboard --logdir runs"):
         assert said in ended.out
 

@@ -94,7 +94,7 @@ def describe_training(losses: Sequence[float], speed: float | None, mfu: float |
         marks = BLOCKS
     except UnicodeEncodeError:
         marks = ASCII
-    share = "share of peak unknown" if mfu is None else f"{mfu:.1%} of peak"
+    share = "share of peak unknown" if mfu is None else f"{100 * mfu:.2g} % of peak"
     lines = [f"training   {sparkline(losses, marks)}  loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
     return lines + ([f"speed      {speed:,.0f} characters/s, {share}"] if speed else [])
 

@@ -145,7 +145,7 @@ def test_the_share_of_the_peak_by_hand(train: Train, monkeypatch: pytest.MonkeyP
     summary = report_of("a")
     share = summary["characters_per_second"] * flops_of_a_token() / 1e12
     assert summary["mfu"] == pytest.approx(share)
-    assert f"characters/s, {share:.1%} of peak\n" in ended.out
+    assert f"characters/s, {100 * share:.2g} % of peak\n" in ended.out
 
 
 def report_of(name: str) -> dict[str, Any]:
@@ -340,6 +340,6 @@ def test_a_terminal_without_blocks_gets_letters(monkeypatch: pytest.MonkeyPatch)
     for encoding, line in (("utf-8", "█▁"), ("ascii", "%."), ("latin-1", "%.")):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
         assert describe_training(losses, 1234.5, 0.125) == [
-            f"training   {line}  loss 2.0000 to 1.0000", "speed      1,234 characters/s, 12.5% of peak",
+            f"training   {line}  loss 2.0000 to 1.0000", "speed      1,234 characters/s, 12 % of peak",
         ]  # fmt: skip
     assert describe_training([], None, None) == []
