@@ -44,7 +44,7 @@ MOST_CHARACTERS = 100  # of the embedding, those that the text has most often
 MOST_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
 NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
 PATIENCE = 3.0  # seconds, at the end, until what is not drawn yet is drawn by one that is as important as others
-LAST_WAIT = 20.0  # seconds that this one has
+LAST_WAIT = 60.0  # seconds that this one has
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
