@@ -34,6 +34,7 @@ PAGES = {
     "timeseries": "scalar-card line-chart",
     "text": "tf-text-loader code",
     "images": "tf-image-loader img",
+    "histograms": "tf-histogram-dashboard tf-histogram-loader",
     "hparams": "tf-hparams-table-view vaadin-grid-cell-content",
 }
 
@@ -84,11 +85,13 @@ def visit(page: Any, address: str, name: str) -> None:
 
 
 FRAME = """<meta charset="utf-8"><style>
-body {{ margin: 0; width: 1000px; height: 470px; box-sizing: border-box; padding: 18px 22px; background: #fff; color: #16181d;
-  font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; display: grid; grid-template-columns: 455px 1fr; gap: 0 28px }}
+body {{ margin: 0; width: 1000px; height: 470px; box-sizing: border-box; padding: 18px 22px; background: #fff;
+  color: #16181d; font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; display: grid;
+  grid-template-columns: 455px 1fr; gap: 0 28px }}
 h1 {{ font-size: 22px; margin: 0 0 4px; font-weight: 600; font-variant-numeric: tabular-nums }}
 p {{ margin: 0 0 8px; color: #5a606b }}
-pre {{ margin: 8px 0 0; font: 13px/1.4 "DejaVu Sans Mono", monospace; white-space: pre-wrap; overflow-wrap: anywhere; height: 182px; overflow: hidden }}
+pre {{ margin: 8px 0 0; font: 13px/1.4 "DejaVu Sans Mono", monospace; white-space: pre-wrap; overflow-wrap: anywhere;
+  height: 182px; overflow: hidden }}
 svg {{ display: block; width: 100%; height: 130px; border-bottom: 1px solid #dfe2e7 }}
 path {{ fill: none; stroke: #1d4fd7; stroke-width: 2; vector-effect: non-scaling-stroke }}
 img {{ width: 100%; height: 430px; object-fit: contain; object-position: top left }}
@@ -100,6 +103,7 @@ img {{ width: 100%; height: 430px; object-fit: contain; object-position: top lef
 
 def frames(run: Path) -> Iterator[tuple[int, str]]:
     """A page for each validation of a run: how far it is, its loss, what it writes and what surprises it."""
+    import torch
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
