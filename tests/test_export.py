@@ -238,7 +238,8 @@ def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: st
     make("model.ckpt", key_offset=False, token_shift=False)
     out = "out" + export_script.FORMATS[format][0]
     code = (
-        f"import sys, export, conf.progress; conf.progress.EVERY = 1e6; status = export.cli(['model.ckpt', '--to', '{format}', '{out}']); "
+        "import sys, export, conf.progress; conf.progress.EVERY = 1e6; "
+        f"status = export.cli(['model.ckpt', '--to', '{format}', '{out}']); "
         "print(status, sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

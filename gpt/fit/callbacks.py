@@ -140,6 +140,8 @@ class Watch(L.Callback):
         if step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:  # type: ignore[attr-defined]
             assert isinstance(pl_module, LitGPT)
             self._log(trainer, pl_module, float(outputs["grad_norm"]), step)
+        if self.bar is not None:
+            self.bar.update(step - self.bar.n)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
 
@@ -186,7 +188,6 @@ class Watch(L.Callback):
             logger.log_metrics(values, step=step)
         if self.bar is not None:
             self.bar.set_description_str(shown + "  ", refresh=False)
-            self.bar.update(step - self.bar.n)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
             left = f"  {clock((trainer.max_steps - step) * self.characters_per_step / speed)} left" if speed else ""
             self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")
