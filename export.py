@@ -88,10 +88,11 @@ def unfinished(out: Path) -> Iterator[Path]:
 def export(options: argparse.Namespace, new: Path) -> str:
     """Write a checkpoint in another format, and say what is in it."""
     checkpoint = runs.find_checkpoint(options.source)
-    from gpt.checkpoint import load_checkpoint
+    with Progress("loading the model"):
+        from gpt.checkpoint import load_checkpoint
 
-    model, meta = load_checkpoint(checkpoint)
-    write = getattr(import_module(f"gpt.export.{options.to}"), f"write_{options.to}")
+        model, meta = load_checkpoint(checkpoint)
+        write = getattr(import_module(f"gpt.export.{options.to}"), f"write_{options.to}")
     with Progress(f"writing {printable(new.name)} and checking it"):
         difference = write(model, meta, new)
     note = f"step {meta['global_step']} of {checkpoint}"

@@ -152,13 +152,14 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     Raises:
         InputError: a checkpoint, an option or the text cannot be used.
     """
-    import numpy as np
+    with Progress("loading the model"):
+        import numpy as np
 
-    from data.corpus import Document
-    from data.tokenizer import tokenizer_from
-    from gpt.checkpoint import load_checkpoint
+        from data.corpus import Document
+        from data.tokenizer import tokenizer_from
+        from gpt.checkpoint import load_checkpoint
 
-    loaded = [load_checkpoint(path) for path in checkpoints]
+        loaded = [load_checkpoint(path) for path in checkpoints]
     for model, _ in loaded:
         to_device(model, options.device)
         if options.stride and options.stride > model.config.context:

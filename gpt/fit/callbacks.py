@@ -263,6 +263,8 @@ class Watch(L.Callback):
             self._warn_if_long(trainer, step)
         if self._is_logged(trainer, step):
             self._log(trainer, pl_module, grad_norm, step)
+        if self.bar is not None:
+            self.bar.update(step - self.bar.n)
         self.laps.recording = self._is_logged(trainer, step + 1)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
@@ -328,7 +330,6 @@ class Watch(L.Callback):
             logger.log_metrics(values, step=step)
         if self.bar is not None:
             self.bar.set_description_str(shown + "  ", refresh=False)
-            self.bar.update(step - self.bar.n)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
             left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
             self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")

@@ -195,6 +195,10 @@ def test_the_page_in_a_browser(train: Train, browser: Any) -> None:
         assert page.locator("#card").is_hidden() and page.locator("#whole").is_disabled()
         assert page.evaluate(drawn) == whole
         page.emulate_media(color_scheme="dark")
+        for _ in range(200):  # the browser tells the page a moment later
+            if page.evaluate(drawn) != whole:
+                break
+            page.wait_for_timeout(20)
         assert page.evaluate(drawn) != whole
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
 
