@@ -112,7 +112,7 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     texts = dict(watched["Samples"]["history"]["entries"])
     bits = {point.step: point.value for point in events.Scalars("val/bpc")}
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
-    for picture in events.Images("passage/surprisal"):
+    for picture in events.Images("learned/surprisal"):
         step = picture.step
         if step not in texts:
             continue

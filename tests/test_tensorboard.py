@@ -78,7 +78,8 @@ def text_of(locator: Any) -> str:
           const seen = [];
           const walk = (node) => {
             if (node.nodeType === Node.TEXT_NODE) seen.push(node.textContent);
-            for (const child of (node.shadowRoot ?? node).childNodes) walk(child);
+            if (node.nodeName === "STYLE") return;
+            for (const child of [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes]) walk(child);
           };
           walk(element);
           return seen.join(" ").replace(/\\s+/g, " ");
@@ -127,9 +128,10 @@ def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
     assert loaders.count() == 2 * (4 + 3)  # runs, of heads and of what else there is
     for number in range(loaders.count()):
         loader = loaders.nth(number)
-        assert "step 30" in text_of(loader)
         loader.scroll_into_view_if_needed()
         image = loader.locator("img")
+        image.wait_for(timeout=30_000)
+        assert "step 30" in text_of(loader)
         image.evaluate("image => image.decode()")
         width, height = image.evaluate("image => [image.naturalWidth, image.naturalHeight]")
         assert width >= 700 and height >= 300 and colours(image.screenshot()) > 20

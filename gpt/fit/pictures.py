@@ -352,20 +352,20 @@ def learned(
 
     nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
     bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
-    yield picture("passage/surprisal", "surprisal", characters=shown.characters, bits=bits)
+    yield picture("learned/surprisal", "surprisal", characters=shown.characters, bits=bits)
 
     # What hardly occurs has learned nothing yet, and would be noise.
     common = shown.counts.argsort(descending=True, stable=True)[:MOST_CHARACTERS]
     common = common[shown.counts[common] >= RARE * shown.counts.sum()].sort().values
     vectors = model.embedding.weight.detach().float().cpu()[common]
     yield picture(
-        "embedding/neighbours",
+        "learned/embedding",
         "embedding",
         characters=[shown.names[token] for token in common.tolist()],
         vectors=vectors,
     )
 
-    yield picture("calibration/reliability", "calibration", **calibration(totals)._asdict())
+    yield picture("learned/calibration", "calibration", **calibration(totals)._asdict())
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:

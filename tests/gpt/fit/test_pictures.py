@@ -32,7 +32,7 @@ from tests.faults.test_resume import assert_same
 
 WATCHED = ["watch.pictures=true", "trainer.max_steps=20"]
 TAGS = ["attention/L0H0", "attention/L0H1", "attention/L1H0", "attention/L1H1"]
-TAGS += ["calibration/reliability", "embedding/neighbours", "passage/surprisal"]
+TAGS += ["learned/calibration", "learned/embedding", "learned/surprisal"]
 
 
 def images(name: str) -> dict[tuple[str, int], bytes]:
