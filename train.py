@@ -1269,9 +1269,10 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
-    """The settings of a run as one compares them with those of others."""
+    """The settings of a run as one compares them with those of others: what its result depends on, where it is set."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    return {key: value for key, value in values.items() if key not in (*HOW, "logger")}
+    kept = {*settings(config), "data.path", "data.corpus", "trainer.max_steps"} - set(HOW)
+    return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
 
 
 def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:

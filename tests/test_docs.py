@@ -101,6 +101,18 @@ def test_training_commands_of_the_readme(
 
 
 @pytest.mark.slow
+def test_commands_of_the_page_on_watching(train: Callable[..., Ended], quick_samples: None) -> None:
+    page = (ROOT / "docs/watch.md").read_text("utf-8")
+    commands = re.findall(r"^python train.py (.*)", page, re.MULTILINE)
+    assert len(commands) == 4
+    cut = [each for each in CUT if not each.startswith("model.layers")]  # whose heads are named
+    for arguments in commands:
+        ended = train("data.path=book.txt", *shlex.split(arguments), *cut, defaults=False)
+        assert ended.status == 0, ended.err
+    assert Path("runs/debug-profile/profile.html").exists()
+
+
+@pytest.mark.slow
 def test_commands_of_the_page_on_search(train: Callable[..., Ended]) -> None:
     needs("optuna", extra="search")
     page = (ROOT / "docs/search.md").read_text("utf-8")

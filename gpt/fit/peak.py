@@ -9,17 +9,15 @@ import torch
 # many, for matrices half of which are zeros), and of fp32 without TF32, which is not used here.
 # None: the device has none, or the makers name several figures.
 # Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
-# papers on GA102, Ada and RTX Blackwell, appendix A.
+# papers on GA102 and Ada, appendix A.
 TFLOPS: dict[str, tuple[float | None, float | None]] = {
     r"B200": (2250, None),
     r"H200|GH200 480GB|H100 80GB HBM3": (989.4, 66.9),
-    r"H200 NVL|H100 NVL": (835.5, 60),
     r"H100 PCIe": (756, 51),
     r"A100-SXM4-(40|80)GB|A100-PCIE-40GB|A100 80GB PCIe": (312, 19.5),
     r"L40S": (362, 91.6),
     r"L4": (121, 30.3),
     r"A10": (125, 31.2),
-    r"GeForce RTX 5090": (209.5, 104.8),
     r"GeForce RTX 4090": (165.2, 82.6),
     r"GeForce RTX 3090": (71, 35.6),
     r"Tesla V100-SXM2-(16|32)GB": (None, 15.7),
