@@ -23,6 +23,7 @@ import traceback
 import warnings
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from data.arrays import Text
     from gpt.config import ModelConfig
     from gpt.fit.module import LitGPT
-    from gpt.fit.pictures import Shown
+    from gpt.fit.pictures import Pictures, Shown
     from gpt.fit.report import Speaker
     from gpt.model import GPT
 
@@ -501,7 +502,16 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             if point.pruned:
                 write_summary(run, trained | {"status": "pruned"})
                 return None
-            return finish(run, config, text, Speaker(run / "train.log"), trained)
+            from gpt.fit.pictures import Pictures
+
+            cut_logs(point, run)
+            say = Speaker(run / "train.log")
+            pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
+            pictures.load_state_dict(point.contents["callbacks"].get("Pictures", {"waiting": []}))
+            try:
+                return finish(run, config, text, say, trained, pictures)
+            finally:
+                pictures.end()
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
 
@@ -700,7 +710,7 @@ def fit(
     Returns:
         As `main` does.
     """
-    with Progress("loading Lightning"):
+    with Progress("loading Lightning"), without_matplotlib():
         import lightning as L
         import torch
         from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -708,6 +718,7 @@ def fit(
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
+    from gpt.fit.board import append
     from gpt.fit.callbacks import Prune, Watch
     from gpt.fit.durability import (
         AtomicCheckpointIO,
@@ -757,6 +768,7 @@ def fit(
     checkpoints = Checkpoints(run / "checkpoints")
     stops = StopSignals(checkpoints)
     say = Speaker(None)
+    pictures: Pictures | None = None
     try:
         notes = [describe_start(start, tokenizer.vocabulary)] if start else []
         if config.minutes is not None and not point:
@@ -860,8 +872,9 @@ def fit(
             raise Stopped(stops.received, trainer.global_step)
         if summary["status"] == "pruned":
             say(f"pruned after step {trainer.global_step}: other trials of the search were better by then")
+            pictures.finish(partial(append, run))
             return None
-        return finish(run, config, text, say, summary) if first_process else None
+        return finish(run, config, text, say, summary, pictures) if first_process else None
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")
         if say.log is None and first_process:
@@ -875,6 +888,8 @@ def fit(
             raise
         raise RunFailed(f"another process of this run has died or is silent; {way_on(run)}") from error
     finally:
+        if pictures:
+            pictures.end()
         stops.give_back()
 
 
@@ -1041,6 +1056,19 @@ def turn_dial(
     if "trainer.val_check_interval" not in keys:
         config.trainer.val_check_interval = -(-settled.steps // settled.validations)
     return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
+
+
+@contextmanager
+def without_matplotlib() -> "Iterator[None]":
+    """Have torchmetrics, which Lightning loads, leave matplotlib out: it takes 0.4 s, and another process draws."""
+    from lightning_utilities.core.imports import RequirementCache
+
+    there = RequirementCache.__bool__
+    RequirementCache.__bool__ = lambda self: self.requirement != "matplotlib" and there(self)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RequirementCache.__bool__ = there  # type: ignore[method-assign]
 
 
 def quieten_lightning() -> None:
@@ -1275,8 +1303,18 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
 
 
-def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any]) -> float:
+def finish(
+    run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any], pictures: "Pictures"
+) -> float:
     """Evaluate the checkpoints on whole splits, write summary.json and report.html, and show a sample.
+
+    Args:
+        run: the run's directory.
+        config: its configuration.
+        text: the encoded text.
+        say: prints a line for people.
+        summary: what training took; see `as_trained`.
+        pictures: that are still being drawn.
 
     Returns:
         The validation loss of the best checkpoint.
@@ -1288,7 +1326,7 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
-    from gpt.fit.board import log_result
+    from gpt.fit.board import append, log_result
     from gpt.fit.projector import write_projector
     from gpt.fit.report import as_summary, describe_score, describe_training, farewell
     from gpt.generate import generate
@@ -1354,6 +1392,8 @@ def finish(run: Path, config: Config, text: "Text", say: "Speaker", summary: dic
     going_on = tokenizer.decode(tokens[len(prompt) :])
     sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
+    with Progress("drawing the last pictures"):
+        pictures.finish(partial(append, run))
     farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss
 

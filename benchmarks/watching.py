@@ -60,7 +60,7 @@ def watched() -> None:
 
     for kind in (callbacks.Watch, pictures.Samples, pictures.Pictures):
         for method in vars(kind):
-            if method.startswith("on_"):
+            if method.startswith("on_") or method == "finish":
                 timed(kind, method, kind.__name__)
     timed(board, "log_result", "table of settings")
     timed(projector, "write_projector", "projector")

@@ -5,6 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
 from conf.fields import shown
 
 
@@ -52,12 +56,9 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
         step: the last one.
         scores: what came of them, by tag.
     """
-    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
-    if not files:
+    newest = newest_events(run)
+    if newest is None:
         return
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import hparams
 
     from gpt.fit.durability import cut_events
@@ -65,14 +66,22 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
     _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
-    newest = max(files, key=lambda file: file.name)
     cut_events(newest, step)  # a row that was written before the run's end was
-    with open(newest, "ab") as file:
-        writer = RecordWriter(file)
-        # As of a later step, so that the row is cut off where the run goes on.
-        for at, summary in (
-            (step + 1, begun),
-            (step, Summary(value=values)),
-            (step + 1, ended),
-        ):
-            writer.write(Event(wall_time=time.time(), step=at, summary=summary).SerializeToString())
+    # As of a later step, so that the row is cut off where the run goes on.
+    for at, summary in ((step + 1, begun), (step, Summary(value=values)), (step + 1, ended)):
+        append(run, at, summary)
+
+
+def newest_events(run: Path) -> Path | None:
+    """The file that TensorBoard reads last of a run; None where nothing is written for it."""
+    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
+    return max(files, key=lambda file: file.name, default=None)
+
+
+def append(run: Path, step: int, summary: Summary) -> None:
+    """Write what there is to say of a run after its training, when its loggers have closed their files."""
+    newest = newest_events(run)
+    if newest is not None:
+        with open(newest, "ab") as file:
+            event = Event(wall_time=time.time(), step=step, summary=summary)
+            RecordWriter(file).write(event.SerializeToString())

@@ -52,6 +52,16 @@ def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
+def to_boards(trainer: L.Trainer) -> Callable[[int, Summary], None]:
+    """Write a summary for a step wherever TensorBoard is written."""
+
+    def write(step: int, summary: Summary) -> None:
+        for board in boards(trainer):
+            board.experiment.file_writer.add_summary(summary, step)
+
+    return write
+
+
 def whole_model(trainer: L.Trainer, module: LitGPT) -> GPT | None:
     """The model as one has it on one device, on the first process; None on others. All must call this."""
     if not isinstance(module.net, FSDPModule):
@@ -197,7 +207,8 @@ class Pictures(L.Callback):
     """Shows in TensorBoard, at each validation, what the model has learned: pictures, and histograms on request.
 
     The numbers are computed here; they are drawn in a process of their own, and written when it is done: training does
-    not wait for them, but at its end. A checkpoint holds what is not drawn yet, so a run that goes on has it all.
+    not wait for them, and a run only at its very end. A checkpoint holds what is not drawn yet, so a run that goes on
+    has it all.
 
     Args:
         config: what is wanted.
@@ -222,9 +233,10 @@ class Pictures(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Go on with what was not drawn."""
-        waiting, self.waiting = self.waiting, []
         if trainer.is_global_zero and boards(trainer) and self.config.pictures:
-            self._ask(waiting)
+            self._ask_again()
+        else:
+            self.waiting = []
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the sums."""
@@ -259,29 +271,44 @@ class Pictures(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
     ) -> None:
         """Write what has been drawn meanwhile."""
-        while self._write(trainer):
+        while self._write(to_boards(trainer)):
             pass
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for what is left, and end the process."""
-        if self._write_all(trainer, PATIENCE) and self.drawer:  # others keep the machine busy
-            self._end()
-            waiting, self.waiting = self.waiting, []
-            self._ask(waiting, niceness=0)
-            if (left := self._write_all(trainer, LAST_WAIT)) and self.drawer:
-                self.say(f"pictures   {left} were not drawn within {PATIENCE + LAST_WAIT:g} seconds")
-        self._end()
-
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Likewise where a run is stopped; one that fails has no time for it."""
+        """Draw the rest where a run is stopped; one that fails has no time for it."""
         if isinstance(exception, Stopped):
-            self.on_train_end(trainer, pl_module)
-        self._end()
+            self.finish(to_boards(trainer))
+        self.end()
 
-    def _ask(self, pictures: list[dict[str, Any]], niceness: int | None = None) -> None:
+    def finish(self, write: Callable[[int, Summary], None]) -> None:
+        """Wait for what is left, and end the process.
+
+        Args:
+            write: takes a step and what to write for it.
+        """
+        if self.drawer is None:  # of a run that is only finished
+            self._ask_again()
+        if self._write_all(write, PATIENCE) and self.drawer:  # others keep the machine busy
+            self.end()
+            self._ask_again(niceness=0)
+            if (left := self._write_all(write, LAST_WAIT)) and self.drawer:
+                self.say(f"pictures   {left} were not drawn within {PATIENCE + LAST_WAIT:g} seconds")
+        self.end()
+
+    def end(self) -> None:
+        """End the process, drawn or not."""
+        if self.drawer:
+            self.drawer.end()
+            self.drawer = None
+
+    def _ask_again(self, niceness: int = NICENESS) -> None:
+        waiting, self.waiting = self.waiting, []
+        self._ask(waiting, niceness)
+
+    def _ask(self, pictures: list[dict[str, Any]], niceness: int = NICENESS) -> None:
         if pictures and self.drawer is None:
             try:
-                self.drawer = Drawer(NICENESS if niceness is None else niceness)
+                self.drawer = Drawer(niceness)
             except OSError as error:
                 self._give_up(one_line(error))
                 return
@@ -289,14 +316,14 @@ class Pictures(L.Callback):
             self.waiting.append(picture)
             self.drawer.wanted.put(picture)  # type: ignore[union-attr]
 
-    def _write_all(self, trainer: L.Trainer, seconds: float) -> int:
+    def _write_all(self, write: Callable[[int, Summary], None], seconds: float) -> int:
         """Write all pictures, waiting at most so long, and say how many are left."""
         until = time.monotonic() + seconds
-        while self.waiting and self._write(trainer, until - time.monotonic()):
+        while self.waiting and self._write(write, until - time.monotonic()):
             pass
         return len(self.waiting)
 
-    def _write(self, trainer: L.Trainer, wait: float = 0.0) -> bool:
+    def _write(self, write: Callable[[int, Summary], None], wait: float = 0.0) -> bool:
         """Write the next picture if it has been drawn, or is within so many seconds, and say whether it was."""
         if self.drawer is None:
             return False
@@ -310,21 +337,14 @@ class Pictures(L.Callback):
         self.waiting.pop(0)  # they are drawn in order
         width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
         image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
-        for board in boards(trainer):
-            summary = Summary(value=[Summary.Value(tag=picture["tag"], image=image)])
-            board.experiment.file_writer.add_summary(summary, picture["step"])
+        write(picture["step"], Summary(value=[Summary.Value(tag=picture["tag"], image=image)]))
         return True
 
     def _give_up(self, reason: str) -> None:
         """Say why there are no more pictures; training goes on."""
         self.say(f"pictures   are not drawn any more: {reason}")
         self.waiting, self.given_up = [], True
-        self._end()
-
-    def _end(self) -> None:
-        if self.drawer:
-            self.drawer.end()
-            self.drawer = None
+        self.end()
 
 
 def learned(
