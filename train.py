@@ -74,7 +74,6 @@ REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
 PROMPT_LENGTH = 200  # tokens at most
-WATCHED_PROMPT = 100  # of the texts at each validation
 ATTENDED, COLOURED = 30, 320  # tokens of the passages whose attention and whose cost are drawn
 SEARCHED = 2**12  # tokens among which they are chosen
 COUNTED = 2**20  # tokens of the validation text in which characters are counted
@@ -1142,18 +1141,17 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
 
 
-def start_of(text: "Text", at: float = 0.5, length: int = PROMPT_LENGTH) -> Any:
+def start_of(text: "Text", at: float = 0.5) -> Any:
     """A prompt for samples, which go on from it: whole lines of the validation text, (T0,) int64.
 
     Args:
         text: the encoded text.
         at: where, as a share of the split.
-        length: in tokens, at most.
     """
     import torch
 
     begin = int(len(text.validation) * at)
-    passage = text.validation[begin : begin + length]
+    passage = text.validation[begin : begin + PROMPT_LENGTH]
     breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
     if len(breaks) > 1:
         passage = passage[breaks[0] + 1 : breaks[-1] + 1]
@@ -1164,7 +1162,7 @@ def prompts_of(text: "Text") -> Any:
     """Two prompts of the same length for the texts at each validation: (2, T0) int64."""
     import torch
 
-    first, second = (start_of(text, at, WATCHED_PROMPT) for at in (0.25, 0.75))
+    first, second = (start_of(text, at) for at in (0.25, 0.75))
     length = min(len(first), len(second))
     return torch.stack((first[-length:], second[-length:]))  # (2, T0)
 

@@ -91,14 +91,16 @@ body {{ margin: 0; width: 1000px; height: 470px; box-sizing: border-box; padding
 h1 {{ font-size: 22px; margin: 0 0 4px; font-weight: 600; font-variant-numeric: tabular-nums }}
 p {{ margin: 0 0 8px; color: #5a606b }}
 pre {{ margin: 8px 0 0; font: 13px/1.4 "DejaVu Sans Mono", monospace; white-space: pre-wrap; overflow-wrap: anywhere;
-  height: 182px; overflow: hidden }}
+  height: 200px; overflow: hidden }}
+i {{ font-style: normal; color: #8a909b }}
 svg {{ display: block; width: 100%; height: 130px; border-bottom: 1px solid #dfe2e7 }}
 path {{ fill: none; stroke: #1d4fd7; stroke-width: 2; vector-effect: non-scaling-stroke }}
 img {{ width: 100%; height: 430px; object-fit: contain; object-position: top left }}
 </style>
 <div><h1>step {step:,} of {steps:,}</h1><p>{bpc:.2f} bits per character on text that it has not seen</p>
 <svg viewBox="0 0 {steps} 100" preserveAspectRatio="none"><path d="{path}"/></svg>
-<pre>{text}</pre></div><img src="data:image/png;base64,{picture}">"""
+<pre><i>{begun}
+</i>{text}</pre></div><img src="data:image/png;base64,{picture}">"""
 
 
 def frames(run: Path) -> Iterator[tuple[int, str]]:
@@ -117,11 +119,13 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
         if step not in texts:
             continue
         points = [f"{at} {100 - 96 * (loss - bottom) / (top - bottom):.2f}" for at, loss in losses if at <= step]
-        (_, _, text), *_ = texts[step]
+        (_, prompt, text), *_ = texts[step]
+        begun = "\n".join(prompt.rstrip("\n").splitlines()[-3:])
         yield (
             step,
             FRAME.format(
-                step=step, steps=steps, bpc=bits[step], path="M" + "L".join(points), text=html.escape(text),
+                step=step, steps=steps, bpc=bits[step], path="M" + "L".join(points), begun=html.escape(begun),
+                text=html.escape(text),
                 picture=base64.b64encode(picture.encoded_image_string).decode(),
             ),
         )  # fmt: skip
@@ -138,8 +142,8 @@ def animate(browser: Any, run: Path, file: Path) -> None:
         page.locator("img").evaluate("image => image.decode()")
         shots.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
     page.close()
-    palette = shots[len(shots) // 2].quantize(64)
-    pictures = [shot.quantize(64, palette=palette, dither=Image.Dither.NONE) for shot in shots]
+    palette = shots[0].quantize(128)  # in which there are all colours
+    pictures = [shot.quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots]
     rests = [600] * (len(pictures) - 1) + [4000]
     pictures[0].save(file, save_all=True, append_images=pictures[1:], duration=rests, loop=0, optimize=True)
 
@@ -160,7 +164,7 @@ def main() -> None:
         )
         animate(browser, given.run, IMAGES / "learning.gif")
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        for logs, names in ((given.run, ("custom_scalars", "text", "images")), (given.sweep, ("hparams",))):
+        for logs, names in ((given.run, ("custom_scalars", "images")), (given.sweep, ("hparams",))):
             with tensorboard(logs) as address:
                 for name in names:
                     visit(page, address, name)

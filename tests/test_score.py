@@ -568,6 +568,7 @@ def test_the_page_lists_the_lines_that_are_printed(files: Path, score: Call, vis
     printed = lines_that_differ(score("model.ckpt", "text.txt", "--compare", "other.ckpt", "--html", "a.html").out)
     page = visit("a.html")
     page.click("#lists summary")
+    page.locator("#lines button b").first.wait_for()
     listed = page.locator("#lines button b").all_inner_texts()
     bits = [float(each.replace("\u2212", "-").split()[0]) for each in listed]
     assert len(printed) == len(bits) > 1  # no wording twice

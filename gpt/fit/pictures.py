@@ -35,7 +35,7 @@ from gpt.generate import generate
 from gpt.inspection import BINS, attention_maps, calibration, calibration_totals
 from gpt.model import GPT
 
-TEMPERATURES = (0.5, 1.0)
+TEMPERATURES = (0.6, 1.0)
 SAMPLE_LENGTH = 150  # tokens of each text
 SAMPLES_KEPT = 20  # validations whose texts checkpoints keep
 HEADS_DRAWN = 8
