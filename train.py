@@ -73,10 +73,7 @@ STARTED = time.perf_counter() - time.process_time()  # of this process, which is
 REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 SAMPLE_LENGTH = 500
 SAMPLE_TEMPERATURE = 0.6
-PROMPT_LENGTH = 200  # tokens at most
-ATTENDED, COLOURED = 30, 320  # tokens of the passages whose attention and whose cost are drawn
-SEARCHED = 2**12  # tokens among which they are chosen
-COUNTED = 2**20  # tokens of the validation text in which characters are counted
+COLOURED = 320  # tokens of the passage whose cost is drawn
 LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
 
 
@@ -715,6 +712,7 @@ def fit(
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
+    from data.passages import prompts
     from gpt.checkpoint import CheckpointError
     from gpt.fit.automatic import keep_freed_memory
     from gpt.fit.board import append
@@ -793,7 +791,7 @@ def fit(
             prune = [Prune(judge(run.parent, int(number), *steps))]
         elif point:  # a trial that someone goes on with by hand is no longer asked about
             point.contents["callbacks"].pop("Prune", None)
-        samples = Samples(prompts_of(text), tokenizer.decode)
+        samples = Samples(prompts(text), tokenizer.decode)
         pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
         callbacks = [*make(config.callbacks), *prune, samples, pictures, checkpoints]
         profiler, profile = None, Path()
@@ -1141,66 +1139,13 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
 
 
-def start_of(text: "Text", at: float = 0.5) -> Any:
-    """A prompt for samples, which go on from it: whole lines of the validation text, (T0,) int64.
-
-    Args:
-        text: the encoded text.
-        at: where, as a share of the split.
-    """
-    import torch
-
-    begin = int(len(text.validation) * at)
-    passage = text.validation[begin : begin + PROMPT_LENGTH]
-    breaks = [place for place in range(len(passage)) if text.tokenizer.decode(passage[place : place + 1]) == "\n"]
-    if len(breaks) > 1:
-        passage = passage[breaks[0] + 1 : breaks[-1] + 1]
-    return torch.from_numpy(passage.astype("int64"))
-
-
-def prompts_of(text: "Text") -> Any:
-    """Two prompts of the same length for the texts at each validation: (2, T0) int64."""
-    import torch
-
-    first, second = (start_of(text, at) for at in (0.25, 0.75))
-    length = min(len(first), len(second))
-    return torch.stack((first[-length:], second[-length:]))  # (2, T0)
-
-
-def lines_to_show(text: "Text") -> int:
-    """Where a passage with many different characters begins, at a line in the middle of the validation text."""
-    import numpy as np
-
-    tokens, names = text.validation, text.tokenizer.names
-    middle = max(1, len(tokens) // 2 - SEARCHED // 2)
-    stretch = tokens[middle : middle + SEARCHED]
-    breaks = np.flatnonzero(stretch[:-ATTENDED] == names.index("\n")) if "\n" in names else ()
-    starts = [int(place) + 1 for place in breaks] or [0]
-    return middle + max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
-
-
-def passage_of(text: "Text", length: int) -> Any:
-    """So many tokens of the validation text, (T,) int64: what is worth showing, where there are as many behind it."""
-    import torch
-
-    begin = max(0, min(lines_to_show(text), len(text.validation) - length))
-    return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
-
-
-def occurrences(text: "Text") -> Any:
-    """How often each token occurs in the validation text, or in the beginning of a long one: (V,) int64."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))
-
-
 def what_is_shown(text: "Text", context: int) -> "Shown":
     """Choose what pictures look at: lines of the validation text with many different characters, and what there is."""
     import numpy as np
     import torch
 
     from data.batches import evaluation_windows
+    from data.passages import ATTENDED, lines_to_show, occurrences
     from gpt.fit.pictures import Shown
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
@@ -1321,6 +1266,7 @@ def finish(
 
     from data.batches import evaluation_windows
     from data.datamodule import EVALUATION_BATCH
+    from data.passages import occurrences, prompt
     from gpt.checkpoint import CheckpointError, link, load_checkpoint
     from gpt.evaluate import Score, evaluate
     from gpt.fit.automatic import device_kind
@@ -1384,11 +1330,11 @@ def finish(
         write_projector(run, model.embedding.weight, tokenizer.names, occurrences(text))
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     write_summary(run, summary)
-    prompt = start_of(text)
+    begun = prompt(text)
     with Progress("writing a sample"):
-        tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
-    going_on = tokenizer.decode(tokens[len(prompt) :])
-    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(prompt.numpy()), going_on]
+        tokens = generate(model, begun, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+    going_on = tokenizer.decode(tokens[len(begun) :])
+    sample = [SAMPLE_TEMPERATURE, tokenizer.decode(begun.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
     with Progress("drawing the last pictures"):
         pictures.finish(partial(append, run))
@@ -1426,6 +1372,7 @@ def write_report(
     import torch
 
     from conf.defaults import differences, overrides
+    from data.passages import passage
     from gpt.fit.durability import Stopped
     from gpt.fit.page import page
 
@@ -1439,11 +1386,9 @@ def write_report(
             "command": shlex.join(["python", "train.py", *overrides(config)]),
             "config": to_yaml(config),
         }
-        passage = passage_of(text, config.model.context + 1)
+        tokens = passage(text, config.model.context + 1)
         starts = torch.from_numpy(tokenizer.characters_per_token)
-        runs.write_text(
-            path, page(about, summary, callbacks, model, passage, tokenizer.names, starts, tokenizer.decode)
-        )
+        runs.write_text(path, page(about, summary, callbacks, model, tokens, tokenizer.names, starts, tokenizer.decode))
     except Stopped:
         raise
     except Exception as error:

@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.schema import from_yaml  # noqa: E402
 from data.arrays import open_text  # noqa: E402
+from data.passages import prompt  # noqa: E402
 from gpt import runs  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
 from gpt.generate import generate  # noqa: E402
-from train import SAMPLE_LENGTH, SAMPLE_TEMPERATURE, start_of  # noqa: E402
+from train import SAMPLE_LENGTH, SAMPLE_TEMPERATURE  # noqa: E402
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 
@@ -48,12 +49,12 @@ def main() -> None:
     train = text.tokenizer.decode(text.train)
     words, flat = set(WORD.findall(train)), " ".join(train.split())
     model, _ = load_checkpoint(checkpoint)
-    prompt = start_of(text)
+    begun = prompt(text)
     shares = []
     passed = 0
     for seed in range(config.seed, config.seed + options.samples):
-        tokens = generate(model, prompt, SAMPLE_LENGTH, temperature=options.temperature, seed=seed)[0]
-        known, repeated, copied = measure(text.tokenizer.decode(tokens[len(prompt) :].numpy()), words, flat)
+        tokens = generate(model, begun, SAMPLE_LENGTH, temperature=options.temperature, seed=seed)[0]
+        known, repeated, copied = measure(text.tokenizer.decode(tokens[len(begun) :].numpy()), words, flat)
         good = known >= 0.85 and repeated <= 3 and not copied
         passed += good
         shares.append(known)

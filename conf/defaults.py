@@ -9,9 +9,7 @@ import yaml
 from conf.fields import shown
 from conf.overrides import CONF, PLUGGED, leaves
 from conf.schema import Config, from_dict, to_dict
-
-# What it is called and how it was gone about makes no other run of it.
-ELSEWHERE = ("name", "resume", "allow", "workers", "launcher")
+from conf.sweep import HOW
 
 
 class Difference(NamedTuple):
@@ -38,7 +36,7 @@ def differences(config: Config) -> list[Difference]:
     found = [
         Difference(key, shown(value), shown(default))
         for (key, value), (_, default) in zip(leaves(values), leaves(defaults), strict=True)
-        if value != default and key not in (*ELSEWHERE, *PLUGGED)
+        if value != default and key not in (*HOW, *PLUGGED)
     ]
     for group in ("callbacks", "logger"):
         found += _plugged(group, values[group], defaults[group])

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from conf.schema import Config, from_yaml
+from data import passages
 from data.arrays import Text, open_text
 from data.batches import evaluation_windows, train_batch
 from gpt.checkpoint import load_checkpoint
@@ -28,7 +29,6 @@ from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.reference.losses import surprisal
-from train import prompts_of
 
 pytestmark = pytest.mark.slow
 EXACT = (
@@ -199,7 +199,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     assert Path("runs/a/train.log").read_text().count("step 30/30  validation loss") == 1
     model, meta = load_checkpoint("runs/a/checkpoints/last.ckpt")
     _, text = of_run("a")
-    prompts = prompts_of(text)
+    prompts = passages.prompts(text)
     tokens = generate(model, prompts, 20, temperature=0.5, seed=0)
     written = [text.tokenizer.decode(row[prompts.shape[1] :].numpy()) for row in tokens]
     entries = meta["callbacks"]["Samples"]["history"]["entries"]

@@ -29,6 +29,7 @@ from conf.schema import from_yaml
 from data.arrays import open_text
 from data.batches import evaluation_windows, train_batch
 from data.config import DataConfig
+from data.passages import prompt as prompt_of
 from gpt.archive import FORMAT
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
@@ -314,7 +315,7 @@ def test_samples_go_on_from_lines_of_the_validation_text(
     text = open_text(DataConfig(path="text.txt", tokenizer=tokenizer), 8)
     tokens = text.tokenizer.encode(second_half)
     held_out = np.concatenate((np.zeros_like(tokens), tokens)).astype(text.validation.dtype)
-    start = train_script.start_of(dataclasses.replace(text, validation=held_out))
+    start = prompt_of(dataclasses.replace(text, validation=held_out))
     assert start.dtype == torch.int64 and text.tokenizer.decode(start.numpy()) == prompt
 
 

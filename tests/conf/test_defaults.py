@@ -7,9 +7,10 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from conf.defaults import ELSEWHERE, differences, overrides, plain
+from conf.defaults import differences, overrides, plain
 from conf.overrides import apply_literals, check_overrides, split_literals
 from conf.schema import Config, from_dict, to_dict
+from conf.sweep import HOW
 from tests.conftest import ROOT
 
 
@@ -20,12 +21,12 @@ def composed(typed: list[str]) -> dict[str, Any]:
     check_overrides(rest, literals)
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         config = apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
-    return {key: value for key, value in to_dict(config).items() if key not in ELSEWHERE}
+    return {key: value for key, value in to_dict(config).items() if key not in HOW}
 
 
 def test_plain_is_what_nothing_typed_means() -> None:
     expected = composed([])
-    assert {key: value for key, value in to_dict(plain()).items() if key not in ELSEWHERE} == expected
+    assert {key: value for key, value in to_dict(plain()).items() if key not in HOW} == expected
     assert differences(plain()) == []
 
 
