@@ -863,15 +863,18 @@ def fit(
             with suppress(OSError) if summary["status"] == "failed" else nullcontext():
                 if first_process:
                     write_summary(run, summary)
-        if profiler and first_process:
-            say(f"profile    {profile}")
         if stops.received:  # in the last validation, which has saved
             raise Stopped(stops.received, trainer.global_step)
         if summary["status"] == "pruned":
             say(f"pruned after step {trainer.global_step}: other trials of the search were better by then")
             pictures.finish(partial(append, run))
             return None
-        return finish(run, config, text, say, summary, pictures) if first_process else None
+        if not first_process:
+            return None
+        loss = finish(run, config, text, say, summary, pictures)
+        if profiler:
+            say(f"profile    {profile}")
+        return loss
     except Stopped as stop:
         say(f"{stop}; {way_on(run)}")
         if say.log is None and first_process:
@@ -1242,12 +1245,17 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """The settings of a run as one compares them with those of others: what its result depends on, where it is set."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), "data.path", "data.corpus", "trainer.max_steps"} - set(HOW)
+    kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - set(HOW)
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
 
 
 def finish(
-    run: Path, config: Config, text: "Text", say: "Speaker", summary: dict[str, Any], pictures: "Pictures"
+    run: Path,
+    config: Config,
+    text: "Text",
+    say: "Speaker",
+    summary: dict[str, Any],
+    pictures: "Pictures",
 ) -> float:
     """Evaluate the checkpoints on whole splits, write summary.json and report.html, and show a sample.
 
@@ -1324,20 +1332,20 @@ def finish(
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
     for line in describe_training(losses, summary["characters_per_second"], summary["mfu"]):
         say(line)
+    with Progress("drawing the last pictures"):
+        pictures.finish(partial(append, run))
     results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
     log_result(run, hyperparameters(config), summary["steps"], results)
     if "tensorboard" in config.logger:
         write_projector(run, model.embedding.weight, tokenizer.names, occurrences(text))
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
-    write_summary(run, summary)
     begun = prompt(text)
     with Progress("writing a sample"):
         tokens = generate(model, begun, SAMPLE_LENGTH, temperature=SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
     going_on = tokenizer.decode(tokens[len(begun) :])
     sample = [SAMPLE_TEMPERATURE, tokenizer.decode(begun.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
-    with Progress("drawing the last pictures"):
-        pictures.finish(partial(append, run))
+    write_summary(run, summary)  # last: a run that is stopped before is finished when it goes on
     farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss
 

@@ -1,4 +1,4 @@
-"""Shows how far slow work is, from its third second on. Imports nothing heavy."""
+"""Shows how far slow work is: in a terminal from its third second on. Imports nothing heavy."""
 
 import sys
 import threading

@@ -108,7 +108,7 @@ class WatchConfig:
         """Raise `ValueError` in one line for a value out of range."""
         check(self, "watch")
         for head in self.attention_heads:
-            if not re.fullmatch(r"L\d{1,4}H\d{1,4}", head):
+            if not re.fullmatch(r"L(0|[1-9]\d{0,3})H(0|[1-9]\d{0,3})", head):
                 raise ValueError(
                     f"watch.attention_heads: {head} is no head; must be layer and head from 0, such as L0H1"
                 )
@@ -116,7 +116,8 @@ class WatchConfig:
     def heads(self) -> list[tuple[int, int]]:
         """Layer and head of each of `attention_heads`."""
         return [
-            (int(layer), int(head)) for layer, _, head in (each[1:].partition("H") for each in self.attention_heads)
+            (int(layer), int(head))
+            for layer, _, head in (each[1:].partition("H") for each in dict.fromkeys(self.attention_heads))
         ]
 
 

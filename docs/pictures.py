@@ -2,8 +2,8 @@
 
 RUN is a finished run with many validations, SWEEP the directory of a sweep; the README was made with
 
-    python train.py name=pictures trainer.val_check_interval=50
-    python train.py -m name=sweep trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4
+    python train.py name=pictures trainer.val_check_interval=60
+    python train.py -m name=sweep data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4
 
 TensorBoard and Chromium are started on them, its pages are shot as a person sees them, and learning.gif goes through
 the validations of RUN. It needs `pip install -e .[dev]` and chromium.
@@ -72,7 +72,7 @@ def visit(page: Any, address: str, name: str) -> None:
         address: of TensorBoard.
         name: one of `PAGES`.
     """
-    page.goto(f"{address}#{name}")
+    page.goto(f"{address}#{name}&_smoothingWeight=0")
     page.reload()  # a new fragment alone opens nothing
     page.locator(PAGES[name]).first.wait_for(state="attached", timeout=60_000)
     before = None
@@ -114,7 +114,7 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     texts = dict(watched["Samples"]["history"]["entries"])
     bits = {point.step: point.value for point in events.Scalars("val/bpc")}
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
-    for picture in events.Images("learned/surprisal"):
+    for picture in events.Images("view/surprisal"):
         step = picture.step
         if step not in texts:
             continue
@@ -166,6 +166,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         for logs, names in ((given.run, ("custom_scalars", "images")), (given.sweep, ("hparams",))):
             with tensorboard(logs) as address:
+                page.set_viewport_size({"width": 1920 if names == ("hparams",) else 1280, "height": 860})
                 for name in names:
                     visit(page, address, name)
                     page.screenshot(path=IMAGES / f"{name}.png")

@@ -139,6 +139,8 @@ def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
 
 def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: Any, runs: Path) -> None:
     page = board("hparams")
+    page.set_viewport_size({"width": 1920, "height": 860})
+    assert page.get_by_text("best/val_loss", exact=True).first.bounding_box()["x"] < 1920
     cells = [cell.strip() for cell in page.locator("vaadin-grid-cell-content").all_inner_texts()]
     assert cells.index("optim.lr") < cells.index("compile"), "what differs comes first"
     for name, rate in (("a", "0.0020000"), ("b", "0.010000")):

@@ -24,7 +24,8 @@ LAYOUT = {
     },
     "Are the steps right?": {
         "learning rate": _chart("optim/lr"),
-        "gradient norm, and share of steps that were clipped": _chart("optim/grad_norm", "optim/clip_share"),
+        "gradient norm": _chart("optim/grad_norm"),
+        "share of steps that were clipped": _chart("optim/clip_share"),
         "update / weight of a step, by group": _chart("update/.*"),
     },
     "Is the machine busy?": {

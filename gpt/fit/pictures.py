@@ -7,6 +7,7 @@ import queue
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from conf.schema import WatchConfig
 from gpt.characters import visible
 from gpt.checkpoint import build
 from gpt.evaluate import predictions, surprisals
-from gpt.fit.durability import Stopped
 from gpt.fit.history import History
 from gpt.fit.module import LitGPT
 from gpt.generate import generate
@@ -159,13 +159,15 @@ class Drawer:
 
     def __init__(self, niceness: int) -> None:
         """Start it; matplotlib, which takes it a second to load, is loaded there."""
+        self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpt.fit.draw", str(os.getpid()), str(niceness)],
             cwd=Path(__file__).parents[2],
-            env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),  # one core is enough
+            # One core is enough; notebooks name a back end of their own, which may not be there.
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.complaints,
             process_group=0,  # Ctrl-C in a terminal is not for it
         )
         self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -184,9 +186,15 @@ class Drawer:
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError):
-                self.drawn.put((picture, "the process that draws has ended"))
+                self.drawn.put((picture, self._why()))
                 return
             self.drawn.put((picture, answer))
+
+    def _why(self) -> str:
+        """What the process has said last, where it has ended by itself."""
+        self.complaints.seek(0)
+        said = self.complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return "the process that draws has ended" + (f": {said}" if said else "")
 
     def end(self) -> None:
         """End the process, drawn or not."""
@@ -194,7 +202,7 @@ class Drawer:
         self.process.kill()
         self.thread.join()  # it reads the end of what is drawn
         with suppress(BrokenPipeError):
-            with self.process:  # waits, and closes the pipes
+            with self.process, self.complaints:  # waits, and closes the pipes
                 pass
 
 
@@ -208,7 +216,7 @@ class Pictures(L.Callback):
 
     The numbers are computed here; they are drawn in a process of their own, and written when it is done: training does
     not wait for them, and a run only at its very end. A checkpoint holds what is not drawn yet, so a run that goes on
-    has it all.
+    has it all. Where validations come faster than pictures can be drawn, some have none, which is said once.
 
     Args:
         config: what is wanted.
@@ -222,6 +230,7 @@ class Pictures(L.Callback):
         self.drawer: Drawer | None = None
         self.waiting: list[dict[str, Any]] = []  # not written yet, as plain data and tensors
         self.given_up = False
+        self.behind = False  # and some were left out
 
     def state_dict(self) -> dict[str, Any]:
         """What is not drawn yet."""
@@ -264,7 +273,12 @@ class Pictures(L.Callback):
                 for board in boards(trainer):
                     board.experiment.add_histogram(tag, values, step)
         last = step >= trainer.max_steps or trainer.should_stop
-        if self.config.pictures and not self.given_up and (len(self.waiting) < MOST_WAITING or last):
+        if self.config.pictures and not self.given_up:
+            if len(self.waiting) >= MOST_WAITING and not last:
+                if not self.behind:
+                    self.say("pictures   are drawn more slowly than validations come: some are left out")
+                self.behind = True
+                return
             self._ask(list(learned(model, self.totals, self.shown, self.config.heads(), step)))
 
     def on_train_batch_end(
@@ -275,9 +289,7 @@ class Pictures(L.Callback):
             pass
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Draw the rest where a run is stopped; one that fails has no time for it."""
-        if isinstance(exception, Stopped):
-            self.finish(to_boards(trainer))
+        """Leave at once: what is not drawn is in the checkpoint, for the run that goes on."""
         self.end()
 
     def finish(self, write: Callable[[int, Summary], None]) -> None:
@@ -337,8 +349,11 @@ class Pictures(L.Callback):
         self.waiting.pop(0)  # they are drawn in order
         width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
         image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
-        write(picture["step"], Summary(value=[Summary.Value(tag=picture["tag"], image=image)]))
-        return True
+        try:
+            write(picture["step"], Summary(value=[Summary.Value(tag=picture["tag"], image=image)]))
+        except OSError as error:  # such as a full disk, which is to cost no more than pictures
+            self._give_up(one_line(error))
+        return not self.given_up
 
     def _give_up(self, reason: str) -> None:
         """Say why there are no more pictures; training goes on."""
@@ -368,24 +383,26 @@ def learned(
     names = [shown.names[token] for token in shown.passage.tolist()]
     for layer, head in heads or spread_over(model.config.layers, model.config.heads):
         name = f"L{layer}H{head}"
-        yield picture(f"attention/{name}", "attention", head=name, characters=names, weights=maps[layer, head].clone())
+        yield picture(
+            f"view_attention/{name}", "attention", head=name, characters=names, weights=maps[layer, head].clone()
+        )
 
     nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
     bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
-    yield picture("learned/surprisal", "surprisal", characters=shown.characters, bits=bits)
+    yield picture("view/surprisal", "surprisal", characters=shown.characters, bits=bits)
 
     # What hardly occurs has learned nothing yet, and would be noise.
     common = shown.counts.argsort(descending=True, stable=True)[:MOST_CHARACTERS]
     common = common[shown.counts[common] >= RARE * shown.counts.sum()].sort().values
     vectors = model.embedding.weight.detach().float().cpu()[common]
     yield picture(
-        "learned/embedding",
+        "view/embedding",
         "embedding",
         characters=[shown.names[token] for token in common.tolist()],
         vectors=vectors,
     )
 
-    yield picture("learned/calibration", "calibration", **calibration(totals)._asdict())
+    yield picture("view/calibration", "calibration", **calibration(totals)._asdict())
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from gpt.evaluate import Score
 
 WIDTH = 40  # characters of a sparkline
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
-FIRST_PAGE = "http://localhost:6006/#custom_scalars"  # TensorBoard's page with the charts of gpt/fit/board.py
+FIRST_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"  # TensorBoard's page of gpt/fit/board.py
 
 
 class Speaker:
