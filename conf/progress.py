@@ -24,11 +24,12 @@ class Progress:
         what: is being done, in a word or two.
         total: how much there is to do; 0 where that is not known.
         unit: what `total` counts, such as `B`.
+        lines: whether to write lines where there is no terminal; not where others say how far it is.
     """
 
-    def __init__(self, what: str, total: float = 0, unit: str = "") -> None:
+    def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
         """Nothing is done yet."""
-        self.what, self.total, self.unit = what, total, unit
+        self.what, self.total, self.unit, self.lines = what, total, unit, lines
         self.count = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -61,7 +62,10 @@ class Progress:
         if self._over.wait(PATIENCE):
             return
         with suppress(OSError):  # whoever was to see it is gone
-            self._draw() if sys.stderr.isatty() else self._tell()
+            if sys.stderr.isatty():
+                self._draw()
+            elif self.lines:
+                self._tell()
 
     def _draw(self) -> None:
         from tqdm import tqdm

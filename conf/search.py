@@ -397,7 +397,7 @@ def run_search(search: Search, text: str | None) -> int:
         say(
             f"search     {search.directory}: {count} trials of {', '.join(each.text for each in search.space.values())}"
         )
-        with Progress("trials", count) as progress:
+        with Progress("trials", count, lines=False) as progress:
             progress.update(len(trials))
             received = run_trials(proposals(), search.workers, ended)
         results = table()

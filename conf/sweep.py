@@ -379,7 +379,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
     table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
     try:
-        with Progress("trials", len(trials)) as progress:
+        with Progress("trials", len(trials), lines=False) as progress:
             progress.update(len(finished))
             received = run(unfinished(), ended)
     except InputError:  # no job was taken

