@@ -2,7 +2,7 @@
 
 RUN is a finished run with many validations, SWEEP the directory of a sweep; the README was made with
 
-    python train.py name=pictures trainer.val_check_interval=60
+    python train.py name=pictures trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]
     python train.py -m name=sweep data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4
 
 TensorBoard and Chromium are started on them, its pages are shot as a person sees them, and learning.gif goes through
