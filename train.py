@@ -793,7 +793,7 @@ def fit(
             point.contents["callbacks"].pop("Prune", None)
         samples = Samples(prompts(text), tokenizer.decode)
         pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
-        callbacks = [*make(config.callbacks), *prune, samples, pictures, checkpoints]
+        callbacks = [*make(config.callbacks), *prune, pictures, samples, checkpoints]
         profiler, profile = None, Path()
         if config.trainer.profiler and first_process:
             profiler, profile = make_profiler(config.trainer.profiler, run, config.trainer.max_steps)
@@ -1332,8 +1332,6 @@ def finish(
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
     for line in describe_training(losses, summary["characters_per_second"], summary["mfu"]):
         say(line)
-    with Progress("drawing the last pictures"):
-        pictures.finish(partial(append, run))
     results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
     log_result(run, hyperparameters(config), summary["steps"], results)
     if "tensorboard" in config.logger:
@@ -1345,6 +1343,8 @@ def finish(
     going_on = tokenizer.decode(tokens[len(begun) :])
     sample = [SAMPLE_TEMPERATURE, tokenizer.decode(begun.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
+    with Progress("drawing the last pictures"):
+        pictures.finish(partial(append, run))
     write_summary(run, summary)  # last: a run that is stopped before is finished when it goes on
     farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss

@@ -98,7 +98,7 @@ class WatchConfig:
         True, "at each validation draw attention, surprisal, embedding and calibration (with logger=tensorboard)"
     )
     attention_heads: list[str] = option(
-        [], "heads whose attention is drawn, counted from 0, as in [L0H1,L3H0]; [] takes up to 8 across the layers"
+        [], "heads whose attention is drawn, counted from 0, as in [L0H1,L3H0]; [] takes up to 4 across the layers"
     )
     histograms: bool = option(
         False, "at each validation write histograms of weights and activations (with logger=tensorboard)"

@@ -24,7 +24,7 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
     r"Tesla V100-PCIE-(16|32)GB": (None, 14),
     r"Tesla T4": (None, 8.1),
 }
-MEASURED = 0.1  # seconds that a CPU is measured for
+MEASURED = 0.06  # seconds that a CPU is measured for
 SMALLEST, LARGEST = 512, 4096  # matrices; a few cores reach their best with small ones, many with large ones
 
 

@@ -36,9 +36,9 @@ from gpt.inspection import BINS, attention_maps, calibration, calibration_totals
 from gpt.model import GPT
 
 TEMPERATURES = (0.6, 1.0)
-SAMPLE_LENGTH = 150  # tokens of each text
+SAMPLE_LENGTH = 100  # tokens of each text
 SAMPLES_KEPT = 20  # validations whose texts checkpoints keep
-HEADS_DRAWN = 8
+HEADS_DRAWN = 4
 RARE = 1e-5  # share of the text
 MOST_CHARACTERS = 100  # of the embedding, those that the text has most often
 MOST_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none

@@ -488,9 +488,9 @@ def with_pictures(step: int, written: int) -> None:
 
 
 def killed_at_the_end() -> None:
-    """Die when the trained model has been evaluated, before there is a report. All pictures are drawn by then."""
+    """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
-    before(train_script, "write_report", lambda *_, **__: die())
+    after(Pictures, "finish", lambda *_, **__: die())
 
 
 def drawer_gets(number: int) -> None:
