@@ -201,12 +201,12 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     model, meta = load_checkpoint("runs/a/checkpoints/last.ckpt")
     _, text = of_run("a")
     prompts = passages.prompts(text)
-    tokens = generate(model, prompts, 20, temperature=0.5, seed=0)
+    tokens = generate(model, prompts, 20, temperature=0.6, seed=0)
     written = [text.tokenizer.decode(row[prompts.shape[1] :].numpy()) for row in tokens]
     entries = meta["callbacks"]["Samples"]["history"]["entries"]
     step, texts = entries[-1]
     assert step == meta["global_step"] == 30
-    assert [text for temperature, _, text in texts if temperature == 0.5] == written
+    assert [text for temperature, _, text in texts if temperature == 0.6] == written
 
 
 def test_sharded_blocks_are_compiled(workplace: Path) -> None:
