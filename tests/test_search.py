@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     study = open_study(workplace / "runs/found")
     assert "model.heads=3: must divide model.dim=32" in study.user_attrs[f"trial-{bad[0]:03} failed"]
     spans = sorted((each.datetime_start, each.datetime_complete) for each in study.trials)
-    assert any(later[0] < earlier[1] for earlier, later in zip(spans, spans[1:], strict=False))
+    assert any(later[0] < earlier[1] for earlier, later in pairwise(spans))
 
 
 def test_what_the_median_gives_up(tmp_path: Path) -> None:

@@ -128,16 +128,17 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
         places.append((line, column))
         line, column = (line + 1, 0) if character == "\n" else (line, column + 1)
     lines = places[-1][0] + 1
+    costs = bits[: len(places)].tolist()  # of what there is room for
     cells = np.full((lines, COLUMNS), np.nan)
-    for place, cost in zip(places, bits.tolist(), strict=False):
+    for place, cost in zip(places, costs, strict=True):
         cells[place] = cost
-    mean = float(bits[: len(places)].mean())
+    mean = sum(costs) / len(costs)
     height = 0.8 + 0.17 * lines  # inches
     figure = Figure((SIZE[0], height), dpi=DPI)
     title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
     axes, _ = add(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
     image = axes.imshow(cells, cmap=COSTS, norm=Normalize(0, MOST_BITS), aspect="auto", interpolation="nearest")
-    for (row, column), character, cost in zip(places, characters, bits.tolist(), strict=False):
+    for (row, column), character, cost in zip(places, characters[: len(places)], costs, strict=True):
         if character != " " or cost > 1:
             write(axes, column, row, character, 8.5, "white" if cost > 5 else FAINT if character.isspace() else INK)
     axes.set_axis_off()
