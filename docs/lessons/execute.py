@@ -1,0 +1,39 @@
+"""Runs lessons and stores what comes out in them: `python docs/lessons/execute.py [3 4]`, all without numbers."""
+
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).parent
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def lessons() -> list[Path]:
+    """The notebooks, in order."""
+    return sorted(HERE.glob("[0-9]*.ipynb"))
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """Run a notebook in a fresh process, where it lies, and return it with what came out.
+
+    Raises:
+        CellExecutionError: a cell failed.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    # A kernel of this Python, whatever kernels are installed; the lessons take at most 150 s.
+    client = NotebookClient(notebook, timeout=150, record_timing=False, resources={"metadata": {"path": str(HERE)}})
+    client.execute()
+    return notebook
+
+
+if __name__ == "__main__":
+    for path in lessons():
+        if len(sys.argv) == 1 or path.name[0] in sys.argv[1:]:
+            begun = time.perf_counter()
+            notebook = execute(path)
+            notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+            nbformat.write(notebook, path)
+            print(f"{path.name}: {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e3:,.0f} kB")
