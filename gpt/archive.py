@@ -218,7 +218,8 @@ def weights(
         _check_shapes(config.shapes(size), state)
         if not all(finite(value) for value in state.values()):
             raise ValueError("weights that are no numbers")
-        if config.positions == "rotary" and 8 * config.layers * config.context * config.head_dim > TABLES:
+        tables = {"rotary": 8 * config.layers * config.head_dim, "sinusoidal": 4 * config.dim}
+        if config.context * tables.get(config.positions, 0) > TABLES:
             raise ValueError(f"context={config.context} needs tables of more than {TABLES >> 30} GiB")
     except (KeyError, TypeError, ValueError) as error:
         reason = one_line(error)

@@ -1,6 +1,7 @@
 """Causal multi-head self-attention and its kernels."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -8,35 +9,103 @@ from torch import Tensor, nn
 
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
-from gpt.positions import rotary_tables, rotate
+from gpt.positions import alibi_slopes, rotary_tables, rotate
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """softmax(q k^T / sqrt(D) + mask) v, written out as two batched products.
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v, written out as two batched products.
 
     Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
     On a CPU this is up to three times faster than torch's fused kernel, whose backward is slow there.
 
     Args:
-        q: queries, (B, H, T, D); `k` and `v` alike.
-        k: keys.
-        v: values.
+        q: queries, (B, H, T, D).
+        k: keys, (B, H, M, D).
+        v: values, likewise.
+        bias: what is added to the scores, (1 or H, T, M), -inf where nothing may be seen; None is the causal mask.
         dropout: share of the attention weights set to zero.
+
+    Returns:
+        (B, H, T, D).
     """
-    B, H, T, D = q.shape
-    q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))  # (B*H, T, D)
-    mask = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-    scores = torch.baddbmm(mask.expand(B * H, T, T), q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, T)
+    (B, H, T, D), M = q.shape, k.shape[2]
+    if bias is None:
+        bias = torch.full((1, T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
+    added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy where heads share it
+    scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
     # What softmax(dim=-1) calls (private by name), below autocast, which would widen the scores to fp32 and narrow
     # them again: twice the memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around
     # it would keep torch.compile from caching what it makes of a block.
-    weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, T)
+    weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, M)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """The same as `explicit_attention` through torch's fused kernel."""
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    bias = None if bias is None else bias.to(q.dtype)[None]  # (1, 1 or H, T, M)
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=bias is None)
+
+
+def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
+    """What is added to the scores: -inf for keys that a query does not see, ALiBi's bias for those that it does.
+
+    Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
+    for the window.
+
+    Args:
+        queries: their places, (..., T).
+        keys: theirs, (..., M); below 0 where there is none.
+        window: how many places a query sees, the newest its own; None is all.
+        slopes: of the heads' biases, (H,); None is no bias.
+
+    Returns:
+        (1 or H, ..., T, M) float32.
+    """
+    distance = queries[..., :, None] - keys[..., None, :]  # (..., T, M)
+    hidden = (distance < 0) | (keys < 0)[..., None, :]  # (..., T, M)
+    if window is not None:
+        hidden = hidden | (distance >= window)
+    heads = torch.zeros(1, device=keys.device) if slopes is None else -slopes  # (1 or H,)
+    bias = heads.view(-1, *[1] * distance.ndim) * distance  # (1 or H, ..., T, M)
+    return bias.masked_fill(hidden, -math.inf)
+
+
+def windowed_attention(
+    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention to the last `window` places, at a cost that grows with T, not with its square.
+
+    The queries are cut into blocks, and the queries of a block share one stretch of keys: as many as the block has, and
+    the `window - 1` before them.
+    Source: Longformer, arXiv:2004.05150, section 3.1, with blocks in place of its diagonals.
+
+    Args:
+        attend: `explicit_attention` or `fused_attention`, for a block.
+        q: queries, (B, H, T, D); `k` and `v` alike.
+        k: keys.
+        v: values.
+        window: how many places a query sees, the newest its own.
+        slopes: see `make_bias`.
+        dropout: see `attend`.
+    """
+    (B, H, T, D), b = q.shape, block_size(window)
+    n, M = -(-T // b), b + window - 1
+    rest = n * b - T  # places that fill the last block up
+    q = F.pad(q, (0, 0, 0, rest)).reshape(B, H * n, b, D)  # (B, H*n, b, D)
+    # unfold only looks at the same keys more than once; the reshape copies them.
+    k, v = (F.pad(x, (0, 0, window - 1, rest)).unfold(2, M, b) for x in (k, v))  # (B, H, n, D, M)
+    k, v = (x.transpose(3, 4).reshape(B, H * n, M, D) for x in (k, v))  # (B, H*n, M, D)
+    places = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
+    keys = places[:, :1] + torch.arange(1 - window, b, device=q.device)  # (n, M)
+    bias = make_bias(places, keys, window, slopes)  # (1 or H, n, b, M)
+    bias = bias.expand(H, n, b, M).reshape(H * n, b, M)  # (H*n, b, M)
+    return attend(q, k, v, bias, dropout).reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
+
+
+def block_size(window: int) -> int:
+    """How many queries a block of `windowed_attention` has: of few, the products are small; of many, most is masked."""
+    return max(16, window // 2)
 
 
 def offset_keys(k: Tensor) -> Tensor:
@@ -63,6 +132,7 @@ class Attention(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    slopes: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         """Make the layer for one block of the model that `config` describes."""
@@ -74,6 +144,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.key_offset = config.key_offset
+        self.window = config.window
+        self.register_buffer(
+            "slopes", alibi_slopes(config.heads) if config.positions == "alibi" else None, persistent=False
+        )
         self.rotary = config.positions == "rotary"
         if self.rotary:
             # The offset half of a key is for finding a character wherever it stands: it is not turned by its place.
@@ -88,8 +162,20 @@ class Attention(nn.Module):
         q, k, v = self.queries_keys_values(x)  # 3 x (B, H, T, D)
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
         attend = explicit_attention if explicit else fused_attention
-        y = attend(q, k, v, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        # A graph that is exported has one way for all lengths.
+        if self.window is not None and self.window + block_size(self.window) < T and not torch.compiler.is_exporting():
+            y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
+        else:
+            y = attend(q, k, v, self.bias(T), dropout)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
+
+    def bias(self, length: int) -> Tensor | None:
+        """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
+        if self.window is None and self.slopes is None:
+            return None
+        places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
+        return make_bias(places, places, self.window, self.slopes)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D)."""

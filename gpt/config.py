@@ -18,7 +18,10 @@ class ModelConfig:
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option("rotary", "how a character's place enters", choices=("learned", "rotary"))
+    positions: str = option(
+        "rotary", "how a character's place enters", choices=("learned", "sinusoidal", "rotary", "alibi", "none")
+    )
+    window: int | None = option(None, "how many characters attention sees, the newest its own; null is all", least=1)
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
     key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
     token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")
@@ -44,13 +47,23 @@ class ModelConfig:
             raise ValueError(
                 f"model.positions=rotary: needs a head size that is a multiple of {parts}"
                 f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={self.dim} / "
-                f"model.heads={self.heads} = {self.head_dim}; model.positions=learned takes any"
+                f"model.heads={self.heads} = {self.head_dim}; the other positions take any"
             )
 
     @property
     def head_dim(self) -> int:
         """Width of one head, `dim / heads`."""
         return self.dim // self.heads
+
+    @property
+    def span(self) -> int:
+        """How many places attention sees at most, the newest its own: as many keys and values need to be kept."""
+        return min(self.window or self.context, self.context)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether a place has an embedding of its own, so that only `context` of them mean something."""
+        return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of each weight of the model with this many tokens, as in its state dict."""

@@ -6,16 +6,18 @@ runs on torch.
 
 Text of any length can be read. What a place sees of it is the *window rule*, which follows from `positions`:
 
-- rotary: a sliding window. A place attends to itself and the `context - 1` places before it, in every block, as in one
-  forward pass over the whole text with a banded causal mask.
-- learned: when `context` places are full, the last `context // 2` tokens are read anew from place 0 on, and the text
-  goes on behind them, as in a forward pass over the tokens since then.
+- rotary, alibi and none: a sliding window. A place attends to itself and the `context - 1` places before it, in every
+  block, as in one forward pass over the whole text with a banded causal mask.
+- learned and sinusoidal: when `context` places are full, the last `context // 2` tokens are read anew from place 0 on,
+  and the text goes on behind them, as in a forward pass over the tokens since then.
 
-Up to `context` tokens, both are the model's own forward pass.
+Up to `context` tokens, both are the model's own forward pass. Where the model has a `window`, attention sees no more
+than that in both, and no more keys and values are kept.
 Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for what is kept; Mistral 7B, arXiv:2310.06825,
 section 2, for the sliding window and its rolling buffer.
 
-Shapes: B texts, n tokens read at once, m keys looked at, C = dim, H heads of size D, T = context, V = vocabulary.
+Shapes: B texts, n tokens read at once, m keys looked at, C = dim, H heads of size D, T = context, S = span (how many
+places attention sees, and slots of the cache), V = vocabulary.
 """
 
 import math
@@ -32,6 +34,7 @@ from gpt.config import ModelConfig
 
 Array = Any  # numpy.ndarray or torch.Tensor
 EPS = 1e-5  # of the norms in gpt/model.py
+PIECE = 256  # tokens worth reading at once, however few places each sees
 MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read
 
 
@@ -143,6 +146,25 @@ class Weights:
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = centred(state["position_embedding.weight"])  # (T, C)
+        if config.positions == "sinusoidal":
+            # The embedding is scaled for them. See gpt/positions.py.
+            self.embedding = root * self.embedding
+            if config.token_shift:
+                self.shifted = root * self.shifted
+            angles = np.arange(config.context)[:, None] * 10_000.0 ** (-np.arange(0, config.dim, 2) / config.dim)
+            table = np.stack((np.sin(angles), np.cos(angles)), axis=-1)  # (T, C/2, 2)
+            self.positions = centred(self.numbers(table.reshape(config.context, -1)[:, : config.dim]))  # (T, C)
+        # ALiBi's biases of 2 S keys in a row, at the distances 0, S - 1, ..., 1, 0, S - 1, ..., 1: wherever the newest
+        # is in a ring of S slots, those of the slots are a stretch of them. See `gpt.positions.alibi_slopes`.
+        self.slopes: Array = None
+        if config.positions == "alibi":
+            below = 1 << (H.bit_length() - 1)
+            exponents = [8 * (h + 1) / below for h in range(below)]
+            exponents += [4 * (2 * h + 1) / below for h in range(H - below)]
+            slopes = 2.0 ** -np.array(exponents)  # (H,)
+            self.slopes = self.numbers(slopes[:, None, None])  # (H, 1, 1)
+            distances = -np.arange(2 * config.span) % config.span
+            self.ring = self.numbers(-slopes[:, None, None] * distances)  # (H, 1, 2S)
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
@@ -196,12 +218,12 @@ class Decoder:
     """
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
-        """Set aside what texts of any length need: 2 * layers * B * T * C numbers."""
+        """Set aside what texts of any length need: 2 * layers * B * S * C numbers."""
         config = weights.config
         self.weights, self.rows = weights, rows
-        H, D, T = config.heads, config.head_dim, config.context
-        self.keys = [weights.zeros(rows, H, T, D) for _ in range(config.layers)]
-        self.values = [weights.zeros(rows, H, T, D) for _ in range(config.layers)]
+        H, D, S = config.heads, config.head_dim, config.span
+        self.keys = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
+        self.values = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
         # The part of a key that goes to the place after it, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
         self.offset = config.key_offset
@@ -209,7 +231,7 @@ class Decoder:
         self.place = np.zeros(rows, np.int64)  # where the next token of each text goes
         self.before = np.full(rows, -1)  # the last token of each text; -1 is none
         self.block, self.turns = -1, np.empty(0)  # a table of rotary turns, and of which T places
-        self.window = np.zeros((rows, T), np.int64)  # the token at each place, for learned positions
+        self.tokens = np.zeros((rows, config.context), np.int64)  # the token at each place, for absolute positions
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read n tokens of each text.
@@ -227,28 +249,34 @@ class Decoder:
         while start < tokens.shape[1]:
             self._make_room(rows)
             room = config.context
-            if config.positions == "learned":
+            if config.absolute:
                 room -= int(self.place[rows].max())
-            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * 2 * config.context)))
+            # In pieces about as long as what a place sees: of a longer one, most scores would be hidden.
+            room = min(room, max(config.span, PIECE))
+            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * (config.span + room))))
             logits.append(self._read(tokens[:, start : start + room], rows))
             start += room
         return np.concatenate(logits, axis=1)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Read one token of each text: (B,) int64 -> (B, V) float64, as `read` does, but faster."""
-        w, T = self.weights, self.weights.config.context
+        w, S = self.weights, self.weights.config.span
         rows = np.arange(self.rows)
         self._make_room(rows)
         place: Any = self.place
         if (place == place[0]).all():
             place = int(place[0])
-            filled, hidden = min(place + 1, T), None
-            at: Any = (slice(None), slice(None), place % T)
+            filled, bias = min(place + 1, S), None
+            if w.slopes is not None:
+                newest = S - place % S
+                bias = w.ring[:, :, newest : newest + filled]  # (H, 1, m)
+            at: Any = (slice(None), slice(None), place % S)
         else:
-            filled = min(int(place.max()) + 1, T)
-            empty = np.arange(filled) > place[:, None, None, None]
-            hidden = w.numbers(np.where(empty, -np.inf, 0.0))  # (B, 1, 1, m)
-            at = (w.integers(rows), slice(None), w.integers(place % T))
+            filled = min(int(place.max()) + 1, S)
+            slots = np.arange(filled)
+            distance = (place[:, None] - slots) % S  # (B, m)
+            bias = self._bias(distance[:, None], (slots <= place[:, None])[:, None])  # (B, 1 or H, 1, m)
+            at = (w.integers(rows), slice(None), w.integers(place % S))
             place = place[:, None]  # (B, 1)
         own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
 
@@ -263,25 +291,24 @@ class Decoder:
             return keys[:, :, :filled], values[:, :, :filled]
 
         x = self._embed(tokens[:, None], self.before[:, None], place)
-        logits = self._blocks(x, self._turn(place), hidden, keep)  # (B, 1, V)
+        logits = self._blocks(x, self._turn(place), bias, keep)  # (B, 1, V)
         self._remember(tokens[:, None], rows)
         return logits[:, 0]
 
     def _read(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Read a piece of at most T tokens, for which there is room: (B, n) -> (B, n, V) float64."""
-        w, T = self.weights, self.weights.config.context
+        w, S = self.weights, self.weights.config.span
         n = tokens.shape[1]
         places = self.place[rows][:, None] + np.arange(n)  # (B, n)
         # The keys that are kept come first, then those of the piece: `n` new ones would take slots that are looked at.
-        held = min(int(self.place[rows].max()), T)
+        held = min(int(self.place[rows].max()), S)
         newest = self.place[rows][:, None] - 1
-        kept = newest - (newest - np.arange(held)) % T  # (B, held): the place in each slot, below 0 where there is none
+        kept = newest - (newest - np.arange(held)) % S  # (B, held): the place in each slot, below 0 where there is none
         key_places = np.concatenate((kept, places), axis=1)  # (B, m)
         distance = places[:, :, None] - key_places[:, None]  # (B, n, m)
-        seen = (distance >= 0) & (distance < T) & (key_places >= 0)[:, None]
-        hidden = w.numbers(np.where(seen, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
+        bias = self._bias(distance, (distance >= 0) & (distance < S) & (key_places >= 0)[:, None])
         before = np.concatenate((self.before[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
-        row, slots, join = w.integers(rows), w.integers(places % T), w.xp.concatenate
+        row, slots, join = w.integers(rows), w.integers(places[:, -S:] % S), w.xp.concatenate
 
         def keep(i: int, k: Array, v: Array) -> tuple[Array, Array]:
             """Put keys and values (B, n, H, D) into their slots, and show them behind those that were there."""
@@ -292,46 +319,53 @@ class Decoder:
                 k = join((k[..., : self.own], shifted), axis=3)  # (B, n, H, D)
             keys = join((self.keys[i][row][:, :, :held], k.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
             values = join((self.values[i][row][:, :, :held], v.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
-            self.keys[i][row[:, None], :, slots] = k
-            self.values[i][row[:, None], :, slots] = v
+            self.keys[i][row[:, None], :, slots] = k[:, -S:]
+            self.values[i][row[:, None], :, slots] = v[:, -S:]
             return keys, values
 
-        logits = self._blocks(self._embed(tokens, before, places), self._turn(places), hidden, keep)
+        logits = self._blocks(self._embed(tokens, before, places), self._turn(places), bias, keep)
         self._remember(tokens, rows)
         return logits
 
-    def _blocks(self, x: Array, turn: Array, hidden: Array | None, keep: Callable[..., Any]) -> np.ndarray:
+    def _bias(self, distance: np.ndarray, seen: np.ndarray) -> Array:
+        """What is added to scores, from how far keys are and whether they are seen: (B, n, m) -> (B, 1 or H, n, m)."""
+        w = self.weights
+        bias = w.numbers(np.where(seen, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
+        return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(seen, distance, 0.0))[:, None]
+
+    def _blocks(self, x: Array, turn: Array, bias: Array | None, keep: Callable[..., Any]) -> np.ndarray:
         """All blocks and the head: (B, n, C) -> (B, n, V) float64.
 
         Args:
             x: what enters the first block.
             turn: of the places, see `_turn`.
-            hidden: (B, 1, n, m), -inf for keys that a place does not see; None where it sees all.
+            bias: what is added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for keys that a place does not see;
+                None where it sees all.
             keep: remembers a block's new keys and values and returns all that may be looked at, 2 x (B, H, m, D).
         """
         for i, layer in enumerate(self.weights.layers):
             q, k, v = self._project(layer, x, turn)  # 3 x (B, n, H, D)
             keys, values = keep(i, k, v)  # 2 x (B, H, m, D)
-            y = self._attend(q.swapaxes(1, 2), keys, values, hidden).swapaxes(1, 2)  # (B, n, H, D)
+            y = self._attend(q.swapaxes(1, 2), keys, values, bias).swapaxes(1, 2)  # (B, n, H, D)
             x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
             x = x + self._mlp(layer, x)
         return self._logits(x)
 
     def _make_room(self, rows: np.ndarray) -> None:
-        """The window rule of learned positions: where all places are full, begin anew with the last half."""
+        """The window rule of absolute positions: where all places are full, begin anew with the last half."""
         T = self.weights.config.context
-        if self.weights.config.positions != "learned" or self.place[rows].max() < T:
+        if not self.weights.config.absolute or self.place[rows].max() < T:
             return
         full = rows[self.place[rows] == T]
         self.place[full], self.before[full] = 0, -1
         for moved in self.moved:
             moved[self.weights.integers(full)] = 0
         if T > 1:
-            self._read(self.window[full, T - T // 2 :], full)
+            self._read(self.tokens[full, T - T // 2 :], full)
 
     def _remember(self, tokens: np.ndarray, rows: np.ndarray) -> None:
-        if self.weights.config.positions == "learned":
-            self.window[rows[:, None], self.place[rows][:, None] + np.arange(tokens.shape[1])] = tokens
+        if self.weights.config.absolute:
+            self.tokens[rows[:, None], self.place[rows][:, None] + np.arange(tokens.shape[1])] = tokens
         self.place[rows] += tokens.shape[1]
         self.before[rows] = tokens[:, -1]
 
@@ -341,7 +375,7 @@ class Decoder:
         x = w.embedding[w.integers(tokens)]
         if w.config.token_shift:
             x = x + w.shifted[w.integers(before)]
-        if w.config.positions == "learned":
+        if w.config.absolute:
             x = x + w.positions[w.integers(places) if isinstance(places, np.ndarray) else places]
         return x
 
@@ -373,12 +407,12 @@ class Decoder:
             pairs *= turn
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
-    def _attend(self, q: Array, keys: Array, values: Array, hidden: Array | None) -> Array:
-        """softmax(q k^T + hidden) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
+    def _attend(self, q: Array, keys: Array, values: Array, bias: Array | None) -> Array:
+        """softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
         xp = self.weights.xp
         scores = q @ keys.swapaxes(2, 3)  # (B, H, n, m)
-        if hidden is not None:
-            scores += hidden
+        if bias is not None:
+            scores += bias
         if not self.weights.bounded:
             scores -= xp.amax(scores, -1, keepdims=True)
         shares = xp.exp(scores, out=scores)

@@ -163,11 +163,11 @@ def needed(weights: Weights, length: int) -> int:
     """Where to begin with a prompt of `length` tokens: what comes before has no influence on what follows it."""
     config = weights.config
     T = config.context
-    if config.positions == "learned":  # begun anew as often as it takes; see gpt/decode.py
+    if config.absolute:  # begun anew as often as it takes; see gpt/decode.py
         step = T - T // 2
         return -(-max(0, length - T) // step) * step
-    # Each block looks T - 1 places back, and one more for its offset keys; the token shift looks back one.
-    return max(0, length - config.layers * T - 2)
+    # Each block looks S - 1 places back, and one more for its offset keys; the token shift looks back one.
+    return max(0, length - config.layers * config.span - 2)
 
 
 def weights_of(model: "GPT") -> Weights:
@@ -200,7 +200,7 @@ def side_by_side(
         The last that `work` yielded for each part, in order.
     """
     config = weights.config
-    cache = 2 * config.layers * config.context * config.dim * weights.dtype.itemsize  # bytes, of one text
+    cache = 2 * config.layers * config.span * config.dim * weights.dtype.itemsize  # bytes, of one text
     most = max(1, min(MOST_ROWS, MOST_CACHE // cache))  # rows of a part
     parts = max(1, min(cores(), rows // LEAST_ROWS), -(-rows // most))
     borders = np.linspace(0, rows, parts + 1).round().astype(int)

@@ -73,8 +73,9 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
                 assert isinstance(block, Block)
                 q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (1, H, T, D)
                 scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-                hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T)
-                maps.append(scores.masked_fill(hidden, -torch.inf).softmax(-1)[0])  # (H, T, T)
+                hidden = torch.full_like(scores[0, 0], -torch.inf).triu(1)  # (T, T)
+                bias = block.attention.bias(len(tokens))  # (1 or H, T, T), hidden ones included
+                maps.append((scores + (hidden if bias is None else bias.float())).softmax(-1)[0])  # (H, T, T)
                 x = block(x)  # (1, T, C)
     finally:
         model.train(training)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gpt.attention import Attention
 from gpt.config import ModelConfig
 from gpt.dropout import Dropout
+from gpt.positions import sinusoidal_table
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -64,6 +65,8 @@ class GPT(nn.Module):
         vocabulary: number V of distinct tokens.
     """
 
+    sinusoids: Tensor
+
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         """Make the model with fresh weights drawn from torch's global generator."""
         super().__init__()
@@ -74,6 +77,8 @@ class GPT(nn.Module):
             self.shift = nn.Parameter(torch.zeros(config.dim))
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
+        if config.positions == "sinusoidal":
+            self.register_buffer("sinusoids", sinusoidal_table(config.context, config.dim), persistent=False)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
@@ -107,6 +112,8 @@ class GPT(nn.Module):
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
+        if self.config.positions == "sinusoidal":  # scaled as in section 3.4 of arXiv:1706.03762
+            x = self.config.dim**0.5 * x + self.sinusoids[: tokens.shape[1]]  # (B, T, C)
         return self.dropout(x)
 
     def num_parameters(self) -> int:
@@ -116,12 +123,12 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Floating-point operations of forward and backward for one character of a full window.
 
-        Six for each weight of a matrix (the embeddings are only looked up), and 12 * T * C for each block's
-        T x T attention, of which the masked half counts, too.
+        Six for each weight of a matrix (the embeddings are only looked up), and 12 * S * C for each block's
+        attention to S places, the context or the window, of which the masked half counts, too.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
-        return 6 * weights + 12 * self.config.layers * self.config.context * self.config.dim
+        return 6 * weights + 12 * self.config.layers * self.config.span * self.config.dim
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.dtype != torch.int64:

@@ -1,7 +1,43 @@
-"""How a character's place in the window enters the model."""
+"""How a character's place in the window enters the model.
+
+Learned and sinusoidal places are added to the embeddings; rotary ones turn queries and keys, ALiBi lowers the scores
+of attention by distance. Without any, a causal model still sees which characters come before which, but not how far.
+"""
 
 import torch
 from torch import Tensor
+
+
+def sinusoidal_table(context: int, dim: int) -> Tensor:
+    """What is added at each place: channel 2i is sin(t * 10000^(-2i/C)), channel 2i + 1 its cosine.
+
+    Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
+
+    Args:
+        context: number of places.
+        dim: number of channels C.
+
+    Returns:
+        (context, C) float32, computed in float64.
+    """
+    cos, sin = rotary_tables(context, dim)  # (context, C/2) twice: the angles are the same
+    return torch.stack((sin, cos), dim=-1).flatten(1)[:, :dim]  # (context, C)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """How much the scores of each head fall with every place of distance, for ALiBi.
+
+    A geometric sequence: 2^(-8/H), 2^(-16/H), ..., 2^-8 where H is a power of two. Otherwise that of the power of two
+    below, and then every other slope of the sequence for the power above.
+    Source: Train Short, Test Long, arXiv:2108.12409, section 3, and the authors' code for other numbers of heads.
+
+    Returns:
+        (H,) float32.
+    """
+    below = 1 << (heads.bit_length() - 1)  # the largest power of two that is no more than H
+    exponents = [-8 * (h + 1) / below for h in range(below)]
+    exponents += [-8 * (2 * h + 1) / (2 * below) for h in range(heads - below)]
+    return 2.0 ** torch.tensor(exponents)
 
 
 def rotary_tables(context: int, channels: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:

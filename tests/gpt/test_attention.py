@@ -10,7 +10,7 @@ from torch import nn
 from gpt.attention import Attention
 from gpt.config import ModelConfig
 from tests.reference.attention import attention
-from tests.reference.models import OFFSET, fill, tiny, tolerance
+from tests.reference.models import OFFSET, PLACES, fill, tiny, tolerance
 
 CASES = [
     tiny(heads=heads, positions=positions, qk_norm=qk_norm, bias=bias, attention=kernel)
@@ -22,12 +22,14 @@ CASES = [
     # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel none.
     *(tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)),
     *OFFSET,
+    *PLACES,
 ]
 
 
 def name(config: ModelConfig) -> str:
     flags = [flag for flag in ("qk_norm", "key_offset", "bias") if getattr(config, flag)]
-    return "-".join([f"{config.heads}of{config.dim}", config.positions, *flags, config.attention])
+    window = [f"window{config.window}of{config.context}"] * (config.window is not None)
+    return "-".join([f"{config.heads}of{config.dim}", config.positions, *window, *flags, config.attention])
 
 
 def build(config: ModelConfig, seed: int = 0) -> Attention:
@@ -40,9 +42,9 @@ def random(*shape: int, seed: int = 7) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("config", CASES, ids=name)
-@pytest.mark.parametrize("time", [1, 5, 7])
-def test_equals_loops(config: ModelConfig, time: int) -> None:
-    module = build(config)
+@pytest.mark.parametrize("time", [1, 5, None])
+def test_equals_loops(config: ModelConfig, time: int | None) -> None:
+    module, time = build(config), time or config.context
     x = random(2, time, config.dim)
     qkv, proj = (
         (layer.weight.detach().numpy(), None if layer.bias is None else layer.bias.detach().numpy())
@@ -56,6 +58,8 @@ def test_equals_loops(config: ModelConfig, time: int) -> None:
             config.heads,
             qk_norm=config.qk_norm,
             rotate=config.positions == "rotary",
+            alibi=config.positions == "alibi",
+            window=config.window,
             key_offset=config.key_offset,
         )
         for row in x.numpy()

@@ -34,6 +34,18 @@ CONFIGS = [
 ] + [
     tiny(positions="rotary", context=1, key_offset=True, token_shift=True, heads=3),
     tiny(positions="learned", context=1, key_offset=True, token_shift=True),
+    *(
+        tiny(
+            positions=positions, window=window, key_offset=offset, token_shift=offset, qk_norm=qk_norm, heads=3,
+            norm=("layernorm", "rmsnorm")[i % 2], bias=i % 3 == 0, tied=i % 5 == 0,
+        )
+        for i, (positions, window, offset, qk_norm) in enumerate(
+            itertools.product(
+                ("learned", "sinusoidal", "rotary", "alibi", "none"), (None, 1, 3, 20), (False, True), (False, True)
+            )
+        )
+        if window or positions not in ("learned", "rotary")  # those are above
+    ),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{name(config)}-{config.context}")
@@ -58,15 +70,14 @@ def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
 def _expected(key: str, seed: int) -> np.ndarray:
     config = ModelConfig(**dict(eval(key)))  # noqa: S307 - a dataclass is no key for a cache
     model, tokens = build(config), text(config, seed)
-    if config.positions == "rotary":  # one forward pass, a band of `context` places
-        return reference.gpt(model.state_dict(), config, tokens[None], window=config.context)[0]
+    if not config.absolute:  # one forward pass, a band of `context` places
+        return reference.gpt(model.state_dict(), config, tokens[None], window=config.span)[0]
     # The window rule written out: start over with the last half whenever the context is full.
     logits, start = [], 0
-    for t in range(len(tokens)):
-        if t - start == config.context:
-            start = t - config.context // 2
-        with torch.no_grad():
-            logits.append(model(torch.from_numpy(tokens[start : t + 1])[None])[0, -1].numpy())
+    while len(logits) < len(tokens):
+        window = tokens[start : start + config.context]
+        logits.extend(reference.gpt(model.state_dict(), config, window[None])[0, len(logits) - start :])
+        start = len(logits) - config.context // 2
     return np.array(logits)
 
 

@@ -15,6 +15,7 @@ from gpt.config import ModelConfig
 from gpt.model import GPT, MLP, Block, init_from
 from tests.reference import model as reference
 from tests.reference.models import ALL, SHIFT, SOME, fill, name, tiny, tolerance
+from tests.reference.positions import sinusoidal
 
 VOCABULARY = 11
 
@@ -173,38 +174,64 @@ def test_bfloat16_autocast_is_close(positions: str, qk_norm: bool, kernel: str) 
 
 @pytest.mark.parametrize("config", ALL, ids=name)
 def test_no_logit_sees_what_comes_after_it(config: ModelConfig) -> None:
-    """Changing token t changes no logit before t, in no other row, and does change the logit at t and the last one."""
-    model, tokens = build(config), draw(2, 7)
+    """Changing token t changes no logit before t, in no other row, and does change all from t on that a window reaches.
+
+    A window of W places reaches W - 1 places back in each block, one more where a key is offset, which nobody asks
+    where there is but one, and one more through a token shift.
+    """
+    model, tokens = build(config), draw(2, config.context)
+    offset = config.key_offset and config.head_dim > 1 and config.span > 1
+    reach = config.layers * (config.span - 1 + offset) + config.token_shift
     with torch.no_grad():
         before = model(tokens)
-        for t in range(7):
+        for t in range(config.context):
             changed = tokens.clone()
             changed[0, t] = (changed[0, t] + 1) % VOCABULARY
             difference = (model(changed) - before).abs().amax(-1)
             assert difference[0, :t].sum() < 1e-12 and difference[1].sum() < 1e-12
             assert difference[0, t] > 1e-4, "a logit must see its own token"
-            assert (difference[0, t:] > 1e-7).all(), "and every one before it"
+            assert (difference[0, t : t + reach + 1] > 1e-9).all(), "and every one before it that it can"
+            assert not difference[0, t + reach + 1 :].any()
 
 
-@pytest.mark.parametrize("config", ALL[::3], ids=name)
+@pytest.mark.parametrize("config", ALL[::3] + [tiny(positions="none")], ids=name)
 def test_order_matters(config: ModelConfig) -> None:
-    """With a single block and no positions the last logit could not tell the order of what came before."""
-    model = build(replace(config, layers=1))
+    """With a single block and no positions the last logit cannot tell the order of what came before."""
+    model = build(replace(config, layers=1, window=None))
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [3, 2, 1, 4, 5, 6, 7], [6, 5, 4, 3, 2, 1, 7]])
     with torch.no_grad():
         last = model(tokens)[:, -1]
-    assert (last[0] - last[1]).abs().max() > 1e-4
-    assert (last[0] - last[2]).abs().max() > 1e-4
+    for other in last[1:]:
+        difference = (last[0] - other).abs().max()
+        blind = config.positions == "none" and not config.key_offset and not config.token_shift
+        assert difference < 1e-12 if blind else difference > 1e-4
 
 
-def test_rotary_knows_distances_and_learned_knows_places() -> None:
-    """All characters equal, one block: rotary turns no values, so all logits are equal; learned places differ."""
-    tokens = torch.full((1, 7), 4)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi", "none"])
+def test_some_know_places_and_others_distances(positions: str) -> None:
+    """All characters equal, one block: distances weigh equal values, so all logits are equal; places differ."""
+    config = tiny(layers=1, positions=positions)
     with torch.no_grad():
-        rotary = build(tiny(layers=1, positions="rotary"))(tokens)
-        learned = build(tiny(layers=1, positions="learned"))(tokens)
-    torch.testing.assert_close(rotary, rotary[:, :1].expand_as(rotary), rtol=0, atol=1e-10)
-    assert (learned[:, 1:] - learned[:, :-1]).abs().amax(-1).min() > 1e-4
+        logits = build(config)(torch.full((1, 7), 4))
+    if config.absolute:
+        assert (logits[:, 1:] - logits[:, :-1]).abs().amax(-1).min() > 1e-4
+    else:
+        torch.testing.assert_close(logits, logits[:, :1].expand_as(logits), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "none"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_longer_context_changes_nothing_within_the_shorter(positions: str, window: int | None) -> None:
+    """Where places have no embedding, a model reads on beyond the context that it was trained with."""
+    config = tiny(positions=positions, window=window)
+    model, longer = build(config), GPT(replace(config, context=28), VOCABULARY).double().eval()
+    longer.load_state_dict(model.state_dict())
+    tokens = draw(2, 28)
+    with torch.no_grad():
+        wide = longer(tokens)
+        torch.testing.assert_close(wide[:, :7], model(tokens[:, :7]), rtol=0, atol=1e-12)
+    expected = reference.gpt(model.state_dict(), config, tokens.numpy())
+    np.testing.assert_allclose(wide.numpy(), expected, rtol=0, atol=tolerance(config))
 
 
 @pytest.mark.parametrize("config", SOME, ids=name)
@@ -250,7 +277,7 @@ def test_dropout_on_each_branch(branch: str) -> None:
     torch.testing.assert_close(added[added != 0], whole[added != 0] / scale, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
 def test_dropout_on_the_embeddings(positions: str) -> None:
     model = build(tiny(dropout=0.3, positions=positions)).train()
     tokens, seen = draw(300, 7), []
@@ -261,8 +288,10 @@ def test_dropout_on_the_embeddings(positions: str) -> None:
     embedded = model.embedding.weight[tokens].detach()
     if positions == "learned":
         embedded = embedded + model.position_embedding.weight.detach()
+    if positions == "sinusoidal":
+        embedded = 12**0.5 * embedded + torch.from_numpy(sinusoidal(7, 12))
     assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02)
-    torch.testing.assert_close(seen[0][kept], embedded[kept] / 0.7, rtol=0, atol=1e-12)
+    torch.testing.assert_close(seen[0][kept], embedded[kept] / 0.7, rtol=0, atol=1e-7)
 
 
 # Parameters

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.reference.attention import attention, linear, unit_rms
+from tests.reference.positions import sinusoidal
 
 
 def layer_norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5) -> np.ndarray:
@@ -44,7 +45,8 @@ def gpt(
 ) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
-    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions);
+    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions), or that
+    times sqrt(dim) + the table of sinusoidal positions (arXiv:1706.03762, sections 3.4 and 3.5);
     h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block (pre-norm: Radford et al. 2019, section 2.3);
     logits = norm(h) W^T, W = E when tied.
     """
@@ -63,6 +65,8 @@ def gpt(
             x = np.array([x[t] + arrays["shift"] * x[t - 1] if t else x[t] for t in range(len(row))])
         if config.positions == "learned":
             x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
+        if config.positions == "sinusoidal":
+            x = math.sqrt(config.dim) * x + sinusoidal(len(row), config.dim)
         for i in range(config.layers):
             block = f"blocks.{i}"
             x = x + attention(
@@ -72,8 +76,9 @@ def gpt(
                 config.heads,
                 qk_norm=config.qk_norm,
                 rotate=config.positions == "rotary",
+                alibi=config.positions == "alibi",
                 key_offset=config.key_offset,
-                window=window,
+                window=config.window if window is None else window,
                 seen=seen,
             )
             x = x + mlp(

@@ -25,13 +25,14 @@ def tiny(**changes) -> ModelConfig:
 
 
 def tolerance(config: ModelConfig) -> float:
-    """How far a float64 model may be from its oracle: rotary tables are stored in single precision."""
-    return 1e-6 if config.positions == "rotary" else 1e-10
+    """How far a float64 model may be from its oracle: the tables of positions are stored in single precision."""
+    return 1e-10 if config.positions in ("learned", "none") else 2e-6
 
 
 def name(config: ModelConfig) -> str:
     """A test id: what was chosen."""
-    flags = [flag for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias") if getattr(config, flag)]
+    flags = [f"window{config.window}"] * (config.window is not None)
+    flags += [flag for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias") if getattr(config, flag)]
     parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
     return "-".join(parts)
 
@@ -50,6 +51,33 @@ SHIFT = [
     for positions, tied, offset in itertools.product(("learned", "rotary"), (False, True), (False, True))
 ]
 
+# Each way for places to enter with each kind of window: of one place, as long as some blocks, as the context, longer.
+# A block has 16 queries at least, so that the context of some is several of them.
+PLACES = [
+    tiny(
+        positions=positions,
+        window=window,
+        context=context,
+        heads=heads,
+        attention=kernel,
+        qk_norm=i % 2 == 0,
+        key_offset=i % 3 == 0,
+        token_shift=i % 4 == 0,
+        bias=i % 5 == 0,
+        tied=i % 7 == 0,
+    )
+    for i, (positions, (window, context, heads), kernel) in enumerate(
+        itertools.product(
+            ("learned", "sinusoidal", "rotary", "alibi", "none"),
+            ((None, 7, 3), (1, 40, 1), (3, 7, 3), (5, 39, 3), (17, 48, 3), (7, 7, 1), (20, 7, 3)),
+            ("explicit", "sdpa"),
+        )
+    )
+]
+
+# Slopes of ALiBi for numbers of heads that are a power of two, and that are not.
+PLACES += [tiny(positions="alibi", heads=heads) for heads in (2, 6, 12)] + [tiny(positions="alibi", heads=4, dim=16)]
+
 # Every combination of the other options; the number of heads goes round with them.
 ALL = OFFSET + [
     tiny(
@@ -62,7 +90,7 @@ ALL = OFFSET + [
             (False, True), (False, True), (False, True), ("explicit", "sdpa"),
         )
     )
-] + SHIFT  # fmt: skip
+] + SHIFT + PLACES  # fmt: skip
 
 # Each value of each option at least once, and those that meet in attention in every combination.
 SOME = [config for i, config in enumerate(ALL) if i % 5 == 0 or i < len(OFFSET) // 2 or config.token_shift] + [

@@ -1,6 +1,7 @@
-"""Rotary position embedding in NumPy, one pair at a time."""
+"""Ways for places to enter a model in NumPy, one number at a time."""
 
 import cmath
+import math
 
 import numpy as np
 
@@ -22,3 +23,35 @@ def rotary(x: np.ndarray, base: float = 10000.0, channels: int | None = None) ->
             turned = complex(x[t, i], x[t, i + half]) * cmath.exp(1j * t * base ** (-2 * i / size))
             out[t, i], out[t, i + half] = turned.real, turned.imag
     return out
+
+
+def sinusoidal(time: int, dim: int) -> np.ndarray:
+    """The table (time, dim) that is added to the embeddings.
+
+    Vaswani et al., arXiv:1706.03762, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)) and
+    PE(pos, 2i + 1) = cos(pos / 10000^(2i/d)).
+    """
+    table = np.zeros((time, dim))
+    for t in range(time):
+        for channel in range(dim):
+            angle = t / 10000 ** (2 * (channel // 2) / dim)
+            table[t, channel] = math.cos(angle) if channel % 2 else math.sin(angle)
+    return table
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """How much a head's scores fall for each place of distance.
+
+    Press et al., ALiBi, arXiv:2108.12409, section 3: for n heads, a power of two, the geometric sequence that starts at
+    2^(-8/n) and has that ratio. For another n, as in the authors' code: the sequence of the next smaller power of two
+    p, and then every other member, beginning with the first, of the sequence for 2p.
+    """
+    slopes = []
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    for h in range(heads):
+        slopes.append(
+            (2 ** (-8 / power)) ** (h + 1) if h < power else (2 ** (-8 / (2 * power))) ** (2 * (h - power) + 1)
+        )
+    return slopes
