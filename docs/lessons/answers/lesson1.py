@@ -36,6 +36,7 @@ def reachable(visible: np.ndarray, layers: int) -> np.ndarray:
     """Whether what place j holds can matter at place i after so many layers: bool (T, T) -> bool (T, T)."""
     # An arrow for each pair that may look, and a loop at each place for the residual path. After two layers j matters
     # at i where some place m looks at j and i looks at m: a product of matrices, of which only "zero or not" counts.
+    # With a window of 10, news travels 9 places in a layer: 99 places need 11 layers.
     arrows = visible | np.eye(len(visible), dtype=bool)  # (T, T)
     reached = np.eye(len(visible), dtype=bool)  # (T, T): with no layers each place knows itself
     for _ in range(layers):
