@@ -81,6 +81,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--window", choices=MODES, help="score in this mode alone (default: disjoint and strided)")
     stride = number(int, 1, 2**20)
     add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
+    context = number(int, 1, 2**20)
+    add("--context", type=context, metavar="N", help="characters in a window (default: the model's own context)")
     add("--per-char", action="store_true", help="print JSON lines, one a character; the figures go to stderr")
     add("--html", metavar="OUT", help="write a page with the text coloured by surprisal")
     add("--encoding", default="utf-8", metavar="E", help="of the text (default utf-8)")
@@ -158,8 +160,14 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         from data.corpus import Document
         from data.tokenizer import tokenizer_from
         from gpt.checkpoint import load_checkpoint
+        from gpt.model import with_context
 
         loaded = [load_checkpoint(path) for path in checkpoints]
+        if options.context:
+            try:
+                loaded = [(with_context(model, options.context).eval(), meta) for model, meta in loaded]
+            except ValueError as error:
+                raise InputError(f"--context {options.context}: {error}") from None
     for model, _ in loaded:
         to_device(model, options.device)
         if options.stride and options.stride > model.config.context:

@@ -11,6 +11,8 @@ from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 from gpt.positions import alibi_slopes, rotary_tables, rotate
 
+LEAST_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
+
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """softmax(q k^T / sqrt(D) + bias) v, written out as two batched products.
@@ -76,9 +78,9 @@ def windowed_attention(
 ) -> Tensor:
     """Attention to the last `window` places, at a cost that grows with T, not with its square.
 
-    The queries are cut into blocks, and the queries of a block share one stretch of keys: as many as the block has, and
-    the `window - 1` before them.
-    Source: Longformer, arXiv:2004.05150, section 3.1, with blocks in place of its diagonals.
+    The text is cut into blocks of at least a window. What the queries of a block see then lies in their own block and
+    the one before it: each is a small attention of b queries to 2b keys.
+    Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
 
     Args:
         attend: `explicit_attention` or `fused_attention`, for a block.
@@ -89,23 +91,15 @@ def windowed_attention(
         slopes: see `make_bias`.
         dropout: see `attend`.
     """
-    (B, H, T, D), b = q.shape, block_size(window)
-    n, M = -(-T // b), b + window - 1
-    rest = n * b - T  # places that fill the last block up
-    q = F.pad(q, (0, 0, 0, rest)).reshape(B, H * n, b, D)  # (B, H*n, b, D)
-    # unfold only looks at the same keys more than once; the reshape copies them.
-    k, v = (F.pad(x, (0, 0, window - 1, rest)).unfold(2, M, b) for x in (k, v))  # (B, H, n, D, M)
-    k, v = (x.transpose(3, 4).reshape(B, H * n, M, D) for x in (k, v))  # (B, H*n, M, D)
+    (B, H, T, D), b = q.shape, max(window, LEAST_BLOCK)
+    n = -(-T // b)
+    q, k, v = (F.pad(x, (0, 0, 0, n * b - T)).view(B, H, n, b, D) for x in (q, k, v))  # (B, H, n, b, D)
+    k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, -1)), x), dim=3) for x in (k, v))  # (B, H, n, 2b, D)
     places = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
-    keys = places[:, :1] + torch.arange(1 - window, b, device=q.device)  # (n, M)
-    bias = make_bias(places, keys, window, slopes)  # (1 or H, n, b, M)
-    bias = bias.expand(H, n, b, M).reshape(H * n, b, M)  # (H*n, b, M)
-    return attend(q, k, v, bias, dropout).reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
-
-
-def block_size(window: int) -> int:
-    """How many queries a block of `windowed_attention` has: of few, the products are small; of many, most is masked."""
-    return max(16, window // 2)
+    bias = make_bias(places, torch.cat((places - b, places), dim=1), window, slopes)  # (1 or H, n, b, 2b)
+    bias = bias.expand(H, n, b, 2 * b).reshape(H * n, b, 2 * b)  # (H*n, b, 2b)
+    y = attend(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias, dropout)  # (B, H*n, b, D)
+    return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
 
 
 def offset_keys(k: Tensor) -> Tensor:
@@ -163,8 +157,8 @@ class Attention(nn.Module):
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
         attend = explicit_attention if explicit else fused_attention
         dropout = self.dropout if self.training else 0.0
-        # A graph that is exported has one way for all lengths.
-        if self.window is not None and self.window + block_size(self.window) < T and not torch.compiler.is_exporting():
+        # Blocks save what two of them do not cover. A graph that is exported has one way for all lengths.
+        if self.window and T > 2 * max(self.window, LEAST_BLOCK) and not torch.compiler.is_exporting():
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
         else:
             y = attend(q, k, v, self.bias(T), dropout)

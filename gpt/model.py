@@ -5,6 +5,8 @@ Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV 
 token shift, which is on the embeddings alone here.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -159,6 +161,22 @@ def init_weights(model: GPT) -> None:
             parameter.zero_()
         else:
             parameter.fill_(1)
+
+
+def with_context(model: GPT, context: int) -> GPT:
+    """The same weights for windows of another length, also a longer one than they were trained with.
+
+    Within the shorter of both, logits stay the same. What lies beyond has never been trained on: positions decide what
+    comes of it.
+
+    Raises:
+        ValueError: learned positions, of which there are no more.
+    """
+    if model.config.positions == "learned" and context > model.config.context:
+        raise ValueError(f"must be at most {model.config.context}, the places that the model has learned")
+    other = GPT(replace(model.config, context=context), model.vocabulary).to(model.head.weight)
+    init_from(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
+    return other
 
 
 @torch.no_grad()

@@ -236,6 +236,12 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
             ["model.ckpt", "text.txt", "--stride", "2", "--window", "sample"],
             "--stride 2: has no meaning for --window sample",
         ),
+        (["model.ckpt", "text.txt", "--context", "0"], "argument --context: 0: must be a whole number, at least 1"),
+        (["model.ckpt", "text.txt", "--context", "5", "--stride", "6"], "--stride 6: must be at most 5, the context"),
+        (
+            ["learned.ckpt", "text.txt", "--context", "8"],
+            "--context 8: must be at most 7, the places that the model has learned",
+        ),
         (["model.ckpt", "text.txt", "--window", "half"], "invalid choice: 'half'"),
         (["model.ckpt", "text.txt", "--htm", "a"], "nearest: --html"),
         (["model.ckpt", "text.txt", "--html", "nowhere/a.html"], "--html nowhere/a.html: No such file or directory"),
@@ -258,6 +264,7 @@ def test_wrong_words_get_one_line(files: Path, score: Call, arguments: list[str]
     Path("latin.txt").write_bytes("aï".encode("latin-1"))
     Path("empty.txt").touch()
     Path("m.safetensors").touch()
+    write("learned.ckpt", positions="learned")
     before = sorted(os.listdir())
     ended = score(*arguments)
     assert ended.status == 2 and ended.out == ""
@@ -331,6 +338,16 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call, 
         assert costs[mode][8 - 3 :] != pytest.approx(printed[8 - 3 :], abs=1e-3)
     whole = figures(score("model.ckpt", "written.txt", "--window", "sample").out)
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
+
+
+@pytest.mark.parametrize("context", [3, 20])
+def test_windows_of_another_length(files: Path, score: Call, context: int) -> None:
+    """As of a model that was trained with such windows and has the same weights."""
+    write("other.ckpt", context=context)
+    for mode in score_script.MODES:
+        wanted = figures(score("other.ckpt", "text.txt", "--window", mode).out)
+        assert figures(score("model.ckpt", "text.txt", "--window", mode, "--context", str(context)).out) == wanted
+        assert wanted != figures(score("model.ckpt", "text.txt", "--window", mode).out)
 
 
 # -- Two models -----------------------------------------------------------------------------------------

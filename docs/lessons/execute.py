@@ -24,7 +24,13 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     # A kernel of this Python, whatever kernels are installed; the lessons take at most 150 s.
-    client = NotebookClient(notebook, timeout=150, record_timing=False, resources={"metadata": {"path": str(HERE)}})
+    client = NotebookClient(
+        notebook,
+        timeout=150,
+        record_timing=False,
+        coalesce_streams=True,  # what a cell prints comes in pieces that depend on the clock
+        resources={"metadata": {"path": str(HERE)}},
+    )
     client.execute()
     return notebook
 

@@ -60,8 +60,7 @@ def show(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if numbers:
-        for (row, column), value in np.ndenumerate(values):
-            if value is not np.ma.masked:
-                dark = np.dot(image.cmap(image.norm(value))[:3], (0.3, 0.6, 0.1)) < 0.5
-                axes.text(column, row, f"{value:.2g}", ha="center", va="center", color="white" if dark else "black")
+        for (row, column), value in np.ma.ndenumerate(values, compressed=True):
+            dark = np.dot(image.cmap(image.norm(value))[:3], (0.3, 0.6, 0.1)) < 0.5
+            axes.text(column, row, f"{value:.2g}", ha="center", va="center", color="white" if dark else "black")
     return axes

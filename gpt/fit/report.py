@@ -132,7 +132,7 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
         windows: windows per forward and backward on one device.
     """
     per_window = (
-        4 * model.context * (model.layers * (20 * model.dim + 3 * model.heads * model.context) + 3 * vocabulary)
+        4 * model.context * (model.layers * (20 * model.dim + 3 * model.heads * model.span) + 3 * vocabulary)
     )  # floats kept for the backward pass, by the shapes in gpt/model.py
     need = f"{windows} windows of {model.context} need about {windows * per_window / 2**30:.2g} GiB for activations"
     if windows > 1:

@@ -45,7 +45,10 @@ def refusal(*arguments: str, sweep: bool = False) -> str:
         ("model.layers=", ["model.layers=", "a whole number"]),
         ("optim.lr=nan", ["optim.lr=nan", "a number, above 0"]),
         ("optim.lr=inf", ["optim.lr=inf", "a number, above 0"]),
-        ("model.positions=rotery", ["model.positions=rotery", "learned, rotary", "nearest: rotary"]),
+        (
+            "model.positions=rotery",
+            ["model.positions=rotery", "learned, sinusoidal, rotary, alibi, none", "nearest: rotary"],
+        ),
         ("model.heads=2,4", ["model.heads=2,4", "-m"]),
         ("heads", ["key=value", "nearest: model.heads"]),
         ("trainer.gradient_clip_val=1", ["trainer.gradient_clip_val", "optim.clip"]),

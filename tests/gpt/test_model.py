@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
-from gpt.model import GPT, MLP, Block, init_from
+from gpt.model import GPT, MLP, Block, init_from, with_context
 from tests.reference import model as reference
 from tests.reference.models import ALL, SHIFT, SOME, fill, name, tiny, tolerance
 from tests.reference.positions import sinusoidal
@@ -219,19 +219,35 @@ def test_some_know_places_and_others_distances(positions: str) -> None:
         torch.testing.assert_close(logits, logits[:, :1].expand_as(logits), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "none"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_longer_context_changes_nothing_within_the_shorter(positions: str, window: int | None) -> None:
-    """Where places have no embedding, a model reads on beyond the context that it was trained with."""
+    """Where places are not learned one by one, a model reads on beyond the context that it was trained with."""
     config = tiny(positions=positions, window=window)
-    model, longer = build(config), GPT(replace(config, context=28), VOCABULARY).double().eval()
-    longer.load_state_dict(model.state_dict())
+    model = build(config)
+    longer = with_context(model, 28).eval()
     tokens = draw(2, 28)
     with torch.no_grad():
         wide = longer(tokens)
         torch.testing.assert_close(wide[:, :7], model(tokens[:, :7]), rtol=0, atol=1e-12)
     expected = reference.gpt(model.state_dict(), config, tokens.numpy())
     np.testing.assert_allclose(wide.numpy(), expected, rtol=0, atol=tolerance(config))
+
+
+@pytest.mark.parametrize("config", SOME[::7], ids=name)
+def test_a_shorter_context_changes_nothing_within_it(config: ModelConfig) -> None:
+    model, tokens = build(config), draw(2, 3)
+    shorter = with_context(model, 3).eval()
+    assert shorter.config == replace(config, context=3)
+    with torch.no_grad():
+        torch.testing.assert_close(shorter(tokens), model(tokens), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="4 per window, must be 1 to 3"):
+        shorter(draw(2, 4))
+
+
+def test_learned_places_end_with_the_context() -> None:
+    with pytest.raises(ValueError, match="must be at most 7, the places that the model has learned"):
+        with_context(build(tiny(positions="learned")), 8)
 
 
 @pytest.mark.parametrize("config", SOME, ids=name)
