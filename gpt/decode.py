@@ -147,13 +147,11 @@ class Weights:
         if config.positions == "learned":
             self.positions = centred(state["position_embedding.weight"])  # (T, C)
         if config.positions == "sinusoidal":
-            # The embedding is scaled for them. See gpt/positions.py.
-            self.embedding = root * self.embedding
-            if config.token_shift:
-                self.shifted = root * self.shifted
             angles = np.arange(config.context)[:, None] * 10_000.0 ** (-np.arange(0, config.dim, 2) / config.dim)
-            table = np.stack((np.sin(angles), np.cos(angles)), axis=-1)  # (T, C/2, 2)
-            self.positions = centred(self.numbers(table.reshape(config.context, -1)[:, : config.dim]))  # (T, C)
+            table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(
+                config.context, -1
+            )  # (T, C) or (T, C+1)
+            self.positions = centred(self.numbers(table[:, : config.dim] / root))  # (T, C)
         # ALiBi's biases of 2 S keys in a row, at the distances 0, S - 1, ..., 1, 0, S - 1, ..., 1: wherever the newest
         # is in a ring of S slots, those of the slots are a stretch of them. See `gpt.positions.alibi_slopes`.
         self.slopes: Array = None

@@ -80,7 +80,9 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
         if config.positions == "sinusoidal":
-            self.register_buffer("sinusoids", sinusoidal_table(config.context, config.dim), persistent=False)
+            # Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C: the proportion is the same.
+            table = sinusoidal_table(config.context, config.dim) / config.dim**0.5  # (T, C)
+            self.register_buffer("sinusoids", table, persistent=False)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
@@ -114,8 +116,8 @@ class GPT(nn.Module):
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
-        if self.config.positions == "sinusoidal":  # scaled as in section 3.4 of arXiv:1706.03762
-            x = self.config.dim**0.5 * x + self.sinusoids[: tokens.shape[1]]  # (B, T, C)
+        if self.config.positions == "sinusoidal":
+            x = x + self.sinusoids[: tokens.shape[1]]  # (B, T, C)
         return self.dropout(x)
 
     def num_parameters(self) -> int:

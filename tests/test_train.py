@@ -166,7 +166,7 @@ def test_tensorboard_shows_the_run(train: Train) -> None:
     ("number", "status", "extra"),
     [
         (signal.SIGINT, 130, []),
-        (signal.SIGTERM, 143, ["optim=adamw", "callbacks=ema"]),
+        (signal.SIGTERM, 143, ["optim=adamw", "callbacks=ema", "model.positions=alibi", "model.window=5"]),
         (signal.SIGKILL, -9, ["model.positions=learned"]),
     ],
 )
@@ -544,13 +544,21 @@ def test_two_processes_train_the_same_model(strategy: str, train: Train) -> None
     assert len([line for line in ended.stdout.splitlines() if line.startswith("step ")]) == 3
 
 
+# The default model, and one with all that attention can be given besides: dropout, a bias, blocks of a window.
+COMPILED = pytest.mark.parametrize(
+    "extra",
+    [[], ["model.dropout=0.5", "model.positions=alibi", "model.window=5", "model.context=40"]],
+    ids=["default", "windows"],
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_compiled_and_eager_steps_agree(train: Train, dropout: float) -> None:
+@COMPILED
+def test_compiled_and_eager_steps_agree(train: Train, extra: list[str]) -> None:
     """With dropout, only if both draw the same masks in the same order."""
     if missing_to_compile():
         pytest.skip(f"no {missing_to_compile()}")
-    same = ["trainer.precision=32-true", f"model.dropout={dropout}"]
+    same = ["trainer.precision=32-true", *extra]
     assert train("name=a", "compile=true", *same).status == 0
     train("name=b", "compile=false", *same)
     losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in "ab"]
@@ -560,8 +568,8 @@ def test_compiled_and_eager_steps_agree(train: Train, dropout: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_second_process_compiles_nothing(workplace: Path, dropout: float) -> None:
+@COMPILED
+def test_a_second_process_compiles_nothing(workplace: Path, extra: list[str]) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start."""
     if missing_to_compile():
         pytest.skip(f"no {missing_to_compile()}")
@@ -574,7 +582,7 @@ def test_a_second_process_compiles_nothing(workplace: Path, dropout: float) -> N
         "data.path=book.txt",
         "compile=true",
         "trainer.precision=bf16-mixed",
-        f"model.dropout={dropout}",
+        *extra,
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR")}
     for cache in ("miss", "hit"):

@@ -187,7 +187,7 @@ MUTATIONS = [
     ("bias - w.slopes * ", "bias + w.slopes * "),
     ("exponents += [4 * (2 * h + 1) / below", "exponents += [4 * (2 * h + 2) / below"),
     ("k[:, -S:]", "k[:, :S]"),
-    ("self.shifted = root * self.shifted", "pass"),
+    ("[:, : config.dim] / root", "[:, : config.dim]"),
     ("keys[rest] = self.moved[i]", "keys[rest] = k[:, 0, :, self.own :]"),
     ("                self.moved[i] = k[:, 0, :, self.own :]\n", ""),
     ("self.moved[i][row] = moved[:, -1]", "self.moved[i][row] = moved[:, 0]"),

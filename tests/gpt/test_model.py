@@ -305,7 +305,7 @@ def test_dropout_on_the_embeddings(positions: str) -> None:
     if positions == "learned":
         embedded = embedded + model.position_embedding.weight.detach()
     if positions == "sinusoidal":
-        embedded = 12**0.5 * embedded + torch.from_numpy(sinusoidal(7, 12))
+        embedded = embedded + torch.from_numpy(sinusoidal(7, 12)) / 12**0.5
     assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02)
     torch.testing.assert_close(seen[0][kept], embedded[kept] / 0.7, rtol=0, atol=1e-7)
 

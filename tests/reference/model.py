@@ -50,8 +50,8 @@ def gpt(
 ) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
-    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions), or that
-    times sqrt(dim) + the table of sinusoidal positions (arXiv:1706.03762, sections 3.4 and 3.5);
+    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions, or the
+    table of sinusoidal ones over sqrt(dim): arXiv:1706.03762, sections 3.5 and 3.4, with all divided by that root);
     h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block (pre-norm: Radford et al. 2019, section 2.3);
     logits = norm(h) W^T, W = E when tied.
     """
@@ -71,7 +71,7 @@ def gpt(
         if config.positions == "learned":
             x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
         if config.positions == "sinusoidal":
-            x = math.sqrt(config.dim) * x + sinusoidal(len(row), config.dim)
+            x = x + sinusoidal(len(row), config.dim) / math.sqrt(config.dim)
         for i in range(config.layers):
             block = f"blocks.{i}"
             x = x + attention(
