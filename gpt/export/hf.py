@@ -103,8 +103,7 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         embd_pdrop=ours.dropout,
         attn_pdrop=ours.dropout,
         layer_norm_epsilon=1e-5,
-        # The head does not have the factor that the embedding has.
-        **common(model) | {"tie_word_embeddings": ours.tied and ours.positions != "sinusoidal"},
+        **common(model),
     )
     names = {
         "embedding": "transformer.wte", "position_embedding": "transformer.wpe", "norm": "transformer.ln_f",
@@ -116,7 +115,6 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         state["transformer.wpe.weight"] = torch.zeros(ours.context, ours.dim)
     if ours.positions == "sinusoidal":
         state["transformer.wpe.weight"] = model.sinusoids
-        state["transformer.wte.weight"] = ours.dim**0.5 * state["transformer.wte.weight"]
     return config, {key: value.T if ".c_" in key and value.ndim == 2 else value for key, value in state.items()}
 
 

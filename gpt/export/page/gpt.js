@@ -191,7 +191,7 @@ class GPT {
     if (config.positions === "sinusoidal")
       for (let c = 0; c < dim; c++) {
         const angle = position * 10000 ** (-(c - (c % 2)) / dim);
-        x[c] = Math.sqrt(dim) * x[c] + Math.fround(c % 2 ? Math.cos(angle) : Math.sin(angle));
+        x[c] += Math.fround(c % 2 ? Math.cos(angle) : Math.sin(angle)) / Math.sqrt(dim);
       }
     const act = ACTIVATIONS[config.activation];
     for (const block of this.blocks) {
