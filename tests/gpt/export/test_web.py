@@ -620,6 +620,7 @@ def test_what_is_known_of_the_model(show: Callable[..., Any]) -> None:
     assert show(model, meta).text_content("#facts").endswith("validation loss 1.2346 nats per character")
     meta["callbacks"]["Checkpoints"]["best_step"] = 11  # of other weights
     assert "loss" not in show(model, meta).text_content("#facts")
+    assert "context 7, window 3" in show(*make(WINDOWED)).text_content("#facts").split(" · ")
 
 
 def test_every_control_has_a_name(show: Callable[..., Any]) -> None:
