@@ -154,7 +154,7 @@ def test_commands_of_the_page_on_scores(
     assert train("name=second", "model.context=16").status == 0
     text = (ROOT / "docs/score.md").read_text("utf-8")
     commands = [line for line in text.splitlines() if "python score.py" in line and "`" not in line]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         standard_input = io.BytesIO(Path("book.txt").read_bytes()) if command.startswith("cat ") else io.BytesIO()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(standard_input))

@@ -4,6 +4,7 @@ Importing it makes `gpt` and `data` importable, from whichever directory a noteb
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+# What data/ fetches texts with would like to draw its progress with ipywidgets.
+warnings.filterwarnings("ignore", "IProgress not found")
 plt.rcParams.update(
     {
         "figure.dpi": 100,
