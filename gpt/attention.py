@@ -157,8 +157,9 @@ class Attention(nn.Module):
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
         attend = explicit_attention if explicit else fused_attention
         dropout = self.dropout if self.training else 0.0
-        # Blocks save what two of them do not cover. A graph that is exported has one way for all lengths.
-        if self.window and T > 2 * max(self.window, LEAST_BLOCK) and not torch.compiler.is_exporting():
+        # Blocks save what two of them do not cover. A graph that is exported has one way for all lengths: it must not
+        # look at the length first, which what it is compared with would bound.
+        if not torch.compiler.is_exporting() and self.window and T > 2 * max(self.window, LEAST_BLOCK):
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
         else:
             y = attend(q, k, v, self.bias(T), dropout)

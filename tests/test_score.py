@@ -318,10 +318,14 @@ def test_as_a_command_it_starts_without_what_only_training_needs(files: Path) ->
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call, positions: str) -> None:
+@pytest.mark.parametrize(
+    ("positions", "window"), [("rotary", None), ("learned", None), ("alibi", 4), ("sinusoidal", 3), ("none", 20)]
+)
+def test_sampling_and_scoring_agree(
+    workplace: Path, sample: Call, score: Call, positions: str, window: int | None
+) -> None:
     """The log-probabilities that sample.py prints: in every mode within the first context, everywhere in its own."""
-    write("model.ckpt", CharTokenizer("abcdefgh \n"), positions=positions)
+    write("model.ckpt", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
     written = sample(
         "model.ckpt", "--prompt", "abc", "--num-chars", "60", "--temperature", "1", "--seed", "3", "--json"
     )

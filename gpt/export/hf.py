@@ -1,6 +1,7 @@
 """To a folder that `transformers` loads, where an architecture there is the same maths.
 
-Learned positions are GPT-2's, rotary ones GPT-NeoX's; with normalised queries and keys they are Apertus'. No
+Learned positions are GPT-2's, and sinusoidal ones or none are learned ones that have learned just that. Rotary ones are
+Starcoder2's, with or without a window; with normalised queries and keys they are Apertus'. ALiBi is MPT's. No
 architecture has key_offset or token_shift.
 """
 
@@ -43,7 +44,13 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
         theirs.load_state_dict(biases | state)
         # As sample.py draws, from the whole distribution; no token ends a text, and half of the context is for it.
         length = (model.config.context + 1) // 2
-        theirs.generation_config = GenerationConfig(do_sample=True, temperature=0.8, top_k=0, max_new_tokens=length)
+        theirs.generation_config = GenerationConfig(
+            do_sample=True,
+            temperature=0.8,
+            top_k=0,
+            max_new_tokens=length,
+            use_cache=model.config.span > 1,  # for a window of one, theirs keeps everything and not nothing
+        )
         theirs.save_pretrained(path)
         write_tokenizer(meta["vocabulary"], model.config.context, path)
         loaded = AutoModelForCausalLM.from_pretrained(path)
@@ -56,11 +63,15 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
 def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[Any, State]]]:
     """The architecture that is most like a model: what it needs of `ModelConfig`, and what converts to it."""
     needed: dict[str, Any] = {"key_offset": False, "token_shift": False}
-    if config.positions == "learned":
+    if config.positions != "rotary" or config.qk_norm:
+        needed["window"] = config.window if config.span == config.context else None  # as long as all is all
+    if config.positions == "alibi":
+        return needed | {"norm": "layernorm", "qk_norm": False, "bias": False, "activation": "gelu"}, mpt
+    if config.positions != "rotary":
         return needed | {"norm": "layernorm", "qk_norm": False}, gpt2
     if config.qk_norm:
         return needed | {"bias": False}, apertus
-    return needed | {"norm": "layernorm"}, gpt_neox
+    return needed | {"norm": "layernorm"}, starcoder2
 
 
 def check(config: ModelConfig, needed: dict[str, Any]) -> None:
@@ -75,7 +86,10 @@ def check(config: ModelConfig, needed: dict[str, Any]) -> None:
 
 
 def gpt2(model: GPT) -> tuple[Any, State]:
-    """GPT-2: the same layout, with the matrices of the blocks transposed."""
+    """GPT-2: the same layout, with the matrices of the blocks transposed.
+
+    It learns its positions: where ours are not learned, they are there as if they were.
+    """
     from transformers import GPT2Config
 
     ours = model.config
@@ -97,38 +111,67 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     state = renamed(model, names)
+    if ours.positions == "none":
+        state["transformer.wpe.weight"] = torch.zeros(ours.context, ours.dim)
+    if ours.positions == "sinusoidal":
+        state["transformer.wpe.weight"] = model.sinusoids
     return config, {key: value.T if ".c_" in key and value.ndim == 2 else value for key, value in state.items()}
 
 
-def gpt_neox(model: GPT) -> tuple[Any, State]:
-    """GPT-NeoX, one branch after the other, with query, key and value of each head beside each other."""
-    from transformers import GPTNeoXConfig
+def starcoder2(model: GPT) -> tuple[Any, State]:
+    """Starcoder2, whose window gives it the window rule of gpt/decode.py, too: text of any length is ours."""
+    from transformers import Starcoder2Config
 
     ours = model.config
-    config = GPTNeoXConfig(
+    config = Starcoder2Config(
         hidden_size=ours.dim,
+        intermediate_size=4 * ours.dim,
         num_hidden_layers=ours.layers,
         num_attention_heads=ours.heads,
-        intermediate_size=4 * ours.dim,
+        num_key_value_heads=ours.heads,
         hidden_act=ours.activation,
-        attention_dropout=ours.dropout,
-        hidden_dropout=ours.dropout,
         max_position_embeddings=ours.context,
-        layer_norm_eps=1e-5,
-        use_parallel_residual=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+        norm_epsilon=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        sliding_window=ours.span,
+        attention_dropout=ours.dropout,
+        residual_dropout=ours.dropout,
+        embedding_dropout=ours.dropout,
+        use_bias=ours.bias,
         **common(model),
     )
     names = {
-        "embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "blocks": "gpt_neox.layers",
-        "norm1": "input_layernorm", "attention.qkv": "attention.query_key_value", "attention.proj": "attention.dense",
-        "norm2": "post_attention_layernorm", "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+        "embedding": "model.embed_tokens", "norm": "model.norm", "blocks": "model.layers",
+        "norm1": "input_layernorm", "attention.qkv": "self_attn.qkv", "attention.proj": "self_attn.o_proj",
+        "norm2": "post_attention_layernorm", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     state = renamed(model, names)
-    for key in [key for key in state if ".query_key_value." in key]:
-        rows = state[key].unflatten(0, (3, ours.heads, ours.head_dim))  # (3, H, D) or (3, H, D, C)
-        state[key] = rows.transpose(0, 1).flatten(0, 2)  # (3C) or (3C, C)
+    for key in [key for key in state if ".qkv." in key]:
+        for name, part in zip("qkv", state.pop(key).chunk(3), strict=True):
+            state[key.replace(".qkv.", f".{name}_proj.")] = part
     return config, state
+
+
+def mpt(model: GPT) -> tuple[Any, State]:
+    """MPT: the same layout; its dropout, for further training, is a whole number by its configuration's type."""
+    from transformers import MptConfig
+
+    ours = model.config
+    config = MptConfig(
+        d_model=ours.dim,
+        n_layers=ours.layers,
+        n_heads=ours.heads,
+        max_seq_len=ours.context,
+        layer_norm_epsilon=1e-5,
+        learned_pos_emb=False,
+        **common(model),
+    )
+    names = {
+        "embedding": "transformer.wte", "norm": "transformer.norm_f", "blocks": "transformer.blocks",
+        "norm1": "norm_1", "attention.qkv": "attn.Wqkv", "attention.proj": "attn.out_proj",
+        "norm2": "norm_2", "mlp.up": "ffn.up_proj", "mlp.down": "ffn.down_proj",
+    }  # fmt: skip
+    return config, renamed(model, names)
 
 
 def apertus(model: GPT) -> tuple[Any, State]:

@@ -59,7 +59,7 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
     known = [
         f"{model.num_parameters():,} parameters",
         f"{config.layers} layers, {config.heads} heads, {config.dim} wide",
-        f"context {config.context}",
+        f"context {config.context}" + (f", window {config.window}" if config.window else ""),
         f"{model.vocabulary:,} {unit}s",
         f"trained for {meta['global_step']:,} steps",
     ]

@@ -10,7 +10,7 @@ from gpt.generate import Drawing, draw, generate, log_probabilities, probabiliti
 from gpt.model import GPT
 from tests.reference import model as reference
 from tests.reference import sampling
-from tests.reference.models import fill, tiny
+from tests.reference.models import fill, name, tiny
 
 CONFIGS = [tiny(), tiny(positions="learned", norm="layernorm", bias=True, attention="sdpa"), tiny(tied=True, layers=1)]
 
@@ -26,8 +26,8 @@ def random(*shape: int, seed: int = 7) -> torch.Tensor:
 def following(model: GPT, text: list[int]) -> np.ndarray:
     """Logits after a text of any length by NumPy's model and the window rule of gpt/decode.py, written out."""
     config, T = model.config, model.config.context
-    if config.positions == "rotary":
-        return reference.gpt(model.state_dict(), config, np.array([text]), window=T)[0, -1]
+    if config.positions in ("rotary", "alibi", "none"):
+        return reference.gpt(model.state_dict(), config, np.array([text]), window=min(config.window or T, T))[0, -1]
     start = 0
     while len(text) - start > T:
         start += T - T // 2
@@ -105,9 +105,15 @@ def test_the_smallest_and_the_largest_random_number_draw_what_can_be_drawn() -> 
 
 # Greedy
 
+# One of each window rule, with what makes a place depend on most that came before it.
+WINDOWED = [
+    tiny(positions=positions, window=window, key_offset=True, token_shift=True, heads=3)
+    for positions, window in (("alibi", 3), ("sinusoidal", 2), ("none", 1), ("rotary", 5), ("learned", 20))
+]
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["rotary", "learned", "tied"])
-@pytest.mark.parametrize("start", [1, 5, 7, 12])
+
+@pytest.mark.parametrize("config", CONFIGS + WINDOWED, ids=name)
+@pytest.mark.parametrize("start", [1, 5, 7, 12, 25])
 def test_greedy_equals_the_naive_loop(config, start: int) -> None:
     """Past the context too."""
     model = build(config)
@@ -173,7 +179,7 @@ def test_seed_decides() -> None:
     assert not torch.equal(rows[0], rows[1]), "rows are drawn independently"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["rotary", "learned", "tied"])
+@pytest.mark.parametrize("config", CONFIGS + WINDOWED, ids=name)
 def test_a_text_is_the_same_whatever_its_neighbours(config) -> None:
     """In float64: its seed and its prompt decide, in a batch of prompts of other lengths and beyond the context."""
     weights = weights_of(build(config).double())

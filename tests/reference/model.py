@@ -41,7 +41,12 @@ def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str) -> np.ndarray:
 
 
 def gpt(
-    state: Mapping[str, Any], config: Any, tokens: np.ndarray, window: int | None = None, seen: list | None = None
+    state: Mapping[str, Any],
+    config: Any,
+    tokens: np.ndarray,
+    window: int | None = None,
+    seen: list | None = None,
+    eps: float = float(np.finfo(np.float64).eps),
 ) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
@@ -80,6 +85,7 @@ def gpt(
                 key_offset=config.key_offset,
                 window=config.window if window is None else window,
                 seen=seen,
+                eps=eps,
             )
             x = x + mlp(
                 norm(f"{block}.norm2", x), both(f"{block}.mlp.up"), both(f"{block}.mlp.down"), config.activation

@@ -79,17 +79,19 @@ function transposed(w, rows, cols) {
 
 /** A GPT that reads a text token by token.
 
-   A text longer than the context follows the window rule of gpt/decode.py: with rotary positions each place sees the
-   last `context` ones; with learned ones, when they are full, the last half of the tokens is read anew from place 0. */
+   A text longer than the context follows the window rule of gpt/decode.py: where a place has an embedding of its own
+   (learned, sinusoidal) and all are full, the last half of the tokens is read anew from place 0 on; otherwise the text
+   goes on. Attention sees the last `span` places, which is the context or the window if that is shorter. */
 class GPT {
   /** config: as ModelConfig; vocabulary: its size; weights: name in the state dict -> Float32Array. */
   constructor(config, vocabulary, weights) {
     const { layers, dim, heads, context } = config;
     Object.assign(this, { config, weights });
-    this.sliding = config.positions === "rotary";
-    // Keys lie one after the other, so that loops over them need no end of a ring; when the slots are full, those that
-    // no place on the page can still see make room. Queries are kept to show the attention of earlier places, too.
-    this.slots = this.sliding ? 3 * context : context;
+    this.absolute = ["learned", "sinusoidal"].includes(config.positions);
+    this.span = Math.min(config.window ?? context, context);
+    // Keys lie one after the other, so that loops over them need no end of a ring; when the slots are full, the oldest
+    // third makes room. Queries are kept to show the attention of earlier places, too.
+    this.slots = this.absolute ? Math.min(context, 3 * this.span) : 3 * this.span;
     this.blocks = Array.from({ length: layers }, (_, i) => {
       const block = {};
       for (const name in weights)
@@ -106,40 +108,35 @@ class GPT {
     this.queries = Array.from({ length: heads }, (_, h) => this.qkv.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
     this.mixed = vector(dim);
     this.mixedHeads = Array.from({ length: heads }, (_, h) => this.mixed.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
-    this.scores = vector(context);
+    this.scores = vector(this.span);
     this.branch = vector(dim);
     this.hidden = vector(4 * dim);
     this.logits = vector(vocabulary);
     const size = dim / heads;
     const turned = config.key_offset ? Math.floor(size / 2) : size;
-    this.frequencies = this.sliding
+    this.frequencies = config.positions === "rotary"
       ? Array.from({ length: turned / 2 }, (_, i) => 10000 ** ((-2 * i) / turned))
       : [];
     this.cos = vector(this.frequencies.length);
     this.sin = vector(this.frequencies.length);
+    this.slopes = config.positions === "alibi" ? alibiSlopes(heads) : null;
     this.reset();
   }
 
   /** Forget the text. */
   reset() {
     this.tokens = [];
+    this.begin = 0; // the place in the text where positions are counted from
     this.origin = 0; // the place in the text of what lies in slot 0
   }
 
   /** Read one more token. */
   read(token) {
-    const { context, dim } = this.config;
-    this.tokens.push(token);
-    const slot = this.tokens.length - 1 - this.origin;
-    if (slot < this.slots) return this.encode(slot);
-    if (this.sliding) {
-      for (const block of this.blocks) for (const name of ["q", "k", "v"]) block[name].copyWithin(0, context * dim);
-      this.origin += context;
-      return this.encode(slot - context);
-    }
-    const kept = Math.floor(context / 2);
-    this.origin = this.tokens.length - 1 - kept;
-    for (let again = 0; again <= kept; again++) this.encode(again);
+    const { context } = this.config;
+    const last = this.tokens.push(token) - 1;
+    if (!this.absolute || last - this.begin < context) return this.encode(last);
+    this.begin = this.origin = last - Math.floor(context / 2);
+    for (let place = this.begin; place <= last; place++) this.encode(place);
   }
 
   /** Logits of the token that follows the text; the array is reused. */
@@ -155,7 +152,7 @@ class GPT {
   attention(layer, head, place) {
     const slot = place - this.origin;
     const first = this.first(slot);
-    if (slot < 0 || place >= this.tokens.length || (this.sliding && first === 0 && this.origin > 0)) return null;
+    if (slot < 0 || place >= this.tokens.length || (first === 0 && this.origin > this.begin)) return null;
     const { dim, heads } = this.config;
     const block = this.blocks[layer], size = dim / heads, start = slot * dim + head * size;
     const weights = new Float64Array(slot - first + 1);
@@ -165,29 +162,37 @@ class GPT {
 
   /** The first slot that a slot sees. */
   first(slot) {
-    return Math.max(0, slot - this.config.context + 1);
+    return Math.max(0, slot - this.span + 1);
   }
 
-  /** Work through one token: its keys and values go to their slot, what it has become ends in x. */
-  encode(slot) {
-    const { config, weights, x, normed, branch, hidden } = this;
+  /** Work through the token at a place of the text: its keys and values go to a slot, what it has become ends in x. */
+  encode(place) {
+    const { config, weights, x, normed, branch, hidden, span } = this;
     const { dim } = config;
-    const place = this.origin + slot;
+    if (place - this.origin === this.slots) {
+      for (const block of this.blocks) for (const name of ["q", "k", "v"]) block[name].copyWithin(0, span * dim);
+      this.origin += span;
+    }
+    const slot = place - this.origin, position = place - this.begin;
     const embedding = weights["embedding.weight"];
     for (let c = 0, row = this.tokens[place] * dim; c < dim; c++) x[c] = embedding[row + c];
     if (config.token_shift && slot > 0) {
       const shift = weights["shift"];
       for (let c = 0, row = this.tokens[place - 1] * dim; c < dim; c++) x[c] += shift[c] * embedding[row + c];
     }
-    if (this.sliding) {
-      this.frequencies.forEach((frequency, i) => { // fp32, as the tables of gpt/positions.py
-        this.cos[i] = Math.fround(Math.cos(place * frequency));
-        this.sin[i] = Math.fround(Math.sin(place * frequency));
-      });
-    } else {
+    this.frequencies.forEach((frequency, i) => { // fp32, as the tables of gpt/positions.py
+      this.cos[i] = Math.fround(Math.cos(position * frequency));
+      this.sin[i] = Math.fround(Math.sin(position * frequency));
+    });
+    if (config.positions === "learned") {
       const learned = weights["position_embedding.weight"];
-      for (let c = 0; c < dim; c++) x[c] += learned[slot * dim + c];
+      for (let c = 0; c < dim; c++) x[c] += learned[position * dim + c];
     }
+    if (config.positions === "sinusoidal")
+      for (let c = 0; c < dim; c++) {
+        const angle = position * 10000 ** (-(c - (c % 2)) / dim);
+        x[c] += Math.fround(c % 2 ? Math.cos(angle) : Math.sin(angle)) / Math.sqrt(dim);
+      }
     const act = ACTIVATIONS[config.activation];
     for (const block of this.blocks) {
       this.norm(normed, block["norm1.weight"], block["norm1.bias"]);
@@ -246,12 +251,13 @@ class GPT {
     }
   }
 
-  /** weights = softmax(q k / sqrt(D)) over the slots from first to last, of one head. */
+  /** weights = softmax(q k / sqrt(D) - slope * distance) over the slots from first to last, of one head. */
   attend(weights, query, keys, first, last, head) {
     const { dim, heads } = this.config;
     const size = dim / heads, count = last - first + 1;
     products(weights, query, keys, first * dim + head * size, dim, count);
     for (let s = 0; s < count; s++) weights[s] /= Math.sqrt(size);
+    if (this.slopes) for (let s = 0; s < count; s++) weights[s] -= this.slopes[head] * (count - 1 - s);
     softmax(weights, count);
   }
 }
@@ -277,6 +283,13 @@ function rotate(values, start, cos, sin) {
     values[n] = a * cos[i] - b * sin[i];
     values[n + half] = a * sin[i] + b * cos[i];
   }
+}
+
+/** How much the scores of each head fall with distance, as gpt/positions.py does. */
+function alibiSlopes(heads) {
+  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two that is no more than heads
+  const exponent = (h) => (h < below ? (8 * (h + 1)) / below : (4 * (2 * (h - below) + 1)) / below);
+  return Float32Array.from({ length: heads }, (_, h) => 2 ** -exponent(h));
 }
 
 /** The distribution that a token is drawn from: temperature 0 is greedy, topK 0 keeps all. */

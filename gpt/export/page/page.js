@@ -148,7 +148,7 @@ function addUnit(place) {
   }
   text.lastChild.append(unit.element);
   units.push(unit);
-  if (units.length === 2 * (config.context + MANY)) {
+  if (units.length === model.slots + 2 * MANY) {
     for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.element.textContent);
     text.normalize();
   }

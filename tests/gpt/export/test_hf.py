@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conf.fields import InputError
 from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.hf import check, nearest, write_hf, write_tokenizer
+from gpt.export.hf import check, nearest, starcoder2, write_hf, write_tokenizer
 from gpt.generate import generate
 from gpt.model import GPT
 from tests.conftest import needs
@@ -29,16 +29,25 @@ NASTY = (
 
 
 def fitting(**changes) -> ModelConfig:
-    return tiny(heads=3, attention="explicit", **changes)
+    return tiny(**{"heads": 3, "attention": "explicit", **changes})
 
 
-# Each of the three architectures with all options it has.
+# Each of the four architectures with all options it has.
 FIT = (
     [
         fitting(positions=positions, qk_norm=False, activation=activation, tied=tied, bias=bias)
         for positions, activation, tied, bias in itertools.product(
-            ("learned", "rotary"), ("gelu", "relu2"), (False, True), (False, True)
+            ("learned", "sinusoidal", "rotary", "none"), ("gelu", "relu2"), (False, True), (False, True)
         )
+    ]
+    + [
+        fitting(positions="alibi", qk_norm=False, activation="gelu", tied=tied, heads=heads)
+        for tied, heads in ((False, 3), (True, 2), (True, 6))
+    ]
+    + [fitting(positions="rotary", qk_norm=False, window=window, bias=window == 3) for window in (1, 3, 7, 20)]
+    + [
+        fitting(positions=positions, qk_norm=qk_norm, window=window, activation="gelu")
+        for positions, qk_norm, window in (("learned", False, 7), ("alibi", False, 20), ("rotary", True, 7))
     ]
     + [
         fitting(positions="rotary", qk_norm=True, activation=activation, tied=tied, norm=norm)
@@ -78,6 +87,21 @@ def test_logits_and_greedy_text_are_those_of_the_model(loaded) -> None:
     assert tokenizer.batch_decode(found) == [characters.decode(row.numpy()) for row in expected]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "loaded",
+    [fitting(positions="rotary", qk_norm=False, window=window, bias=True) for window in (None, 1, 2, 3, 7)],
+    ids=name,
+    indirect=True,
+)
+@pytest.mark.parametrize("length", [2, 7, 12])
+def test_with_a_window_greedy_text_goes_on_beyond_the_context(loaded, length: int) -> None:
+    model, theirs, _ = loaded
+    prompt = torch.randint(11, (2, length))
+    found = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30)
+    assert torch.equal(found, generate(model, prompt, 30, temperature=0))
+
+
 @pytest.mark.parametrize("loaded", FIT[:1], indirect=True)
 def test_generate_needs_no_settings(loaded) -> None:
     """It draws from the whole distribution, ends nowhere early and stays in the context after a short prompt."""
@@ -100,7 +124,7 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names(config: ModelCo
         assert message == "--to hf: no architecture of transformers is the same maths: " + ", ".join(
             f"model.{key}={value} (must be {needed})" for key, value, needed in wrong
         )
-        words = {"true": True, "false": False}
+        words = {"true": True, "false": False, "null": None, str(config.window): config.window}
         assert all(getattr(config, key) == words.get(value, value) for key, value, _ in wrong)
         changed = dataclasses.replace(config, **{key: words.get(needed, needed) for key, _, needed in wrong})
         # Each of them stands in the way, and nothing else does.
@@ -111,9 +135,9 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names(config: ModelCo
                 with pytest.raises(InputError):
                     check(back, nearest(back)[0])
     else:
-        assert any(dataclasses.replace(config, attention="explicit", heads=3) == each for each in FIT), (
-            "taken, and not tried above"
-        )
+        changed = dataclasses.replace(config, attention="explicit", heads=3, context=7, window=None)
+        assert changed in FIT, "taken, and not tried above"
+        assert config.span == config.context or nearest(config)[1] is starcoder2
 
 
 def test_the_default_model_is_refused_for_two_options() -> None:

@@ -12,15 +12,15 @@ from gpt.config import ModelConfig
 from gpt.export.onnx import write_onnx
 from gpt.model import GPT
 from tests.conftest import ROOT, needs
-from tests.gpt.export.test_torch import meta, shapes
-from tests.reference.models import SOME, fill, name, tiny
+from tests.gpt.export.test_torch import PLACED, PLAIN, meta, shapes
+from tests.reference.models import fill, name, tiny
 
-CONFIGS = SOME[::3]
+CONFIGS = PLAIN[::3] + PLACED[1:6]
 
 
 def test_every_value_of_every_option_is_there() -> None:
     for key in "norm activation positions qk_norm key_offset token_shift tied bias attention heads".split():
-        assert {getattr(config, key) for config in CONFIGS} == {getattr(config, key) for config in SOME}, key
+        assert {getattr(config, key) for config in CONFIGS} == {getattr(config, key) for config in PLAIN + PLACED}, key
 
 
 @pytest.mark.slow

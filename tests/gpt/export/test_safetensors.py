@@ -73,6 +73,17 @@ def test_there_and_back_bit_for_bit(config: ModelConfig, tmp_path: Path) -> None
     assert path.stat().st_mode == path.with_suffix(".json").stat().st_mode
 
 
+def test_a_file_from_before_there_were_windows(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    model = write(path, tiny(layers=1, positions="learned"))
+    old = described(path)
+    del old["model_config"]["window"]
+    path.with_suffix(".json").write_text(json.dumps(old))
+    loaded, _ = read_safetensors(path)
+    tokens = torch.arange(7)[None]
+    assert loaded.config == model.config and torch.equal(loaded(tokens), model(tokens))
+
+
 def refused(path: Path, *words: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_safetensors(path)
@@ -105,6 +116,9 @@ def described(path: Path) -> dict:
         ({"model_config": {**meta(tiny(layers=1))["model_config"], "dim": "12"}}, "model.dim=12"),
         ({"model_config": {**meta(tiny(layers=1))["model_config"], "bell": 1}}, "bell"),
         ({"model_config": {**meta(tiny(layers=1))["model_config"], "tied": "yes"}}, "model.tied"),
+        ({"model_config": {**meta(tiny(layers=1))["model_config"], "window": 0}}, "model.window=0"),
+        ({"model_config": {**meta(tiny(layers=1))["model_config"], "window": "all"}}, "model.window=all"),
+        ({"model_config": {**meta(tiny(layers=1))["model_config"], "positions": "rotari"}}, "model.positions=rotari"),
     ],
 )
 def test_what_does_not_fit(changes: dict, word: str, tmp_path: Path) -> None:

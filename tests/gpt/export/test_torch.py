@@ -14,11 +14,25 @@ from gpt.config import ModelConfig
 from gpt.export.torch import trace, write_torch
 from gpt.model import GPT
 from tests.conftest import ROOT
-from tests.reference.models import SHIFT, SOME, fill, name, tiny
+from tests.reference.models import PLACES, SHIFT, SOME, fill, name, tiny
+
+PLAIN = [config for config in SOME if config not in PLACES]
+# Each other kind of place, and windows shorter than most texts, as long as some and longer than all.
+PLACED = [
+    tiny(positions="sinusoidal", attention="sdpa"),
+    tiny(positions="alibi", heads=3, key_offset=True),
+    tiny(positions="none", tied=True),
+    tiny(positions="alibi", window=3, context=48, attention="sdpa"),
+    tiny(positions="rotary", window=17, context=48, key_offset=True, heads=3),
+    tiny(positions="sinusoidal", window=20, token_shift=True),
+    tiny(positions="none", window=1),
+]
 
 
 def shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    return [(batch, length) for batch in (1, 2, 5) for length in (1, 2, 3, config.context)]
+    border = config.window or 3
+    lengths = {length for length in (1, 2, 3, border, border + 1, config.context) if length <= config.context}
+    return list(itertools.product((1, 2, 5), sorted(lengths)))
 
 
 def meta(config: ModelConfig) -> dict:
@@ -30,15 +44,15 @@ def meta(config: ModelConfig) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", SOME, ids=name)
+@pytest.mark.parametrize("config", PLAIN + PLACED, ids=name)
 def test_traced_once_it_takes_every_batch_size_and_length(config: ModelConfig) -> None:
     model = fill(GPT(config, 11)).eval()
     program = trace(model).module()
     for batch, length in shapes(config):
         tokens = torch.randint(11, (batch, length))
         assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (batch, length)
-    with pytest.raises(AssertionError, match="<= 7"):
-        program(torch.zeros(1, 8, dtype=torch.int64))
+    with pytest.raises(AssertionError, match=f"<= {config.context}"):
+        program(torch.zeros(1, config.context + 1, dtype=torch.int64))
 
 
 LOAD = """

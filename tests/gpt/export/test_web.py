@@ -1,28 +1,31 @@
-"""The page that holds a model, in headless Chromium without a network, against torch in float64."""
+"""The page that holds a model, in headless Chromium without a network, against NumPy in float64."""
 
 import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
 from gpt.export.web import write_web
 from gpt.generate import generate
 from gpt.model import GPT
-from tests.reference.models import SOME, fill, name, tiny
+from tests.reference import model as naive
+from tests.reference.models import PLACES, SOME, fill, name, tiny
 
 CHARACTERS = "\n aebcd.é😀"
-CONFIGS = {repr(vars(config) | {"attention": ""}): config for config in SOME}.values()  # the kernels are torch's
+# The kernels are torch's, and each kind of place with each kind of window has a test of its own.
+CONFIGS = {repr(vars(config) | {"attention": ""}): config for config in SOME if config not in PLACES}.values()
 SLIDING = tiny(key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
 RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned")
+# Keys are kept for three windows: for nine places, and for six of the seven of the context.
+WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="alibi", window=3)
+WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
 
 
 def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, dict[str, Any]]:
@@ -95,45 +98,34 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, context: int) -> list[np.ndarray]:
-    """Let torch attend within a band of `context` places, naively; the weights (H, T, T) of each layer are kept."""
-    layers: list[np.ndarray] = []
-    rms_norm = F.rms_norm
-    # What torch adds below the root in fp32, where the model lives; in float64 it would be less.
-    monkeypatch.setattr(F, "rms_norm", lambda x, size, weight=None, eps=None: rms_norm(x, size, weight, eps or 2**-23))
+class Read(NamedTuple):
+    """What NumPy makes of a text of any length, by the window rule of gpt/decode.py.
 
-    def banded(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (B, H, T, T)
-        for query in range(q.shape[2]):
-            scores[:, :, query, : max(0, query - context + 1)] = -math.inf
-            scores[:, :, query, query + 1 :] = -math.inf
-        layers.append(scores.softmax(-1)[0].numpy())
-        return scores.softmax(-1) @ v
+    Attributes:
+        logits: (T, V) after each token.
+        start: the place where the last window begins; 0 where it slides.
+        shares: (layers, H, n, n), attention in the last window.
+    """
 
-    monkeypatch.setattr("gpt.attention.explicit_attention", banded)
-    monkeypatch.setattr("gpt.attention.fused_attention", banded)
-    return layers
+    logits: np.ndarray
+    start: int
+    shares: np.ndarray
 
 
-def wider(model: GPT, context: int) -> GPT:
-    """The same model for texts as long as `context`, in float64; rotary positions only."""
-    changed = GPT(ModelConfig(**(vars(model.config) | {"context": context})), model.vocabulary)
-    changed.load_state_dict(model.state_dict())
-    return changed.double().eval()
-
-
-@torch.no_grad()
-def reference(model: GPT, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Logits (T, V) in float64 after each token of a text of any length."""
-    watched(monkeypatch, model.config.context)
-    if model.config.positions == "rotary":
-        return wider(model, len(tokens))(torch.tensor([tokens]))[0].numpy()
-    double, rows, start = wider(model, model.config.context), [], 0
-    for end in range(1, len(tokens) + 1):
-        if end - start > model.config.context:
-            start += model.config.context - model.config.context // 2
-        rows.append(double(torch.tensor([tokens[start:end]]))[0, -1].numpy())
-    return np.array(rows)
+def read(model: GPT, tokens: list[int]) -> Read:
+    config, logits, start = model.config, [], 0
+    length = config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
+    span = min(config.window or config.context, config.context)
+    while True:
+        seen: list[np.ndarray] = []
+        window = np.array([tokens[start : start + length]])
+        # The epsilon of torch's rms_norm in fp32, where the model lives.
+        rows = naive.gpt(model.state_dict(), config, window, span, seen, eps=2**-23)[0]
+        logits.extend(rows[len(logits) - start :])
+        if len(logits) == len(tokens):
+            shares = np.array(seen).reshape(config.layers, config.heads, *seen[0].shape)
+            return Read(np.array(logits), start, shares)
+        start = len(logits) - config.context // 2
 
 
 def some_tokens(model: GPT, count: int) -> list[int]:
@@ -142,27 +134,44 @@ def some_tokens(model: GPT, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_logits_are_those_of_the_model(
-    show: Callable[..., Any], config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_those_of_the_model(show: Callable[..., Any], config: ModelConfig) -> None:
     """Every option, at every place, and five contexts far."""
     model, meta = make(config)
     tokens = some_tokens(model, 5 * config.context)
     logits = show(model, meta).evaluate("tokens => chargpt.logits(tokens)", tokens)
-    np.testing.assert_allclose(logits, reference(model, tokens, monkeypatch), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-@pytest.mark.parametrize("context", [1, 2, 5])
-def test_the_window_of_other_contexts(
-    show: Callable[..., Any], context: int, positions: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With heads of 5 where positions allow it: an odd size, and none that four divides."""
-    dim = 15 if positions == "learned" else 12
-    model, meta = make(tiny(context=context, positions=positions, key_offset=True, token_shift=True, heads=3, dim=dim))
-    tokens = some_tokens(model, 33)
-    logits = show(model, meta).evaluate("tokens => chargpt.logits(tokens)", tokens)
-    np.testing.assert_allclose(logits, reference(model, tokens, monkeypatch), rtol=1e-5, atol=1e-5)
+LOGITS = """([config, vocabulary, weights, tokens]) => {
+  for (const name in weights) weights[name] = Float32Array.from(weights[name]);
+  const model = new GPT(config, vocabulary, weights);
+  return tokens.map((token) => (model.read(token), Array.from(model.predict())));
+}"""
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi", "none"])
+def test_each_kind_of_place_with_windows_and_contexts(show: Callable[..., Any], positions: str) -> None:
+    """At every place of many windows and contexts; heads of an odd size where positions allow it."""
+    page = show(*make(tiny()))
+    sizes = [(None, 1), (None, 2), (None, 5), (1, 1), (1, 5), (2, 5), (3, 5), (5, 5), (9, 5), (2, 7), (3, 9)]
+    configs = [config for config in PLACES if config.positions == positions and config.attention != "sdpa"] + [
+        tiny(
+            positions=positions,
+            window=window,
+            context=context,
+            key_offset=i % 2 == 0,
+            token_shift=i % 3 == 0,
+            dim=12 if positions == "rotary" else 15,
+            heads=3 if positions == "rotary" else (1, 3, 5, 15)[i % 4],
+        )
+        for i, (window, context) in enumerate(sizes)
+    ]
+    for config in configs:
+        model, _ = make(config)
+        tokens = some_tokens(model, 3 * config.context + 20)
+        weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
+        logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
+        np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5, err_msg=str(config))
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
@@ -176,15 +185,13 @@ def test_greedy_text_is_that_of_sampling(show: Callable[..., Any], config: Model
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
-def test_greedy_text_far_beyond_the_context(
-    show: Callable[..., Any], config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_text_far_beyond_the_context(show: Callable[..., Any], config: ModelConfig) -> None:
     """Also as plain text: what attention no longer reaches is shown another way."""
     model, meta = make(config)
     tokenizer = tokenizer_from(meta["vocabulary"])
     text = write(show(model, meta), "a dead bee", length=400, temperature=0)
     tokens = tokenizer.encode(text).tolist()
-    best = reference(model, tokens, monkeypatch).argmax(-1)
+    best = read(model, tokens).logits.argmax(-1)
     assert len(tokens) == 410 and text.startswith("a dead bee")
     assert tokens[10:] == best[9:-1].tolist()
 
@@ -227,7 +234,7 @@ def test_a_seed_is_a_text_in_one_go_or_in_several(show: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("prompt", ["ἄειδε 😀 né", "\ufeffa"])
-def test_bytes(show: Callable[..., Any], prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes(show: Callable[..., Any], prompt: str) -> None:
     """Characters of several bytes are read and shown whole, bytes that are none as U+FFFD."""
     model, meta = make(tiny(token_shift=True), None)
     page = show(model, meta)
@@ -237,7 +244,7 @@ def test_bytes(show: Callable[..., Any], prompt: str, monkeypatch: pytest.Monkey
     text = write(page, prompt, length=150, temperature=2)
     tokens = page.evaluate("chargpt.model.tokens")
     assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
-    logits = reference(model, tokens, monkeypatch)
+    logits = read(model, tokens).logits
     page.fill("#temperature", "1")
     assert_bars(page, logits[-1], lambda token: chr(token) if 32 < token < 127 else None)
 
@@ -277,7 +284,7 @@ def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None
     assert float(others.split()[-2].strip("<")) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
 
 
-def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_the_probabilities(show: Callable[..., Any]) -> None:
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
     called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
@@ -289,7 +296,7 @@ def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytes
     page = show(model, meta)
     page.fill("#prompt", "bee")
     page.fill("#temperature", "1")
-    logits = reference(model, tokenizer.encode("bee").tolist(), monkeypatch)[-1]
+    logits = read(model, tokenizer.encode("bee").tolist()).logits[-1]
     assert_bars(page, logits, label)
     page.fill("#temperature", "0.5")
     assert_bars(page, logits / 0.5, label)
@@ -301,16 +308,16 @@ def test_bars_are_the_probabilities(show: Callable[..., Any], monkeypatch: pytes
     assert page.text_content("#text") == "bee" + chosen
     page.fill("#top-k", "")
     page.fill("#temperature", "1")
-    assert_bars(page, reference(model, tokenizer.encode("bee" + chosen).tolist(), monkeypatch)[-1], label)
+    assert_bars(page, read(model, tokenizer.encode("bee" + chosen).tolist()).logits[-1], label)
 
 
-def test_what_is_unlikely_is_not_called_impossible(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_unlikely_is_not_called_impossible(show: Callable[..., Any]) -> None:
     model, meta = make(SLIDING)
     page = show(model, meta)
     page.fill("#prompt", "bee")
     page.fill("#temperature", "0.05")
     page.fill("#top-k", "9")
-    logits = reference(model, tokenizer_from(meta["vocabulary"]).encode("bee").tolist(), monkeypatch)[-1] / 0.05
+    logits = read(model, tokenizer_from(meta["vocabulary"]).encode("bee").tolist()).logits[-1] / 0.05
     shares = np.sort(np.exp(logits - logits.max()))[::-1]
     shares = shares / shares[:9].sum() * (np.arange(len(shares)) < 9)
     said = page.locator("#bars .percent").all_inner_texts()
@@ -354,31 +361,27 @@ def shades(page: Any) -> list[float]:
     )
 
 
-@pytest.mark.parametrize("length", [0, 3, 60], ids=lambda length: f"after{length}")
-@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
-def test_attention_is_that_of_the_model(
-    show: Callable[..., Any], config: ModelConfig, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [(config, length) for config in (SLIDING, RENEWED) for length in (0, 3, 60)]
+    + [(WINDOWED, 60), (WINDOWED_RENEWED, 60), (WINDOWED_RENEWED, 62)],
+    ids=lambda value: f"after{value}" if isinstance(value, int) else name(value),
+)
+def test_attention_is_that_of_the_model(show: Callable[..., Any], config: ModelConfig, length: int) -> None:
     """Of the last character, and of one pointed at, for every head; beyond the context, too."""
     model, meta = make(config)
     page = show(model, meta)
     page.fill("#prompt", "bad")
     text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
-    tokens = tokenizer_from(meta["vocabulary"]).encode(text).tolist()
-    start = 0
-    while config.positions == "learned" and len(tokens) - start > config.context:
-        start += config.context - config.context // 2
-    layers = watched(monkeypatch, config.context)
-    with torch.no_grad():
-        wider(model, len(tokens) if config.positions == "rotary" else config.context)(torch.tensor([tokens[start:]]))
+    _, start, shares = read(model, tokenizer_from(meta["vocabulary"]).encode(text).tolist())
     for back in (0, 2):
-        place = len(tokens) - 1 - back
+        place = len(text) - 1 - back
         page.locator("#text i").nth(place).hover()
         for layer in range(config.layers):
             for head in range(config.heads):
                 page.select_option("#layer", index=layer)
                 page.select_option("#head", index=head)
-                row = np.concatenate([np.zeros(start), layers[layer][head, place - start]])
+                row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
                 np.testing.assert_allclose(shades(page), row / row.max(), atol=0.006)
                 said = page.text_content("#looking")
                 assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
@@ -386,25 +389,47 @@ def test_attention_is_that_of_the_model(
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 
 
-def test_attention_out_of_reach_is_not_shown(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page has forgotten it does not invent; the last context of characters it always knows."""
-    model, meta = make(SLIDING)
+@pytest.mark.parametrize("config", [SLIDING, WINDOWED], ids=name)
+def test_attention_out_of_reach_is_not_shown(show: Callable[..., Any], config: ModelConfig) -> None:
+    """What the page has forgotten it does not invent; the last characters that attention sees it always knows."""
+    model, meta = make(config)
     page = show(model, meta)
     tokens = tokenizer_from(meta["vocabulary"]).encode(write(page, "bad", length=100, temperature=2)).tolist()
-    layers = watched(monkeypatch, model.config.context)
-    with torch.no_grad():
-        wider(model, len(tokens))(torch.tensor([tokens]))
-    known = 0
+    shares, known = read(model, tokens).shares, 0
     for place in reversed(range(len(tokens))):
         seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
         if seen is None:
             break
         known += 1
-        np.testing.assert_allclose(seen, layers[1][2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
-        assert len(seen) == min(place + 1, model.config.context)
-    assert model.config.context <= known < len(tokens)
+        np.testing.assert_allclose(seen, shares[1, 2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
+        assert len(seen) == min(place + 1, config.span)
+    assert config.span <= known < len(tokens)
     page.locator("#text i").nth(len(tokens) - 1 - known).hover()
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)],
+    ids=lambda config: config.positions,
+)
+def test_all_that_attention_shows_is_on_the_page(show: Callable[..., Any], config: ModelConfig) -> None:
+    """Characters that have become plain text are none that a known place looks at."""
+    page = show(*make(config))
+    late = page.evaluate(
+        """() => {
+          const late = [];
+          for (let length = 1; length <= 1100; length++) {
+            append(0);
+            const { model } = chargpt;
+            let place = model.origin;
+            while (model.attention(0, 0, place) === null) place++;
+            if (units[0].place > model.attention(0, 0, place).from) late.push(length);
+          }
+          return late;
+        }"""
+    )
+    assert late == []
 
 
 def test_attention_by_the_keyboard(show: Callable[..., Any]) -> None:
@@ -434,14 +459,14 @@ def test_what_the_vocabulary_lacks_is_named(show: Callable[..., Any]) -> None:
     assert not page.is_visible("#unknown") and page.text_content("#text") == "😀"
 
 
-def test_an_empty_prompt_is_a_line_break(show: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_prompt_is_a_line_break(show: Callable[..., Any]) -> None:
     """As sample.py does; it is not part of the text."""
     model, meta = make(SLIDING)
     tokenizer = tokenizer_from(meta["vocabulary"])
     page = show(model, meta)
     text = write(page, "", length=30, temperature=0)
     tokens = tokenizer.encode("\n" + text).tolist()
-    assert len(text) == 30 and tokens[1:] == reference(model, tokens, monkeypatch).argmax(-1)[:-1].tolist()
+    assert len(text) == 30 and tokens[1:] == read(model, tokens).logits.argmax(-1)[:-1].tolist()
     page.fill("#prompt", "\n")
     page.click("#generate")
     assert written(page) == "\n" + text
@@ -595,6 +620,7 @@ def test_what_is_known_of_the_model(show: Callable[..., Any]) -> None:
     assert show(model, meta).text_content("#facts").endswith("validation loss 1.2346 nats per character")
     meta["callbacks"]["Checkpoints"]["best_step"] = 11  # of other weights
     assert "loss" not in show(model, meta).text_content("#facts")
+    assert "context 7, window 3" in show(*make(WINDOWED)).text_content("#facts").split(" · ")
 
 
 def test_every_control_has_a_name(show: Callable[..., Any]) -> None:
