@@ -11,6 +11,7 @@ from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 from gpt.positions import alibi_slopes, rotary_tables, rotate
 
+FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
 LEAST_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
 
 
@@ -154,12 +155,17 @@ class Attention(nn.Module):
         """Let every place look at itself and at the places before it."""
         B, T, C = x.shape
         q, k, v = self.queries_keys_values(x)  # 3 x (B, H, T, D)
-        explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu")
-        attend = explicit_attention if explicit else fused_attention
         dropout = self.dropout if self.training else 0.0
-        # Blocks save what two of them do not cover. A graph that is exported has one way for all lengths: it must not
-        # look at the length first, which what it is compared with would bound.
-        if not torch.compiler.is_exporting() and self.window and T > 2 * max(self.window, LEAST_BLOCK):
+        # A graph that is exported has one way for all lengths: looking at the length would bound it.
+        exporting = torch.compiler.is_exporting()
+        # Blocks save what two of them do not cover.
+        blocks = not exporting and self.window is not None and T > 2 * max(self.window, LEAST_BLOCK)
+        # The table of scores is ahead on a CPU while it is small, and torch's kernel has no dropout of its own there.
+        small = exporting or blocks or dropout > 0 or T < FUSED_FROM
+        explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu" and small)
+        attend = explicit_attention if explicit else fused_attention
+        if blocks:
+            assert self.window is not None
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
         else:
             y = attend(q, k, v, self.bias(T), dropout)

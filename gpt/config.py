@@ -27,7 +27,9 @@ class ModelConfig:
     token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")
     tied: bool = option(False, "use the token embedding as the output head, too")
     attention: str = option(
-        "auto", "attention kernel; auto is explicit on a CPU, sdpa elsewhere", choices=("auto", "explicit", "sdpa")
+        "auto",
+        "attention kernel; auto is explicit on a CPU below 1024 places, else sdpa",
+        choices=("auto", "explicit", "sdpa"),
     )
 
     def __post_init__(self) -> None:

@@ -127,6 +127,26 @@ def test_derivatives(positions: str, qk_norm: bool, kernel: str) -> None:
     assert torch.autograd.gradcheck(function, (random(2, 3, 4).requires_grad_(), *values))
 
 
+@pytest.mark.parametrize(
+    ("time", "changes", "expected"),
+    [
+        (1023, {}, "explicit"),
+        (1024, {}, "sdpa"),
+        (1024, {"dropout": 0.1}, "explicit"),
+        (1024, {"window": 7}, "explicit"),
+        (1024, {"positions": "alibi"}, "sdpa"),
+    ],
+)
+def test_automatic_kernel_on_a_cpu(time: int, changes: dict, expected: str) -> None:
+    x, outs = random(1, time, 12), {}
+    for kernel in ("auto", "explicit", "sdpa"):
+        torch.manual_seed(0)
+        config = tiny(**{"context": 1024, "positions": "learned", "attention": kernel, **changes})
+        outs[kernel] = build(config).train()(x)
+    (other,) = {"explicit", "sdpa"} - {expected}
+    assert torch.equal(outs["auto"], outs[expected]) and not torch.equal(outs["auto"], outs[other])
+
+
 @pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
 def test_large_scores_stay_finite(kernel: str) -> None:
     module = build(tiny(qk_norm=False, attention=kernel)).float()
