@@ -544,16 +544,12 @@ def test_two_processes_train_the_same_model(strategy: str, train: Train) -> None
     assert len([line for line in ended.stdout.splitlines() if line.startswith("step ")]) == 3
 
 
-# The default model, and one with all that attention can be given besides: dropout, a bias, blocks of a window.
-COMPILED = pytest.mark.parametrize(
-    "extra",
-    [[], ["model.dropout=0.5", "model.positions=alibi", "model.window=5", "model.context=40"]],
-    ids=["default", "windows"],
-)
+# All that attention can be given beyond the default: dropout, a bias, blocks of a window.
+EXTRA = ["model.dropout=0.5", "model.positions=alibi", "model.window=5", "model.context=40"]
 
 
 @pytest.mark.slow
-@COMPILED
+@pytest.mark.parametrize("extra", [[], EXTRA], ids=["default", "windows"])
 def test_compiled_and_eager_steps_agree(train: Train, extra: list[str]) -> None:
     """With dropout, only if both draw the same masks in the same order."""
     if missing_to_compile():
@@ -568,8 +564,7 @@ def test_compiled_and_eager_steps_agree(train: Train, extra: list[str]) -> None:
 
 
 @pytest.mark.slow
-@COMPILED
-def test_a_second_process_compiles_nothing(workplace: Path, extra: list[str]) -> None:
+def test_a_second_process_compiles_nothing(workplace: Path) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start."""
     if missing_to_compile():
         pytest.skip(f"no {missing_to_compile()}")
@@ -582,7 +577,7 @@ def test_a_second_process_compiles_nothing(workplace: Path, extra: list[str]) ->
         "data.path=book.txt",
         "compile=true",
         "trainer.precision=bf16-mixed",
-        *extra,
+        *EXTRA,
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR")}
     for cache in ("miss", "hit"):

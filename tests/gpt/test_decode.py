@@ -135,12 +135,12 @@ def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
 
 @EVERY
 def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> None:
-    tokens, wanted = text(config), expected(config)
+    tokens, wanted, ready = text(config), expected(config), weights(config)
     for length in range(1, len(tokens) + 1):
-        start = needed(weights(config), length)
-        held = config.context if config.positions == "learned" else config.layers * config.context + 2
+        start = needed(ready, length)
+        held = config.context if config.absolute else config.layers * config.span + 2
         assert 0 <= start < length and length - start <= held
-        same(Decoder(weights(config)).read(tokens[None, start:length])[0, -1], wanted[length - 1])
+        same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1])
 
 
 @pytest.mark.parametrize("config", [CONFIGS[-1], CONFIGS[0]], ids=name)

@@ -114,7 +114,8 @@ def test_attention_is_what_the_model_computes_with(
     attention = report(model=model)["attention"]
     layers: list[Tensor] = []
 
-    def explicit(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    def explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        assert bias is None
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         for row in range(q.shape[2]):
             scores[:, :, row, row + 1 :] = -math.inf
