@@ -163,15 +163,11 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         from gpt.model import with_context
 
         loaded = [load_checkpoint(path) for path in checkpoints]
-        if options.context:
-            try:
-                loaded = [(with_context(model, options.context).eval(), meta) for model, meta in loaded]
-            except ValueError as error:
-                raise InputError(f"--context {options.context}: {error}") from None
     for model, _ in loaded:
         to_device(model, options.device)
-        if options.stride and options.stride > model.config.context:
-            raise InputError(f"--stride {options.stride}: must be at most {model.config.context}, the context")
+        context = options.context or model.config.context
+        if options.stride and options.stride > context:
+            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
     document = Document(called(options.file), Path(options.file))
     size = 0 if options.file == "-" else document.path.stat().st_size
@@ -187,8 +183,16 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['global_step']}"
-        stride = options.stride or max(1, model.config.context // 2)
-        readers.append(Reader(name, model, tokenizer, np.frombuffer(text, tokenizer.dtype), stride))
+        tokens = np.frombuffer(text, tokenizer.dtype)
+        if options.context:
+            # Windows longer than the text would only be filled up, at the cost of their whole length.
+            context = min(options.context, max(1, len(tokens) - 1))
+            try:
+                model = with_context(model, context).eval()
+            except ValueError as error:
+                raise InputError(f"--context {context}: {error}") from None
+        stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
+        readers.append(Reader(name, model, tokenizer, tokens, stride))
     return readers
 
 

@@ -902,7 +902,8 @@ def introduce(
     shape = config.model
     say(f"text       {text.name}: {describe(text)}")
     say(
-        f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}: "
+        f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}"
+        f"{f', window {shape.window}' if shape.window else ''}: "
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
     say(

@@ -43,8 +43,8 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
 def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokenizer: str) -> Config:
     """Put the shape of the trained model that a run starts from into its configuration.
 
-    Dropout, the attention kernel and the context can be typed: no weight depends on them, but for the learned
-    positions, of which fewer will do.
+    Dropout, the attention kernel, its window and the context can be typed: no weight depends on them, but for the
+    learned positions, of which fewer will do.
 
     Args:
         typed: the configuration that the typed overrides make.
@@ -58,7 +58,9 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
     values, new = to_dict(typed), dict(leaves(to_dict(typed)))
     trained = {f"model.{key}": value for key, value in model.items()} | {"data.tokenizer": tokenizer}
     longer = typed.model.context > model["context"]
-    free = LOOSE if model["positions"] == "learned" and longer else (*LOOSE, "model.context")
+    free = [*LOOSE, "model.window"]
+    if model["positions"] != "learned" or not longer:
+        free.append("model.context")
     wrong = [key for key in trained if key in keys and key not in free and new[key] != trained[key]]
     if wrong:
         listed = ", ".join(f"{key}={shown(new[key])} (the model has {shown(trained[key])})" for key in wrong)

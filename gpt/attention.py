@@ -35,7 +35,7 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     if bias is None:
         bias = torch.full((1, T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
     q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
-    added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy where heads share it
+    added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of the causal mask
     scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
     # What softmax(dim=-1) calls (private by name), below autocast, which would widen the scores to fp32 and narrow
     # them again: twice the memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around
@@ -173,7 +173,9 @@ class Attention(nn.Module):
 
     def bias(self, length: int) -> Tensor | None:
         """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
-        if self.window is None and self.slopes is None:
+        # While a graph is exported, the length has no value to compare with.
+        reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
+        if self.slopes is None and reached:
             return None
         places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
         return make_bias(places, places, self.window, self.slopes)

@@ -28,7 +28,7 @@ class ModelConfig:
     tied: bool = option(False, "use the token embedding as the output head, too")
     attention: str = option(
         "auto",
-        "attention kernel; auto is explicit on a CPU below 1024 places, else sdpa",
+        "attention kernel; auto is explicit on a CPU, but for 1024 places or more at once, and sdpa elsewhere",
         choices=("auto", "explicit", "sdpa"),
     )
 

@@ -80,7 +80,8 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
         if config.positions == "sinusoidal":
-            # Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C: the proportion is the same.
+            # Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are
+            # beside letters matters: docs/results.md.
             table = sinusoidal_table(config.context, config.dim) / config.dim**0.5  # (T, C)
             self.register_buffer("sinusoids", table, persistent=False)
         self.dropout = Dropout(config.dropout)

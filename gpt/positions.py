@@ -48,7 +48,7 @@ def rotary_tables(context: int, channels: int, base: float = 10_000.0) -> tuple[
     Args:
         context: number of places.
         channels: how many channels R of a head are turned; even.
-        base: the slowest pair turns once in about 2 pi * base places.
+        base: the slowest pair turns once in 2 pi * base^(1 - 2/R) places.
 
     Returns:
         Two float32 tensors of shape (context, R / 2). They are computed in float64, so that the same

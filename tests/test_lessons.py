@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needs
 
 HERE = ROOT / "docs" / "lessons"
 LESSONS = sorted(HERE.glob("[0-9]*.ipynb"))
@@ -51,8 +51,7 @@ print(len(checks))
 
 @pytest.fixture(scope="module")
 def execute():
-    if importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None:
-        pytest.skip("the lessons are run by nbclient and ipykernel: pip install -e .[lessons]")
+    needs("nbclient", "ipykernel", "einops", extra="lessons")
     spec = importlib.util.spec_from_file_location("execute", HERE / "execute.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -23,7 +23,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
         CellExecutionError: a cell failed.
     """
     notebook = nbformat.read(path, as_version=4)
-    # A kernel of this Python, whatever kernels are installed; the lessons take at most 150 s.
+    # The lessons take at most 150 s.
     client = NotebookClient(
         notebook,
         timeout=150,

@@ -103,6 +103,12 @@ def test_a_context_that_the_trained_model_can_take(positions: str, context: int,
             merge_started(typed, ["model.context"], trained, "char")
 
 
+def test_a_trained_model_takes_any_window() -> None:
+    typed = changed(init_from="a", model__window=8)
+    assert merge_started(typed, ["model.window"], TRAINED, "char").model.window == 8
+    assert merge_started(typed, [], TRAINED | {"window": 5}, "char").model.window == 5
+
+
 def test_what_a_trained_model_cannot_take() -> None:
     typed = changed(init_from="a", model__layers=8, model__tied=True, model__dim=96, data__tokenizer="byte")
     with pytest.raises(ValueError) as caught:

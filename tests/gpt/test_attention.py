@@ -95,7 +95,23 @@ def test_equals_torch_s_multi_head_attention(heads: int, bias: bool, kernel: str
         torch.testing.assert_close(ours.qkv.bias.grad, theirs.in_proj_bias.grad, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "none"])
+@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
+def test_blocks_have_the_gradients_of_the_whole_band(
+    positions: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for least in (16, 1000):  # in three blocks, and as one square with a band in it
+        monkeypatch.setattr("gpt.attention.LEAST_BLOCK", least)
+        module = build(tiny(heads=3, positions=positions, window=5, context=40, attention=kernel))
+        x = random(2, 40, 12).requires_grad_()
+        module(x).backward(random(2, 40, 12, seed=9))
+        results.append([x.grad, *(parameter.grad for parameter in module.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "sinusoidal"])
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("time", [1, 6, 7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -114,10 +130,13 @@ def test_kernels_agree_forward_and_backward(positions: str, qk_norm: bool, time:
 
 
 @pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_derivatives(positions: str, qk_norm: bool, kernel: str) -> None:
-    module = build(tiny(dim=4, context=3, bias=True, positions=positions, qk_norm=qk_norm, attention=kernel))
+    window = 2 if positions == "alibi" else None
+    module = build(
+        tiny(dim=4, context=3, bias=True, window=window, positions=positions, qk_norm=qk_norm, attention=kernel)
+    )
     names = [key for key, _ in module.named_parameters()]
     values = [value.detach().clone().requires_grad_() for value in module.parameters()]
 

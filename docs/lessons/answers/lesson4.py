@@ -4,7 +4,7 @@ import numpy as np
 
 
 def window_multiplications(T: int, N: int, D: int) -> int:
-    """A place sees N others but for the first N - 1 places, which see 1, 2, ..., N - 1; 2 D multiplications a pair."""
+    """A place sees N, itself the last, but for the first N - 1, which see 1, ..., N - 1; a pair takes 2 D products."""
     N = min(N, T)  # a window that is longer than the text is the whole text
     missing = N * (N - 1) // 2  # (N - 1) + ... + 1: what the first places lack of a full window
     return 2 * D * (T * N - missing)
