@@ -14,7 +14,7 @@ train: $(VENV)/.installed
 	@$(RUN) train.py
 
 test: $(VENV)/.installed-dev
-	@$(RUN) -m pytest -n logical
+	@$(RUN) -m pytest -n logical --dist worksteal
 
 quick: $(VENV)/.installed-dev
 	@$(RUN) -m pytest -n logical -m "not slow"
