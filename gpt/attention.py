@@ -160,9 +160,9 @@ class Attention(nn.Module):
         exporting = torch.compiler.is_exporting()
         # Blocks save what two of them do not cover.
         blocks = not exporting and self.window is not None and T > 2 * max(self.window, LEAST_BLOCK)
-        # The table of scores is ahead on a CPU while it is small, and torch's kernel has no dropout of its own there.
-        small = exporting or blocks or dropout > 0 or T < FUSED_FROM
-        explicit = self.kernel == "explicit" or (self.kernel == "auto" and x.device.type == "cpu" and small)
+        # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
+        ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or T < FUSED_FROM)
+        explicit = self.kernel == "explicit" or (self.kernel == "auto" and ahead)
         attend = explicit_attention if explicit else fused_attention
         if blocks:
             assert self.window is not None
