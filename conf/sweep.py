@@ -361,11 +361,14 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
     table = runs.RUNS / sweep / "sweep.csv"
     outcomes: dict[str, Outcome] = {}
     number = {trial.name: f"trial {place}/{len(trials)}" for place, trial in enumerate(trials, start=1)}
+    before = {trial.name: runs.summary_of(trial.directory) for trial in trials}
 
     def unfinished() -> Iterator[Trial]:
         for trial in trials:
-            say(f"{number[trial.name]}  {trial.name}{': finished before' * (trial.name in finished)}")
-            if trial.name not in finished:
+            now = runs.summary_of(trial.directory)  # of another command with the same sweep, too
+            done = trial.name in finished or (now.get("status") == "finished" and now != before[trial.name])
+            say(f"{number[trial.name]}  {trial.name}{': finished before' * done}")
+            if not done:
                 yield trial
 
     def ended(trial: Trial, result: Outcome) -> None:
