@@ -1,8 +1,8 @@
 """What `gpt.capture.record` promises, on a CPU: operations at fixed addresses, done again without Python.
 
 It is stricter than a GPU: what a GPU would do wrongly (a number that was read while recording and is old when
-repeated) shows in the result, and what a GPU refuses (looking at a tensor, shapes that depend on values) is refused, but
-for `tolist` and `numpy`, which no mode of torch's sees.
+repeated) shows in the result, and what a GPU refuses (looking at a tensor, shapes that depend on values) is refused;
+`tolist` and `numpy` alone pass unseen.
 """
 
 from collections.abc import Callable
