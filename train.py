@@ -714,7 +714,7 @@ def fit(
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from data.passages import prompts
     from gpt.checkpoint import CheckpointError
-    from gpt.fit.automatic import keep_freed_memory
+    from gpt.fit.automatic import choose_recorder, keep_freed_memory
     from gpt.fit.board import append
     from gpt.fit.callbacks import Prune, Watch
     from gpt.fit.durability import (
@@ -741,6 +741,7 @@ def fit(
     quieten_lightning()
     first_process = job.rank() == 0
     tokenizer = text.tokenizer
+    looked_into = config.trainer.profiler is not None or config.trainer.detect_anomaly
 
     def make_module() -> LitGPT:
         module = LitGPT(
@@ -755,6 +756,7 @@ def fit(
             micro_batch=config.data.micro_batch,
             seed=config.seed,
             compile=choices.compiled,
+            record=choose_recorder(choices.device, choices.devices, choices.compiled, looked_into),
         )
         if start:
             places = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
