@@ -65,7 +65,7 @@ def batches_on_device(
     window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
     while True:
         starts = window_starts(len(tokens), seed, step // STEPS, STEPS * batch, context).reshape(STEPS, batch)
-        mine = torch.from_numpy(np.ascontiguousarray(starts[:, rows]))  # (STEPS, rows)
+        mine = torch.tensor(starts[:, rows])  # (STEPS, rows)
         for first in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:
             yield tokens[first[:, None] + window].long()  # (rows, context + 1)
             step += 1
