@@ -88,6 +88,7 @@ class Weights:
             self.xp, self.vecdot, self.gelu = torch, torch.linalg.vecdot, torch.nn.functional.gelu
         self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
         self.device = None if self.numpy else embedding.device
+        self.cuda = not self.numpy and embedding.is_cuda
         H, D = config.heads, config.head_dim
         self.zero = self.zeros()
 
