@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BLOCK = 256  # random numbers drawn at once
 LEAST_ROWS = 8  # texts that are worth a thread of their own
 MOST_ROWS = 64  # texts read side by side in a thread
+MOST_ROWS_GPU = 1024  # texts read side by side on a GPU
 MOST_CACHE = 2**29  # bytes of keys and values in a thread
 Result = TypeVar("Result")
 
@@ -208,7 +209,10 @@ def side_by_side(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Do the rows of a large batch in parts, on all cores: what NumPy computes in two threads runs at the same time.
+    """Do the rows of a large batch in parts, as many at once as fit into memory.
+
+    On a CPU the parts go to all cores: what NumPy computes in two threads runs at the same time. On a GPU of NVIDIA's
+    they come one after the other, for each keeps all of it busy.
 
     Args:
         work: goes on with a part of the rows, yielding what there is after each token.
@@ -221,8 +225,14 @@ def side_by_side(
     """
     config = weights.config
     cache = 2 * config.layers * config.span * config.dim * weights.dtype.itemsize  # bytes, of one text
-    most = max(1, min(MOST_ROWS, MOST_CACHE // cache))  # rows of a part
-    parts = max(1, min(cores(), rows // LEAST_ROWS), -(-rows // most))
+    threads, memory, most = cores(), MOST_CACHE, MOST_ROWS
+    if weights.cuda:
+        import torch
+
+        # Of what is free a quarter: a cache is there twice while a prompt is read, and logits of many steps beside it.
+        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MOST_ROWS_GPU
+    most = max(1, min(most, memory // cache))  # rows of a part
+    parts = max(1, min(threads, rows // LEAST_ROWS), -(-rows // most))
     borders = np.linspace(0, rows, parts + 1).round().astype(int)
     slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
     given_up = Event()
@@ -236,7 +246,7 @@ def side_by_side(
         return result
 
     # The threads are those of the parts: BLAS' own would only wait for each other in products this small.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, cores())) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
             yield from pool.map(last, slices)
         finally:  # Ctrl-C, or a reader that has seen enough

@@ -179,7 +179,7 @@ class Texts:
     def step(self) -> None:
         """Draw a token of each text and read it: work to be recorded, see `gpt.capture.record`."""
         w, config = self.weights, self.weights.config
-        (B, V), H, D, R = self.logits.shape, config.heads, config.head_dim, self.slots
+        B, H, D, R = len(self.logits), config.heads, config.head_dim, self.slots
         tokens = draw(self.logits, self.drawing, self.numbers.index_select(0, self.k)[0], self.seen)
         self.drawn.index_copy_(0, self.k, tokens[None])
         self.drawn_from.index_copy_(0, self.k, self.logits[None])
