@@ -16,6 +16,7 @@ from gpt.decode import Decoder, Weights
 if TYPE_CHECKING:
     import torch
 
+    from gpt.capture import Recorder
     from gpt.model import GPT
 
 BLOCK = 256  # random numbers drawn at once
@@ -123,7 +124,7 @@ def stream(
     count: int,
     drawing: Drawing,
     seeds: Sequence[int],
-    record: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
+    record: "Recorder | None" = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue prompts side by side, one token of each at a time.
 

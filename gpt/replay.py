@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt.capture import Repeated
+from gpt.capture import Recorder, Repeated
 from gpt.decode import EPS, Decoder, Linear, Weights
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def stream(
     count: int,
     drawing: "Drawing",
     generators: Sequence[np.random.Generator],
-    record: Callable[[Callable[[], None]], Callable[[], None]],
+    record: Recorder,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """`gpt.generate.stream` with steps that `record` records; `generators` are what the texts draw from."""
     texts = Texts(weights, prompts, drawing)
@@ -70,7 +70,6 @@ class Texts:
         self.cache = [zeros(2, B, H, R, D) for _ in range(config.layers)]  # keys and values
         self.logits = zeros(B, V)  # of what comes next
         self.before = zeros(B, dtype=torch.int64)  # the last token of each text; V is none
-        self.seen = zeros(B, V, dtype=torch.bool)  # which tokens have occurred in each
         self.k = zeros(1, dtype=torch.int64)  # number of the step in its chunk, and what a chunk holds:
         self.numbers = zeros(CHUNK, B, dtype=torch.float64)
         self.where = zeros(CHUNK, 4, B, dtype=torch.int64)  # see `_plan`
@@ -91,10 +90,12 @@ class Texts:
         self.place = np.zeros(B, np.int64)  # where the next token of each text goes
         self.text = np.zeros((B, config.context), np.int64)  # the last tokens of each, for absolute positions
         for rows, tokens in by_length(weights, prompts):
-            self.logits[self._index(rows)] = self._read(tokens, rows)
+            self.logits[self._put(rows)] = self._read(tokens, rows)
+        seen = np.zeros((B, V), bool)  # which tokens have occurred in each
         for row, prompt in enumerate(prompts):
             self.text[row, -len(prompt) :] = prompt[-config.context :]
-            self.seen[row, torch.from_numpy(prompt).to(device)] = True
+            seen[row, prompt] = True
+        self.seen = self._put(seen)
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -142,9 +143,9 @@ class Texts:
         places, R = self.place + np.arange(steps)[:, None], self.slots  # (steps, B)
         on_strip = np.where(places < R, R - 1 - places, 3 * R - 2 - places % R)
         where = np.stack((places % R, (places + 1) % R, on_strip, places), axis=1)  # (steps, 4, B)
-        self.where[start : start + steps] = self._index(where)
+        self.where[start : start + steps] = self._put(where)
         if self.weights.config.positions == "rotary":
-            angles = self._index(places)[..., None] * self.frequency  # (steps, B, D / 2) float64
+            angles = self._put(places)[..., None] * self.frequency  # (steps, B, D / 2) float64
             self.turns[start : start + steps] = torch.polar(torch.ones_like(angles), angles)
 
     def _make_room(self) -> None:
@@ -155,7 +156,7 @@ class Texts:
             self._read(self.text[full, T - T // 2 :], full)
         elif len(full):
             self.place[full] = 0
-            self.before[self._index(full)] = len(self.weights.embedding)
+            self.before[self._put(full)] = len(self.weights.embedding)
 
     def _read(self, tokens: np.ndarray, rows: np.ndarray) -> Tensor:
         """Begin rows anew with tokens, (rows, n): the logits of what follows, (rows, V)."""
@@ -163,17 +164,18 @@ class Texts:
         logits = decoder.read(tokens)[:, -1]
         place = int(decoder.place[0])
         held = np.arange(max(0, place - self.weights.config.span), place)
-        row, old, new = map(self._index, (rows, held % self.weights.config.span, held % R))
+        row, old, new = map(self._put, (rows, held % self.weights.config.span, held % R))
         for i, (keys, values) in enumerate(self.cache):
             keys[row[:, None], :, new] = decoder.keys[i][:, :, old].transpose(1, 2)  # (rows, held, H, D)
             values[row[:, None], :, new] = decoder.values[i][:, :, old].transpose(1, 2)  # (rows, held, H, D)
             if decoder.offset:
                 keys[row, :, place % R, decoder.own :] = decoder.moved[i]
         self.place[rows] = place
-        self.before[row] = self._index(tokens[:, -1])
+        self.before[row] = self._put(tokens[:, -1])
         return torch.from_numpy(logits).to(self.logits)
 
-    def _index(self, values: np.ndarray) -> Tensor:
+    def _put(self, values: np.ndarray) -> Tensor:
+        """Beside the texts; 64-bit numbers stay what they are."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.k.device)
 
     def step(self) -> None:
@@ -217,7 +219,7 @@ class Texts:
             cache.scatter_(3, goes, qkv[1:].unsqueeze(3))
             keys, values = cache.view(2, B * H, R, D)
             scores = torch.bmm(qkv[0].view(B * H, 1, D), keys.transpose(1, 2)).view(B, H, R)
-            shares = (scores.add_(bias)).softmax(-1).view(B * H, 1, R)
+            shares = scores.add_(bias).softmax(-1).view(B * H, 1, R)
             onto_stream(x, layer.proj, torch.bmm(shares, values).view(B, H * D))
             h = layer.up(self._norm(x))
             onto_stream(x, layer.down, F.relu(h).square_() if config.activation == "relu2" else F.gelu(h))
