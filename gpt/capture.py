@@ -5,6 +5,7 @@ them. What a piece of work asks for is recorded once; asking for all of it is th
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -21,17 +22,23 @@ def record(work: Callable[[], None]) -> Callable[[], None]:
     """
     graph = torch.cuda.CUDAGraph()
     torch.clear_autocast_cache()  # weights that were narrowed before would stay what they were
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=beside(torch.cuda.current_device())):
         work()
     torch.clear_autocast_cache()  # and those of the graph belong to it
     return graph.replay
+
+
+@cache
+def beside(device: int) -> torch.cuda.Stream:
+    """The stream that work is rehearsed and recorded on: cuBLAS keeps memory for each one that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 def rehearse(work: Callable[[], None]) -> None:
     """Do `work` as it is, on a stream of its own, as it will be recorded."""
     if not torch.cuda.is_available():
         return work()
-    stream = torch.cuda.Stream()
+    stream = beside(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

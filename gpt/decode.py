@@ -2,7 +2,7 @@
 
 Written with what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, whose calls cost a third
 of torch's and which loads in a tenth of the time: with one token a step, calls are what takes the time. Elsewhere it
-runs on torch.
+runs on torch; how texts go on there on a GPU of NVIDIA's, without Python between the kernels, is in gpt/replay.py.
 
 Text of any length can be read. What a place sees of it is the *window rule*, which follows from `positions`:
 
@@ -88,6 +88,7 @@ class Weights:
             self.xp, self.vecdot, self.gelu = torch, torch.linalg.vecdot, torch.nn.functional.gelu
         self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
         self.device = None if self.numpy else embedding.device
+        self.cuda = not self.numpy and embedding.is_cuda
         H, D = config.heads, config.head_dim
         self.zero = self.zeros()
 

@@ -16,11 +16,13 @@ from gpt.decode import Decoder, Weights
 if TYPE_CHECKING:
     import torch
 
+    from gpt.capture import Recorder
     from gpt.model import GPT
 
 BLOCK = 256  # random numbers drawn at once
 LEAST_ROWS = 8  # texts that are worth a thread of their own
 MOST_ROWS = 64  # texts read side by side in a thread
+MOST_ROWS_GPU = 1024  # texts read side by side on a GPU
 MOST_CACHE = 2**29  # bytes of keys and values in a thread
 Result = TypeVar("Result")
 
@@ -117,11 +119,17 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def stream(
-    weights: Weights, prompts: Sequence[np.ndarray], count: int, drawing: Drawing, seeds: Sequence[int]
+    weights: Weights,
+    prompts: Sequence[np.ndarray],
+    count: int,
+    drawing: Drawing,
+    seeds: Sequence[int],
+    record: "Recorder | None" = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue prompts side by side, one token of each at a time.
 
-    What a text draws follows from its own seed and prompt, whatever its neighbours.
+    What a text draws follows from its own seed and prompt, whatever its neighbours. On a GPU of NVIDIA's a step is
+    recorded and replayed, see gpt/replay.py.
 
     Args:
         weights: of the model.
@@ -129,21 +137,26 @@ def stream(
         count: how many tokens to add.
         drawing: the rules.
         seeds: one for each prompt.
+        record: what records a step, of weights that are tensors; None is `gpt.capture.record` where there is CUDA.
 
     Yields:
         tokens (B,) int64 and the logits (B, V) float64 that they were drawn from.
     """
+    generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
+    if record is None and weights.cuda:
+        from gpt.capture import record
+    if record is not None:
+        from gpt import replay
+
+        yield from replay.stream(weights, prompts, count, drawing, generators, record)
+        return
     B, V = len(prompts), len(weights.embedding)
     decoder, logits = Decoder(weights, B), np.empty((B, V))
-    lengths = np.array([len(prompt) for prompt in prompts])
-    for length in sorted(set(lengths.tolist())):
-        rows = np.flatnonzero(lengths == length)
-        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        logits[rows] = decoder.read(tokens[:, needed(weights, length) :], rows)[:, -1]
+    for rows, tokens in by_length(weights, prompts):
+        logits[rows] = decoder.read(tokens, rows)[:, -1]
     seen = np.zeros((B, V), bool)
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
-    generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
@@ -152,6 +165,15 @@ def stream(
         seen[np.arange(B), tokens] = True
         if k + 1 < count:
             logits = decoder.step(tokens)
+
+
+def by_length(weights: Weights, prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Prompts to be read side by side: which they are, (rows,), and what is needed of them, (rows, n) int64."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    for length in sorted(set(lengths.tolist())):
+        rows = np.flatnonzero(lengths == length)
+        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
+        yield rows, tokens[:, needed(weights, length) :]
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
@@ -188,7 +210,10 @@ def side_by_side(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Do the rows of a large batch in parts, on all cores: what NumPy computes in two threads runs at the same time.
+    """Do the rows of a large batch in parts, as many at once as fit into memory.
+
+    On a CPU the parts go to all cores: what NumPy computes in two threads runs at the same time. On a GPU of NVIDIA's
+    they come one after the other, for each keeps all of it busy.
 
     Args:
         work: goes on with a part of the rows, yielding what there is after each token.
@@ -201,8 +226,14 @@ def side_by_side(
     """
     config = weights.config
     cache = 2 * config.layers * config.span * config.dim * weights.dtype.itemsize  # bytes, of one text
-    most = max(1, min(MOST_ROWS, MOST_CACHE // cache))  # rows of a part
-    parts = max(1, min(cores(), rows // LEAST_ROWS), -(-rows // most))
+    threads, memory, most = cores(), MOST_CACHE, MOST_ROWS
+    if weights.cuda:
+        import torch
+
+        # Of what is free a quarter: a cache is there twice while a prompt is read, and logits of many steps beside it.
+        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MOST_ROWS_GPU
+    most = max(1, min(most, memory // cache))  # rows of a part
+    parts = max(1, min(threads, rows // LEAST_ROWS), -(-rows // most))
     borders = np.linspace(0, rows, parts + 1).round().astype(int)
     slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
     given_up = Event()
@@ -216,7 +247,7 @@ def side_by_side(
         return result
 
     # The threads are those of the parts: BLAS' own would only wait for each other in products this small.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, cores())) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
             yield from pool.map(last, slices)
         finally:  # Ctrl-C, or a reader that has seen enough
