@@ -169,6 +169,13 @@ def check_overrides(
                 f"{argument}: the value of {key} cannot be read ({reason}); quote it: '{key}=\"…\"'"
             ) from None
         _check_override(override, argument, known, choices, sweep or search, search)
+    for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
+        minutes = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text("utf-8")).get("minutes")
+        if minutes and f"experiment={experiment}" in arguments:
+            raise ValueError(
+                f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
+                "minutes=null goes by steps"
+            )
 
 
 def _check_override(

@@ -78,8 +78,10 @@ def test_training_commands_of_the_readme(
     if "trainer.devices=4" in command:
         pytest.skip("two processes have their own test, tests/test_train.py::test_two_processes_train_the_same_model")
     arguments = [argument for argument in shlex.split(command)[2:] if not argument.startswith("trainer.max_steps")]
-    if any(argument.startswith("data=") for argument in arguments):
+    if any(argument.startswith(("data=", "experiment=")) for argument in arguments):
         arguments.append("data.path=book.txt")  # what would be downloaded; the downloads have their own tests
+    if any(argument.startswith("experiment=") for argument in arguments):
+        arguments.append("minutes=null")
     cut = CUT
     if any(argument.startswith("init_from=") for argument in arguments):
         assert train("name=first").status == 0
@@ -110,6 +112,29 @@ def test_commands_of_the_page_on_watching(train: Callable[..., Ended], quick_sam
         ended = train("data.path=book.txt", *shlex.split(arguments), *cut, defaults=False)
         assert ended.status == 0, ended.err
     assert Path("runs/debug-profile/profile.html").exists()
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_on_one_gpu(train: Callable[..., Ended], quick_samples: None) -> None:
+    """On a CPU, and for two steps."""
+    page = (ROOT / "docs/gpu.md").read_text("utf-8")
+    commands = [shlex.split(given) for given in re.findall(r"^python train.py (.*)", page, re.MULTILINE)]
+    (resumed,) = [given for given in commands if given[0].startswith("resume=")]
+    assert train("name=first").status == 0
+    ended = train(*resumed, "trainer.max_steps=31", defaults=False)
+    assert ended.status == 0 and "step 31/31" in ended.out, ended
+    for given in commands:
+        if given is not resumed:
+            ended = train(*given, "minutes=null", "data.path=book.txt", *CUT, defaults=False)
+            assert ended.status == 0, ended.err
+
+
+def test_the_page_on_one_gpu_names_all_that_is_measured() -> None:
+    gpu = pytest.importorskip("benchmarks.gpu")
+    named = re.findall(r"^python benchmarks/gpu.py (\w+)", (ROOT / "docs/gpu.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted([*gpu.PARTS, "table", "projection"])
+    results = (ROOT / "docs/results.md").read_text("utf-8")
+    assert {part for part in gpu.PARTS if part not in results} == set()
 
 
 @pytest.mark.slow

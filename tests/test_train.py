@@ -225,6 +225,10 @@ def test_minutes_that_cannot_be(train: Train) -> None:
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=1", "trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
+        (
+            ["experiment=stdlib_gpu", "trainer.max_steps=5"],
+            "has minutes=5, which chooses it; minutes=null goes by steps",
+        ),
         (["minutes=0"], "minutes=0: must be a number, above 0 and at most 525600, or null"),
         (["minutes=1e308"], "minutes=1e+308: must be a number, above 0 and at most 525600, or null"),
         (["minutes=1", "trainer.devices=[0]"], "trainer.devices=[0]: numbers are for GPUs; a CPU takes how many"),

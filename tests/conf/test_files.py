@@ -1,18 +1,23 @@
 """Every file in conf/ is composed and run for two steps: found in the folder, so that a new one need not be named."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+import torch
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from conf.fields import shown
 from conf.overrides import CONF, leaves
 from conf.schema import Config
+from gpt.config import ModelConfig
+from gpt.model import GPT
 from tests.conftest import Ended, needs
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
@@ -24,6 +29,8 @@ REPLACED = {
     "trainer.val_check_interval": 2,
     "data.path": "book.txt",
     "data.batch": 2,
+    "model.layers": 1,
+    "minutes": None,
     "compile": "false",
 }
 # What a file needs beside its own choice, and where the run then is.
@@ -49,6 +56,16 @@ def test_the_folder_is_found() -> None:
     assert {"train", "model/tiny", "experiment/nanogpt_cpu", "debug/fast"} <= set(FILES)
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if re.match("model/|experiment/(enwik8|stdlib_gpu)", file)])
+def test_a_model_has_as_many_weights_as_its_file_says(file: str) -> None:
+    values, _ = contents(file)
+    shape = {key.removeprefix("model."): value for key, value in values.items() if key.startswith("model.")}
+    with torch.device("meta"):
+        weights = GPT(ModelConfig(**shape), 256 if values.get("data.tokenizer") == "byte" else 96).num_parameters()
+    said = re.search(r"([\d.]+) million (weights|parameters)", (CONF / f"{file}.yaml").read_text("utf-8"))
+    assert said and float(said[1]) == round(weights / 1e6, len(said[1].partition(".")[2]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if file not in ("train", "launcher/slurm")])
 def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +76,7 @@ def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: py
     for module in ("train", "gpt.fit.pictures"):
         monkeypatch.setattr(f"{module}.SAMPLE_LENGTH", 5)
 
-    typed = [f"{key}={value}" for key, value in REPLACED.items()]
+    typed = [f"{key}={shown(value)}" for key, value in REPLACED.items()]
     more, below = MORE.get(group, ([], ""))
     chosen = f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"
     ended = train(chosen, *typed, *more, "name=run", defaults=False)
@@ -79,7 +96,7 @@ def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: py
 @pytest.mark.slow
 def test_the_defaults_run(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
-    ended = train(*(f"{key}={value}" for key, value in REPLACED.items()), "name=run", defaults=False)
+    ended = train(*(f"{key}={shown(value)}" for key, value in REPLACED.items()), "name=run", defaults=False)
     assert ended.status == 0 and ended.err == "", ended.err
     assert json.loads(Path("runs/run/summary.json").read_text())["steps"] == 2
 

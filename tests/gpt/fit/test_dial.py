@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.overrides import presets
 from data.arrays import open_text
 from data.config import DataConfig
 from data.datamodule import TextDataModule
@@ -94,6 +95,28 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
         assert made.model == expected
         assert measured == [SMALL] if expected is SMALL else measured == [SMALL, LARGE]
         assert made.steps == int((left - AROUND) / made_up(0.1)(expected).step)
+
+
+@pytest.mark.parametrize(
+    ("speed", "minutes", "text", "dim"),
+    [
+        # 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
+        (2e14, 15.0, 90_000_000, 384),
+        (2e14, 15.5, 90_000_000, 768),
+        (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
+        (2e14, 60.0, 6_500_000, 256),
+        (2.5e11, 12 * 60.0, 90_000_000, 384),  # two cores of a CPU
+        (2.5e11, 30.0, 90_000_000, 256),
+        (2.5e11, 1.0, 90_000_000, 128),
+    ],
+)
+def test_the_presets_that_machines_are_given(speed: float, minutes: float, text: int, dim: int) -> None:
+    def measure(config: ModelConfig) -> Cost:
+        return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)
+
+    with torch.device("meta"):
+        made = plan(lambda: 60 * minutes, presets(), measure, NOTHING, lambda model: 8 * model.context, 96, text)
+    assert made.model.dim == dim
 
 
 def parameters(config: ModelConfig) -> int:

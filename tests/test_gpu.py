@@ -1,0 +1,236 @@
+"""What must hold on a CUDA GPU: bits that repeat, losses that are those of a CPU, checkpoints that move.
+
+Each test is written for any device. Those that say something of a CPU run there, too, with it in the GPU's place (under
+another name, with another kernel, in another precision), so that the tests themselves are known to work.
+"""
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sample as sample_script
+import score as score_script
+from data.batches import evaluation_windows
+from gpt.capture import REHEARSALS
+from gpt.checkpoint import load_checkpoint
+from gpt.evaluate import evaluate
+from tests.conftest import Ended, caller
+from tests.faults import faults
+from tests.faults.processes import Fault, Process
+from tests.faults.test_resume import assert_as_if_never_touched
+from tests.reference.losses import surprisal
+from tests.test_devices import logged, of_run
+
+pytestmark = pytest.mark.slow
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
+STEPS = 20
+# All that a step can hold, and what makes its bits repeat.
+EXACT = (
+    "trainer.deterministic=true trainer.precision=bf16-mixed model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 "
+    f"trainer.max_steps={STEPS} trainer.log_every_n_steps=1 watch.pictures=false"
+).split()
+# Two devices draw other random numbers: dropout cannot be compared.
+COMPARED = (
+    f"trainer.max_steps={STEPS} trainer.val_check_interval=10 trainer.log_every_n_steps=1 optim.warmup=5 logger=csv"
+).split()
+OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # Muon iterates in bf16, whatever the precision
+# How far the losses of the first 20 steps may be apart, relative to them.
+TOLERANCES = {
+    # Two devices sum in another order, which rounds otherwise, by 2^-24 each time; AdamW makes more of it where a
+    # gradient is tiny, since it divides by its size. Two orders on a CPU differ by 7e-8 here.
+    "32-true": 2.0**-16,
+    # bf16 rounds by 2^-9: by as much a logit can be off, and the mean over all characters by less. So can updates,
+    # which would add up at worst. On a CPU bf16 and fp32 differ by 7e-5 here.
+    "bf16-mixed": 2.0**-9,
+}
+LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
+    """A directory for the runs of this file, some of which several tests look at, with one cache of compiled code."""
+    place = tmp_path_factory.mktemp("gpu")
+    (place / "book.txt").write_text(prose, encoding="utf-8")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+
+
+def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> Ended:
+    return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(LIMIT)
+
+
+def by_rule() -> None:
+    """What train.py asks for by a variable with trainer.deterministic=true; a forked process has read it before."""
+    import torch._inductor.config
+
+    torch._inductor.config.deterministic = True
+
+
+def made(name: str, device: str, *arguments: str, fault: Fault | None = None) -> str:
+    """The name of a finished run, which is made where no test before has made it."""
+    if not Path("runs", name).exists():
+        ended = run(name, device, *arguments, fault=fault)
+        assert ended.status == 0, ended
+    return name
+
+
+def reference(precision: str) -> str:
+    """A run on a CPU in fp32, with the optimizer that a precision is compared with."""
+    optimizer = OPTIMIZERS[precision]
+    typed = [*COMPARED, optimizer, "trainer.precision=32-true", "model.attention=explicit"]
+    return made(f"reference-{precision}", "cpu", *typed)
+
+
+def compare(expected: list[float], losses: list[float], precision: str) -> None:
+    assert len(expected) == len(losses) == STEPS and expected[0] - expected[-1] > 0.5
+    assert losses == pytest.approx(expected, rel=TOLERANCES[precision])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_is_killed_repeats_bit_for_bit(device: str) -> None:
+    """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
+    whole, cut = made(f"exact/{device}", device, *EXACT, fault=(by_rule,)), f"killed/{device}"
+    killed = run(cut, device, *EXACT, fault=(faults.both, (by_rule,), (faults.at_step, 13)))
+    assert killed.status == -signal.SIGKILL, killed
+    assert run(cut, device, *EXACT, "resume=auto", fault=(by_rule,)).status == 0
+    assert_as_if_never_touched(Path("runs", whole), Path("runs", cut))
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "typed"),
+    [
+        ("cpu", "32-true", "model.attention=sdpa"),  # another kernel, which sums in another order
+        ("cpu", "bf16-mixed", "compile=false"),
+        pytest.param("cuda", "32-true", "compile=false", marks=NO_GPU),
+        pytest.param("cuda", "32-true", "compile=true", marks=NO_GPU),
+        pytest.param("cuda", "bf16-mixed", "compile=false", marks=NO_GPU),
+        pytest.param("cuda", "bf16-mixed", "compile=true", marks=NO_GPU),
+    ],
+)
+def test_losses_are_those_of_a_cpu(device: str, precision: str, typed: str) -> None:
+    typed_too = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}", typed]
+    other = made(f"{device}-{precision}-{typed.partition('=')[2]}", device, *typed_too)
+    expected = logged(reference(precision))
+    compare(expected, logged(other), precision)
+    assert expected != logged(other), "they are two computations"
+
+
+def keep_the_rate() -> None:
+    """Steps have the learning rate of the one that would be recorded."""
+    import gpt.fit.module
+
+    rate = gpt.fit.module.lr_at
+    gpt.fit.module.lr_at = lambda step, *others: rate(min(step, REHEARSALS), *others)
+
+
+def keep_the_batch() -> None:
+    """Steps have the batch of the one that would be recorded."""
+    import data.datamodule
+
+    batch = data.datamodule.train_batch
+    data.datamodule.train_batch = lambda text, seed, step, *others: batch(text, seed, min(step, REHEARSALS), *others)
+
+
+@pytest.mark.parametrize("wrong", [keep_the_rate, keep_the_batch])
+def test_the_tolerance_sees(wrong: Callable[[], None]) -> None:
+    """What a recorded step does with a rate or a batch that does not come from a tensor that stays."""
+    typed = [*COMPARED, OPTIMIZERS["bf16-mixed"], "trainer.precision=32-true"]
+    assert run(wrong.__name__, "cpu", *typed, fault=(wrong,)).status == 0
+    expected, losses = logged(reference("bf16-mixed")), logged(wrong.__name__)
+    assert losses[: REHEARSALS + 1] == expected[: REHEARSALS + 1]
+    with pytest.raises(AssertionError, match="comparison failed"):
+        compare(expected, losses, "bf16-mixed")
+
+
+def count_replays() -> None:
+    """Say at the end of training how many of its steps were replayed."""
+    from gpt.fit.module import LitGPT
+
+    replayed, in_step = [], [False]
+    faults.before(LitGPT, "training_step", lambda *_: in_step.append(True))
+    faults.after(LitGPT, "training_step", lambda *_: in_step.append(False))
+    faults.before(torch.cuda.CUDAGraph, "replay", lambda *_: replayed.append(1) if in_step[-1] else None)
+    faults.after(LitGPT, "on_train_end", lambda *_: print(f"replayed: {len(replayed)}", flush=True))
+
+
+@NO_GPU
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_captured_steps_are_those_that_are_not(precision: str) -> None:
+    """All but the rehearsals are replayed where steps are compiled, none elsewhere (a CPU: gpt/fit/test_repeat.py)."""
+    typed = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}"]
+    for compile, replayed in (("true", STEPS - REHEARSALS), ("false", 0)):
+        ended = run(f"counted/{precision}-{compile}", "cuda", *typed, f"compile={compile}", fault=(count_replays,))
+        assert ended.status == 0 and f"replayed: {replayed}\n" in ended.out, ended
+    compare(*(logged(f"counted/{precision}-{compile}") for compile in ("false", "true")), precision)
+
+
+def another_cpu() -> None:
+    """This processor under another name."""
+    torch.backends.cpu.get_cpu_capability = lambda: "NEON"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "renamed"),
+    [
+        ("cpu", "cpu", (another_cpu,)),
+        pytest.param("cuda", "cpu", None, marks=NO_GPU),
+        pytest.param("cpu", "cuda", None, marks=NO_GPU),
+    ],
+)
+def test_a_checkpoint_goes_on_elsewhere(
+    here: str, there: str, renamed: Fault | None, capsys: pytest.CaptureFixture
+) -> None:
+    """Where that is allowed, with the losses that it would have had; on a GPU, its steps are recorded before or after.
+
+    The other programs read it on both devices.
+    """
+    typed = [*COMPARED, OPTIMIZERS["32-true"], "trainer.precision=32-true", "model.attention=explicit"]
+    name = f"{here}-{there}"
+    assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
+    path = f"runs/{name}/checkpoints/last.ckpt"
+    sample, score = caller(sample_script.cli, capsys), caller(score_script.cli, capsys)
+    on = [["--device", device] for device in (here, there)]
+    texts = [sample(path, "--prompt", "The", "--num-chars", "30", "--temperature", "0", *device) for device in on]
+    assert texts[0].status == 0 and texts[0].out == texts[1].out
+    costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
+    assert len(costs[0]) == 6 and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
+
+    go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
+    refused = Process(*go_on, defaults=False, fault=renamed).wait(LIMIT)
+    assert refused.status == 2 and re.search(r"device=.* \(the run has .*; allow=\[(compile,)?device\]", refused.err)
+    ended = Process(*go_on, "allow=[device,compile]", defaults=False, fault=renamed).wait(LIMIT)
+    assert ended.status == 0 and "goes on with " in ended.out, ended
+    compare(logged(reference("32-true")), logged(name), "32-true")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
+    """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
+    name = made(f"exact/{device}", device, *EXACT, fault=(by_rule,))
+    path, (config, text) = f"runs/{name}/checkpoints/best.ckpt", of_run(name)
+    model, meta = load_checkpoint(path)
+    tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
+    nats = [np.log(model.vocabulary)]
+    with torch.no_grad():
+        model = model.double()
+        for start in range(0, len(tokens) - 1, context):
+            window = tokens[start : start + context + 1]
+            logits = model(window[None, :-1])[0].tolist()  # (T, V)
+            nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+    assert len(nats) == len(tokens)
+    counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
+    windows = evaluation_windows(text.validation, context, 8)
+    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(tokens[0]), *counts)
+    found = meta["callbacks"]["Checkpoints"]["best_loss"], again.loss
+    assert found == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-5)
