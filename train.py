@@ -459,6 +459,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    if config.trainer.deterministic is True:  # kernels are then chosen by a rule, not by how fast they are today
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     with Progress("loading the model to start from"):
         start = load_start(config.init_from) if config.init_from is not None and not resumed else None
     if start:
@@ -714,7 +716,7 @@ def fit(
     from data.datamodule import VALIDATION_CHARACTERS, TextDataModule
     from data.passages import prompts
     from gpt.checkpoint import CheckpointError
-    from gpt.fit.automatic import keep_freed_memory
+    from gpt.fit.automatic import choose_recorder, keep_freed_memory
     from gpt.fit.board import append
     from gpt.fit.callbacks import Prune, Watch
     from gpt.fit.durability import (
@@ -741,6 +743,7 @@ def fit(
     quieten_lightning()
     first_process = job.rank() == 0
     tokenizer = text.tokenizer
+    looked_into = config.trainer.profiler is not None or config.trainer.detect_anomaly
 
     def make_module() -> LitGPT:
         module = LitGPT(
@@ -755,6 +758,7 @@ def fit(
             micro_batch=config.data.micro_batch,
             seed=config.seed,
             compile=choices.compiled,
+            record=choose_recorder(choices.device, choices.devices, choices.compiled, looked_into),
         )
         if start:
             places = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)

@@ -15,14 +15,21 @@ from data.order import window_starts
 if TYPE_CHECKING:
     from data.shards import Shards
 
+PIECE = 2**28  # tokens sent to a GPU at once
+
 
 def train_batch(
-    tokens: "np.ndarray | Shards", seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+    tokens: "np.ndarray | torch.Tensor | Shards",
+    seed: int,
+    step: int,
+    batch: int,
+    context: int,
+    rows: slice = slice(None),
 ) -> torch.Tensor:
     """Return rows of batch `step` as windows of context + 1 tokens: inputs and, one further, targets.
 
     Args:
-        tokens: the text, one-dimensional, of any integer type, or in shards.
+        tokens: the text, one-dimensional, of any integer type, also on a GPU, or in shards.
         seed: of the run.
         step: optimizer step, from 0.
         batch: windows per step over all micro-batches and ranks.
@@ -30,15 +37,29 @@ def train_batch(
         rows: which of the `batch` rows to gather; those of this rank or micro-batch.
 
     Returns:
-        (rows, context + 1) int64.
+        (rows, context + 1) int64, where the text is.
 
     Raises:
         ValueError: the text holds no window of context + 1 tokens.
     """
-    if not isinstance(tokens, np.ndarray):
+    if not isinstance(tokens, np.ndarray | torch.Tensor):
         return torch.from_numpy(tokens.windows(seed, step, batch, context, rows))
     starts = window_starts(len(tokens), seed, step, batch, context)[rows]
+    if isinstance(tokens, torch.Tensor):  # where each window begins is all that is sent to it, and nobody waits
+        first = torch.from_numpy(starts).to(tokens.device, non_blocking=True)  # (rows,)
+        return tokens[first[:, None] + torch.arange(context + 1, device=tokens.device)].long()  # (rows, context + 1)
     return _gather(tokens, starts[:, None] + np.arange(context + 1))  # (rows, context + 1)
+
+
+def on_device(tokens: np.ndarray, device: torch.device, most: int) -> "np.ndarray | torch.Tensor":
+    """A text on a GPU, in the type that it has on disk, if that is at most so many bytes; else where it was."""
+    if tokens.nbytes > most:
+        return tokens
+    resident = torch.from_numpy(np.empty(0, tokens.dtype)).new_empty(len(tokens), device=device)
+    for start in range(0, len(tokens), PIECE):
+        piece = np.array(tokens[start : start + PIECE])  # torch takes no memory that cannot be written
+        resident[start : start + PIECE] = torch.from_numpy(piece)
+    return resident
 
 
 def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:

@@ -1,20 +1,27 @@
 """Batches as Lightning asks for them."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import lightning as L
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.arrays import Text
-from data.batches import evaluation_windows, train_batch
+from data.batches import evaluation_windows, on_device, train_batch
 from data.config import DataConfig
+
+if TYPE_CHECKING:
+    from data.shards import Shards
 
 # While training, a larger validation split is represented by evenly spaced windows of this many characters.
 VALIDATION_CHARACTERS = 2**16
 # Characters per batch of evaluation windows: enough to keep the cores busy, little memory for the logits.
 EVALUATION_BATCH = 2**13
 ENDLESS = 2**40
+RESIDENT = 0.25  # of a GPU's free memory, which a text may take
 
 
 class _Batches(IterableDataset):
@@ -47,6 +54,8 @@ class _Windows(IterableDataset):
 class TextDataModule(L.LightningDataModule):
     """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
 
+    On a CUDA GPU the text is kept there where it fits, and batches are gathered there.
+
     Args:
         text: the encoded text.
         config: how many windows make a step.
@@ -65,9 +74,13 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
+        device = trainer.strategy.root_device
+        text: np.ndarray | Tensor | Shards = self.text.train
+        if device.type == "cuda" and isinstance(text, np.ndarray):
+            text = on_device(text, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
 
         def batch_at(step: int) -> Tensor:
-            return train_batch(self.text.train, self.seed, step, self.config.batch, self.context, mine)
+            return train_batch(text, self.seed, step, self.config.batch, self.context, mine)
 
         return DataLoader(_Batches(batch_at, lambda: trainer.global_step), batch_size=None)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]  # as `record` is one
 REHEARSALS = 3  # times that work is done as it is, in which kernels are compiled and libraries take their memory
 
 
@@ -45,7 +46,7 @@ class Repeated:
         record: what records it.
     """
 
-    def __init__(self, work: Callable[[], None], record: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+    def __init__(self, work: Callable[[], None], record: Recorder) -> None:
         """Nothing is done yet."""
         self.work, self.record = work, record
         self.rehearsed = 0

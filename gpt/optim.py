@@ -101,6 +101,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
         updates = [whole(gradient) for gradient in gradients]
+        lr = group["lr"]  # a number, or a tensor where a GPU repeats the step
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for update in updates:
             rows, columns = update.shape
@@ -113,9 +114,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_copy_(list(stacked), [wide for wide, _ in stack])
             for result, (wide, scale) in zip(orthogonalise(stacked), stack, strict=True):
                 wide.copy_(result).mul_(scale)  # into its update
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for parameter, update in zip(parameters, updates, strict=True):
-            parameter.add_(shard_like(update, parameter), alpha=-group["lr"])
+        torch._foreach_mul_(updates, lr)
+        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from gpt.capture import Recorder, record
+
 COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
 
 
@@ -93,6 +95,11 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str
     if compile == "true" and missing:
         raise ValueError(f"compile=true: there is no {missing}; compile=false goes without")
     return compile == "true", "as asked"
+
+
+def choose_recorder(device: str, devices: int, compiled: bool, looked_into: bool) -> Recorder | None:
+    """What records a whole step for a GPU to repeat: where there is one, compiled, and nobody looks into its steps."""
+    return record if device == "cuda" and devices == 1 and compiled and not looked_into else None
 
 
 def missing_to_compile() -> str:

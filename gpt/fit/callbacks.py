@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from conf.fields import clock
+from gpt.capture import REHEARSALS
 from gpt.fit.board import layout
 from gpt.fit.history import History
 from gpt.fit.module import LitGPT
@@ -29,6 +30,8 @@ LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
 SPIKES_FROM = 20  # losses, before which none is unusual
 SPIKES_SAID = 10  # spikes that get a line of their own; all are counted
 LONG = 180.0  # seconds from which a run is called long
+FIRST_STEPS = 20  # of a process, each of which is looked at
+MOST_UNREAD = 100  # steps that a GPU may be ahead of what is known of them
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of the time of a step
 
 
@@ -73,12 +76,14 @@ class Laps:
 
     Args:
         device: that trains.
+        repeated: whether steps are recorded, so that nobody is told of their parts.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, repeated: bool = False) -> None:
         """Begin now."""
         self.cuda = device.type == "cuda"
-        self.known = device.type in ("cpu", "cuda")  # on others the program would only see itself wait
+        # On other devices the program would only see itself wait.
+        self.known = device.type in ("cpu", "cuda") and not repeated
         self.marked = time.perf_counter()
         self.step = 0.0  # seconds since `take`, on the program's clock
         self.recording = False  # events, from the end of one step to the end of the next
@@ -96,7 +101,7 @@ class Laps:
             self.step += now - self.marked
             self.seconds[part] += now - self.marked
         self.marked = now
-        if self.cuda and self.recording:
+        if self.cuda and self.known and self.recording:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.events.append((part, event))
@@ -172,13 +177,16 @@ class Watch(L.Callback):
         self.validations = History(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, validations and checkpoints included
         self.started: float | None = None  # when fitting began; None outside of it
+        self.module: LitGPT | None = None  # that is fitted
         self.first: int | None = None  # the step that fitting began at
-        # Of steps alone, and how many they were; not the first of a process, which is slower and may compile.
+        # Of steps alone, and how many they were; not the first of a process, which are slower: see `unusual`.
         self.stepping, self.stepped = 0.0, 0
         self.peak: float | None = None  # FLOP/s that all devices together could reach; None where it is not known
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been counted so far."""
+        """What has been counted, with the steps so far."""
+        if self.started:
+            self._count()
         return {
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
@@ -204,12 +212,14 @@ class Watch(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks and the display."""
         assert isinstance(pl_module, LitGPT)
-        self.first = trainer.global_step
+        self.first, self.module = trainer.global_step, pl_module
+        # The first may compile; those that are to be repeated are done otherwise, and then recorded.
+        self.unusual = REHEARSALS + 1 if pl_module.record else 1
         peak = peak_flops(pl_module.device, str(trainer.precision))  # on a CPU all processes measure, as they train
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()
-        pl_module.lap = self.laps = Laps(pl_module.device)
+        pl_module.lap = self.laps = Laps(pl_module.device, repeated=pl_module.record is not None)
         unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.laps.known)
         if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
             for logger in trainer.loggers:
@@ -242,32 +252,33 @@ class Watch(L.Callback):
     ) -> None:
         """Count the step; at the end of an interval, log it."""
         assert self.first is not None and isinstance(pl_module, LitGPT)
-        self.laps("other")
         step = trainer.global_step
-        loss, grad_norm = float(outputs["loss"]), float(outputs["grad_norm"])
-        self.loss_sum += loss
-        self.loss_count += 1
-        self.clipped += 0 < pl_module.optim_config.clip < grad_norm
-        usual = self.spikes.usual
-        if self.spikes.see(loss) and trainer.is_global_zero and self.spikes.count <= SPIKES_SAID:
-            self.say(f"step {step}: the loss jumped to {loss:.4f} from about {usual:.4f}")
+        wanted = step - self.first <= FIRST_STEPS or self._is_logged(trainer, step)
+        if wanted or not pl_module.behind or len(pl_module.unread) >= MOST_UNREAD:
+            self._count()
+        self.laps("other")
         seconds = self.laps.take()
-        if step - self.first > 1:
+        if step - self.first > self.unusual:
             self.stepping += seconds
             self.stepped += 1
         else:
             self.laps.clear()
-        if step - self.first <= 20:
+        if step - self.first <= FIRST_STEPS:
             self.first_steps.append(seconds)
-        if step - self.first == 20 and self.warn:
+        if step - self.first == FIRST_STEPS and self.warn:
             self._warn_if_long(trainer, step)
         if self._is_logged(trainer, step):
-            self._log(trainer, pl_module, grad_norm, step)
+            self._log(trainer, pl_module, step)
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
         self.laps.recording = self._is_logged(trainer, step + 1)
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning then validates once more, whatever the interval
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See that there is something to validate."""
+        if self.started:
+            self._count()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say what the validation gave."""
@@ -281,7 +292,11 @@ class Watch(L.Callback):
         self.last_line = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clocks and the display."""
+        """Count what is left and stop the clocks and the display."""
+        self._count()
+        self._stop()
+
+    def _stop(self) -> None:
         assert self.started is not None
         self.seconds += time.perf_counter() - self.started
         self.started = None
@@ -291,12 +306,27 @@ class Watch(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
         if self.started:
-            self.on_train_end(trainer, pl_module)
+            self._stop()
+
+    def _count(self) -> None:
+        """Count the steps that have not been counted yet.
+
+        Raises:
+            Diverged: see `LitGPT.read`.
+        """
+        assert self.module is not None
+        for step, loss, grad_norm in self.module.read():
+            self.loss_sum += loss
+            self.loss_count += 1
+            self.clipped += 0 < self.module.optim_config.clip < grad_norm
+            self.grad_norm, usual = grad_norm, self.spikes.usual
+            if self.spikes.see(loss) and self.module.global_rank == 0 and self.spikes.count <= SPIKES_SAID:
+                self.say(f"step {step + 1}: the loss jumped to {loss:.4f} from about {usual:.4f}")
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
 
-    def _log(self, trainer: L.Trainer, module: LitGPT, grad_norm: float, step: int) -> None:
+    def _log(self, trainer: L.Trainer, module: LitGPT, step: int) -> None:
         loss, count = self.loss_sum / self.loss_count, self.loss_count
         bits = loss / math.log(2) * self.tokens_per_character
         self.losses.add([step, loss])
@@ -305,7 +335,7 @@ class Watch(L.Callback):
             "train/bpc": bits,
             "train/loss_spikes": self.spikes.count,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
-            "optim/grad_norm": grad_norm,
+            "optim/grad_norm": self.grad_norm,
         }
         if module.optim_config.clip:
             values["optim/clip_share"] = self.clipped / count

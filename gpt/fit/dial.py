@@ -132,7 +132,8 @@ class _Clock(L.Callback):
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
         trainer.should_stop = len(self.steps) > SKIPPED and sum(self.steps[SKIPPED:]) > MEASURED
 

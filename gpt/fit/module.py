@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gpt.archive import FORMAT
+from gpt.capture import Recorder, Repeated
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import Score, first_totals, score, window_totals
 from gpt.model import GPT
@@ -49,6 +50,7 @@ class LitGPT(L.LightningModule):
         micro_batch: windows per forward and backward on this device; None is all at once.
         seed: seed of the weights and of dropout.
         compile: whether to `torch.compile` the blocks for the training step.
+        record: what records a whole step, for a GPU to repeat (see gpt/capture.py); None has Python take every step.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LitGPT(L.LightningModule):
         micro_batch: int | None = None,
         seed: int = 0,
         compile: bool = False,
+        record: Recorder | None = None,
     ) -> None:
         """Make the model with weights drawn from `seed`."""
         super().__init__()
@@ -75,6 +78,10 @@ class LitGPT(L.LightningModule):
         self.vocabulary, self.characters, self.bytes = vocabulary, characters, bytes
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
+        self.record = record
+        self.repeated: Repeated | None = None  # the whole step, where it is recorded
+        self.rows = self.outcome = torch.empty(0)  # of the step that is repeated: its batch, its loss and gradient norm
+        self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
         self.score: Score | None = None  # of the last validation
         self.lap: Callable[[str], None] = lambda part: None  # told of each part of a step when it is over
 
@@ -92,12 +99,38 @@ class LitGPT(L.LightningModule):
         return make_optimizer(self.net, self.optim_config)
 
     def on_train_start(self) -> None:
-        """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
+        """Compile one block, whose code serves them all; names in checkpoints stay as they are. Prepare to record."""
         if self.compile_step:
             for block in self.net.blocks:
                 block.compile(dynamic=False)
             # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
             torch.compiler.set_stance("force_eager")
+        if self.record:
+            (optimizer,) = self.trainer.optimizers
+            for group in optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
+                if "capturable" in group:
+                    group["capturable"] = True
+            take_step = optimizer.step
+
+            def work() -> None:
+                loss, grad_norm = self._gradients(self.rows), self._clip()
+                take_step()
+                optimizer.zero_grad()
+                self.outcome.copy_(torch.stack((loss, grad_norm)))
+
+            def step(closure: Callable[[], Any]) -> None:
+                closure()  # in which Lightning tells callbacks that a step is about to be taken
+                assert self.repeated
+                self.repeated()
+
+            self.repeated, self.outcome = Repeated(work, self.record), torch.zeros(2, device=self.device)
+            optimizer.step = step  # type: ignore[method-assign, assignment]
+
+    @property
+    def behind(self) -> bool:
+        """Whether the device works behind the program, so that looking at what came of a step is waiting for it."""
+        return self.device.type != "cpu" or self.record is not None
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
         """One optimizer step on this device's rows of the batch.
@@ -106,10 +139,11 @@ class LitGPT(L.LightningModule):
             batch: (rows, context + 1) int64.
 
         Returns:
-            `loss` (nats per token, over all devices' rows) and `grad_norm` (before clipping).
+            `loss` (nats per token, over all devices' rows).
 
         Raises:
-            Diverged: on any device, one of them is no number; the weights are as they were before the step.
+            Diverged: on any device, the loss or the norm of the gradient is no number; the weights are as they were
+                before the step. Of a device that works behind, `read` raises it later.
         """
         self.lap("data")
         step = self.global_step
@@ -117,13 +151,38 @@ class LitGPT(L.LightningModule):
         assert not isinstance(optimizer, list)
         lr = lr_at(step, self.optim_config, self.max_steps)
         for group in optimizer.param_groups:
-            muon = group.get("muon", False)
-            group["lr"] = lr * self.optim_config.muon_lr / self.optim_config.lr if muon else lr
+            rate = lr * self.optim_config.muon_lr / self.optim_config.lr if group.get("muon", False) else lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if self.repeated:
+            self._seed_dropout(step, 0)  # the masks of further micro-batches follow from it, too
+            if self.rows.shape != batch.shape:
+                self.rows = torch.empty_like(batch)
+            self.rows.copy_(batch)
+            optimizer.step()  # all of the step: see `on_train_start`
+            outcome = self.outcome.clone()
+        else:
+            loss, grad_norm = self._gradients(batch), self._clip()
+            if self.trainer.world_size > 1:
+                loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
+            outcome = torch.stack((loss, grad_norm))
+            if not self.behind:
+                self._check(step, *outcome.tolist())
+            optimizer.step()
+            optimizer.zero_grad()
+        self.unread.append((step, outcome))
+        self.lap("optimizer")
+        return {"loss": outcome[0]}
+
+    def _gradients(self, batch: Tensor) -> Tensor:
+        """Add the gradient of the loss of a batch to the weights' and return the loss, ()."""
         micro_batches = batch.split(self.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            if self.model_config.dropout > 0:
-                torch.manual_seed(dropout_seed(self.seed, step, index, self.global_rank))
+            if not self.repeated:
+                self._seed_dropout(self.global_step, index)
             with self._gradients_shared(index == len(micro_batches) - 1):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
                     logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
@@ -132,18 +191,38 @@ class LitGPT(L.LightningModule):
                 self.manual_backward(part)
                 self.lap("backward")
             loss += part.detach()
+        return loss
+
+    def _clip(self) -> Tensor:
+        """Shorten the gradient to the longest that is allowed and return how long it was, ()."""
         limit = self.optim_config.clip or float("inf")
-        grad_norm = whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
-        if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
-        loss, grad_norm = loss.cpu(), grad_norm.cpu()  # waits for a GPU, once for all who read them
-        for name, value in (("the loss", float(loss)), ("the norm of the gradient", float(grad_norm))):
+        return whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
+
+    def _seed_dropout(self, step: int, micro_batch: int) -> None:
+        if self.model_config.dropout > 0:
+            torch.manual_seed(dropout_seed(self.seed, step, micro_batch, self.global_rank))
+
+    def read(self) -> list[tuple[int, float, float]]:
+        """What the steps since the last call gave: number from 0, loss, gradient norm before clipping.
+
+        Waits for a GPU, once for all of them.
+
+        Raises:
+            Diverged: one of them is no number; the weights are no longer worth anything.
+        """
+        unread, self.unread = self.unread, []
+        if not unread:
+            return []
+        values = torch.stack([outcome for _, outcome in unread]).tolist()
+        steps = [(step, loss, grad_norm) for (step, _), (loss, grad_norm) in zip(unread, values, strict=True)]
+        for each in steps:
+            self._check(*each)
+        return steps
+
+    def _check(self, step: int, loss: float, grad_norm: float) -> None:
+        for name, value in (("the loss", loss), ("the norm of the gradient", grad_norm)):
             if not math.isfinite(value):
                 raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
-        optimizer.step()
-        optimizer.zero_grad()
-        self.lap("optimizer")
-        return {"loss": loss, "grad_norm": grad_norm}
 
     def on_train_batch_end(self, *_: Any) -> None:
         """What callbacks do after a step is over."""
@@ -198,7 +277,12 @@ class LitGPT(L.LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what makes the file enough on its own."""
+        """Add what makes the file enough on its own, and leave out what only a GPU that repeats a step needs."""
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])
+                if "capturable" in group:
+                    group["capturable"] = False
         checkpoint |= {
             "format": FORMAT,
             "model_config": vars(self.model_config).copy(),

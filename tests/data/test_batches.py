@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import evaluation_windows, train_batch
+from data.batches import evaluation_windows, on_device, train_batch
 from data.order import permute, window_starts, windows_per_epoch
 
 
@@ -54,6 +54,27 @@ def test_epochs_take_every_window_of_their_phase_once(length, context):
         orders.add(tuple(start - phase for start in epoch))
     assert seen == set(range(phases))
     assert len(orders) > min(windows, 3) - 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"))],
+)
+def test_batches_are_the_same_where_the_text_lies_on_a_device(dtype, device, tmp_path, monkeypatch):
+    """In pieces, from a file that cannot be written, as a run has it."""
+    monkeypatch.setattr("data.batches.PIECE", 300)
+    np.random.default_rng(0).integers(200 if dtype == np.uint8 else 60_000, size=1000).astype(dtype).tofile(
+        tmp_path / "tokens"
+    )
+    tokens = np.memmap(tmp_path / "tokens", dtype, "r")
+    resident = on_device(tokens, torch.device(device), most=tokens.nbytes)
+    assert isinstance(resident, torch.Tensor) and resident.element_size() == tokens.itemsize
+    for step, rows in ((0, slice(None)), (9, slice(2, 5))):
+        expected = train_batch(tokens, 3, step, 8, 50, rows)
+        found = train_batch(resident, 3, step, 8, 50, rows)
+        assert found.dtype == torch.int64 and torch.equal(found.cpu(), expected)
+    assert on_device(tokens, torch.device(device), most=tokens.nbytes - 1) is tokens
 
 
 def test_a_batch_holds_the_text_at_its_starts():

@@ -1,0 +1,195 @@
+"""A training step that is recorded and repeated, against the same step taken by Python each time.
+
+What records is the oracle of tests/reference/capture.py; what is compared is whole runs of train.py, bit for bit.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt.capture import REHEARSALS
+from gpt.config import OptimConfig
+from gpt.fit.automatic import choose_recorder
+from gpt.fit.module import LitGPT
+from tests.conftest import Ended
+from tests.faults import faults
+from tests.gpt.fit.test_watch import last, scalars
+from tests.reference.capture import record
+
+Train = Callable[..., Ended]
+STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_every_n_steps=4", "compile=false")
+
+
+def each_time(work: Callable[[], None]) -> Callable[[], None]:
+    """Records nothing: Python does the work again."""
+    return work
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Sets what records the steps of the runs that follow."""
+    monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
+    return lambda recorder: monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: recorder)
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{where}/{index}")
+    else:
+        assert one == other, where
+
+
+def assert_same_run(one: str, other: str) -> None:
+    for part in ("state_dict", "optimizer_states"):
+        assert_same(last(one)[part], last(other)[part], part)
+    for tag in ("train/loss", "optim/grad_norm", "val/loss", "optim/clip_share", "update/mlp"):
+        assert scalars(one, tag) == scalars(other, tag), tag
+
+
+RECIPES = {
+    "muon, dropout, two micro-batches": ["model.dropout=0.2", "data.micro_batch=4"],
+    "adamw, learned positions": [
+        "optim.name=adamw", "model.positions=learned", "model.tied=true", "model.activation=gelu",
+    ],
+    "bf16, average, windows": [
+        "trainer.precision=bf16-mixed", "callbacks=ema", "model.window=16", "model.context=64", "model.positions=alibi",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_repeated_steps_are_the_steps(recipe: list[str], train: Train, recording: Callable) -> None:
+    for name, recorder in (("python", each_time), ("repeated", record)):
+        recording(recorder)
+        assert train(f"name={name}", *STEPS, *recipe).status == 0
+    assert_same_run("python", "repeated")
+    assert len(set(scalars("repeated", "train/loss").values())) == 3
+
+
+def test_a_step_is_recorded_once(train: Train, recording: Callable) -> None:
+    recorded, repeated = [], []
+
+    def counting(work: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(again := record(work))
+        return lambda: (repeated.append(1), again())[1]
+
+    recording(counting)
+    assert train("name=a", *STEPS).status == 0
+    assert len(recorded) == 1 and len(repeated) == 12 - REHEARSALS
+
+
+def test_repeated_steps_differ_from_unrecorded_ones_by_rounding_alone(train: Train, recording: Callable) -> None:
+    """The learning rate is a tensor in single precision there; without dropout that is all."""
+    for name, recorder in (("plain", None), ("repeated", record)):
+        recording(recorder)
+        assert train(f"name={name}", *STEPS).status == 0
+    assert scalars("repeated", "train/loss") == pytest.approx(scalars("plain", "train/loss"), rel=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["muon", "adamw"])
+def test_a_stopped_run_goes_on_bit_for_bit(
+    recipe: str, train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between two logs, with steps that nobody has read; it goes on with rehearsals where others repeated."""
+    recording(record)
+    typed = [*STEPS, "model.dropout=0.1", f"optim.name={recipe}", "trainer.log_every_n_steps=5"]
+    monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
+    assert train("name=whole", *typed).status == 0
+    step = LitGPT.training_step
+
+    def stop(module: LitGPT, *given: Any) -> Any:
+        if module.global_step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(module, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LitGPT, "training_step", stop)
+        assert train("name=cut", *typed).status == 143
+    assert last("cut")["global_step"] == 8
+    assert train("resume=runs/cut", defaults=False).status == 0
+    assert_same_run("whole", "cut")
+
+
+def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
+    """Of either kind, either goes on."""
+    for optimizer in ("muon", "adamw"):
+        for name, recorder in (("plain", None), ("repeated", record)):
+            recording(recorder)
+            assert train(f"name={name}-{optimizer}", f"optim.name={optimizer}", *STEPS).status == 0
+        plain, repeated = (last(f"{name}-{optimizer}")["optimizer_states"][0] for name in ("plain", "repeated"))
+        for one, other in zip(plain["param_groups"], repeated["param_groups"], strict=True):
+            rate, rounded = one.pop("lr"), other.pop("lr")
+            assert type(rate) is type(rounded) is float and rounded == pytest.approx(rate, rel=1e-6)
+            assert one == other
+        for name, recorder in (("plain", record), ("repeated", None)):
+            recording(recorder)
+            assert train(f"resume=runs/{name}-{optimizer}", "trainer.max_steps=16", defaults=False).status == 0
+
+
+def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
+    train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
+    read, reads = LitGPT.read, []
+
+    def reading(module: LitGPT) -> Any:
+        steps = read(module)
+        reads.extend([[step for step, _, _ in steps]] if steps else [])
+        return steps
+
+    monkeypatch.setattr(LitGPT, "read", reading)
+    recording(each_time)
+    assert train("name=a", *STEPS).status == 0
+    assert reads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
+
+    reads.clear()
+    monkeypatch.setattr(faults.gpt.fit.module, "F", faults.gpt.fit.module.F)  # put back afterwards
+    faults.spoil_loss(9)
+    ended = train("name=b", *STEPS)
+    assert ended.status == 1 and reads == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert re.fullmatch(r"train.py: step 10: the loss is nan \(batch 9 of seed 0\).*step-00000006.ckpt.*\n", ended.err)
+    assert [path.name for path in sorted(Path("runs/b/checkpoints").glob("step-*"))] == ["step-00000006.ckpt"]
+
+
+def test_where_steps_are_recorded() -> None:
+    assert choose_recorder("cuda", 1, True, False) is not None
+    for where in (
+        ("cpu", 1, True, False),
+        ("cuda", 2, True, False),
+        ("cuda", 1, False, False),
+        ("cuda", 1, True, True),
+    ):
+        assert choose_recorder(*where) is None
+
+
+def test_a_rate_that_is_a_number_would_show(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the tests above can fail: with a number in the groups the rate of the step that was recorded stays."""
+    start = LitGPT.on_train_start
+
+    def with_numbers(module: LitGPT) -> None:
+        start(module)
+        for group in module.trainer.optimizers[0].param_groups:
+            group["lr"] = OptimConfig().lr
+
+    for name, recorder in (("python", each_time), ("repeated", record)):
+        recording(recorder)
+        with monkeypatch.context() as patched:
+            patched.setattr(LitGPT, "on_train_start", with_numbers)
+            assert train(f"name={name}", *STEPS).status == 0
+    assert not torch.equal(
+        last("python")["state_dict"]["net.head.weight"], last("repeated")["state_dict"]["net.head.weight"]
+    )
