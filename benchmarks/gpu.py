@@ -88,7 +88,7 @@ ACROSS = ["model=baby", "data.batch=16", *STEADY]
 WHERE = {"cpu": ["trainer.accelerator=cpu", "compile=false"], "gpu": ["trainer.accelerator=gpu", "compile=true"]}
 STEPS = 20  # whose losses are compared across devices
 HOUR_CONTEXT, HOUR_BATCH = 1024, 64  # of experiment=enwik8
-SIZES = ((4, 128, 2), (6, 256, 4), (8, 384, 6), (12, 512, 8))  # layers, width, heads
+SIZES = ((4, 2, 128), (6, 4, 256), (8, 6, 384), (12, 8, 512))  # layers, heads, width
 BUDGETS = tuple(1e15 * 3**k for k in range(5))  # FLOPs
 TEXTLESS = ("sampling", "stdlib")
 # what | must | aim
@@ -353,36 +353,31 @@ def across(text: str, devices: tuple[str, str], arguments: list[str]) -> dict[st
 
 def scaling(text: str) -> Plan:
     """Losses of several sizes by the FLOPs that went into them."""
+    import torch
 
-    def once(layers: int, dim: int, heads: int, steps: int) -> dict[str, float]:
-        shape = [f"model.layers={layers}", f"model.dim={dim}", f"model.heads={heads}"]
-        fixed = ["experiment=enwik8", "minutes=null", f"model.context={HOUR_CONTEXT}", f"data.batch={HOUR_BATCH}"]
-        _, summary = ours(text, 1, *fixed, *shape, *steps_of(steps))
-        flops = flops_of(layers, dim, heads)
+    from gpt.config import ModelConfig
+    from gpt.model import GPT
+
+    def once(shape: ModelConfig, flops: int, steps: int) -> dict[str, float]:
+        size = [f"model.{key}={getattr(shape, key)}" for key in ("layers", "heads", "dim", "context")]
+        fixed = ["experiment=enwik8", "minutes=null", f"data.batch={HOUR_BATCH}"]
+        _, summary = ours(text, 1, *fixed, *size, *steps_of(steps))
         return {
             "flops": summary["characters"] * flops,
             "flops_per_second": summary["characters_per_second"] * flops,
             "loss": summary["last_val_loss"],
         }
 
+    shapes = [ModelConfig(layers=layers, heads=heads, dim=dim, context=HOUR_CONTEXT) for layers, heads, dim in SIZES]
+    with torch.device("meta"):
+        flops = [GPT(shape, 256).flops_per_token() for shape in shapes]  # of one byte
     plan: Plan = {}
     for budget in BUDGETS:
-        for layers, dim, heads in SIZES:
-            steps = round(budget / flops_of(layers, dim, heads) / HOUR_BATCH / HOUR_CONTEXT)
+        for shape, each in zip(shapes, flops, strict=True):
+            steps = round(budget / each / HOUR_BATCH / HOUR_CONTEXT)
             if 500 <= steps <= 6000:
-                plan[f"{layers} layers, {dim} wide, {steps} steps"] = partial(once, layers, dim, heads, steps)
+                plan[f"{shape.layers} layers, {shape.dim} wide, {steps} steps"] = partial(once, shape, each, steps)
     return plan
-
-
-def flops_of(layers: int, dim: int, heads: int) -> int:
-    """FLOPs of training on one byte."""
-    import torch
-
-    from gpt.config import ModelConfig
-    from gpt.model import GPT
-
-    with torch.device("meta"):
-        return GPT(ModelConfig(layers=layers, dim=dim, heads=heads, context=HOUR_CONTEXT), 256).flops_per_token()
 
 
 def stdlib(text: str) -> Plan:
@@ -528,8 +523,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     def seconds(cache: str, key: str) -> str:
         tried = [each[cache] for each in of("loss")]
         counted = [each[key] for each in tried if each["loss"] < LOSS]
-        missed = f" ({len(tried) - len(counted)} of {len(tried)} did not reach it and do not count)"
-        return (figure(counted, ".1f", " s") if counted or not tried else "") + missed * (len(counted) < len(tried))
+        missed = f"{len(tried) - len(counted)} of {len(tried)} did not reach it and do not count"
+        return "; ".join([figure(counted, ".1f", " s")] * bool(counted) + [missed] * (len(counted) < len(tried)))
 
     def ratios(name: str) -> str:
         pairs = [(each[name], each["plain"]) for each in of("speed", "baby")]
