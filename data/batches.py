@@ -16,20 +16,16 @@ if TYPE_CHECKING:
     from data.shards import Shards
 
 PIECE = 2**28  # tokens sent to a GPU at once
+STEPS = 64  # whose windows are chosen at once
 
 
 def train_batch(
-    tokens: "np.ndarray | torch.Tensor | Shards",
-    seed: int,
-    step: int,
-    batch: int,
-    context: int,
-    rows: slice = slice(None),
+    tokens: "np.ndarray | Shards", seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Return rows of batch `step` as windows of context + 1 tokens: inputs and, one further, targets.
 
     Args:
-        tokens: the text, one-dimensional, of any integer type, also on a GPU, or in shards.
+        tokens: the text, one-dimensional, of any integer type, or in shards.
         seed: of the run.
         step: optimizer step, from 0.
         batch: windows per step over all micro-batches and ranks.
@@ -37,17 +33,14 @@ def train_batch(
         rows: which of the `batch` rows to gather; those of this rank or micro-batch.
 
     Returns:
-        (rows, context + 1) int64, where the text is.
+        (rows, context + 1) int64.
 
     Raises:
         ValueError: the text holds no window of context + 1 tokens.
     """
-    if not isinstance(tokens, np.ndarray | torch.Tensor):
+    if not isinstance(tokens, np.ndarray):
         return torch.from_numpy(tokens.windows(seed, step, batch, context, rows))
     starts = window_starts(len(tokens), seed, step, batch, context)[rows]
-    if isinstance(tokens, torch.Tensor):  # where each window begins is all that is sent to it, and nobody waits
-        first = torch.from_numpy(starts).to(tokens.device, non_blocking=True)  # (rows,)
-        return tokens[first[:, None] + torch.arange(context + 1, device=tokens.device)].long()  # (rows, context + 1)
     return _gather(tokens, starts[:, None] + np.arange(context + 1))  # (rows, context + 1)
 
 
@@ -60,6 +53,22 @@ def on_device(tokens: np.ndarray, device: torch.device, most: int) -> "np.ndarra
         piece = np.array(tokens[start : start + PIECE])  # torch takes no memory that cannot be written
         resident[start : start + PIECE] = torch.from_numpy(piece)
     return resident
+
+
+def batches_on_device(
+    tokens: torch.Tensor, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+) -> Iterator[torch.Tensor]:
+    """The batches from `step` on of a text that lies on a GPU, each as `train_batch` has it, and there.
+
+    All that is sent is where windows begin, for many steps at once, and nobody waits for it.
+    """
+    window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
+    while True:
+        starts = window_starts(len(tokens), seed, step // STEPS, STEPS * batch, context).reshape(STEPS, batch)
+        mine = torch.from_numpy(np.ascontiguousarray(starts[:, rows]))  # (STEPS, rows)
+        for first in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:
+            yield tokens[first[:, None] + window].long()  # (rows, context + 1)
+            step += 1
 
 
 def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:

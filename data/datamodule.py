@@ -1,7 +1,7 @@
 """Batches as Lightning asks for them."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from itertools import count
 
 import lightning as L
 import numpy as np
@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.arrays import Text
-from data.batches import evaluation_windows, on_device, train_batch
+from data.batches import batches_on_device, evaluation_windows, on_device, train_batch
 from data.config import DataConfig
-
-if TYPE_CHECKING:
-    from data.shards import Shards
 
 # While training, a larger validation split is represented by evenly spaced windows of this many characters.
 VALIDATION_CHARACTERS = 2**16
@@ -27,18 +24,15 @@ RESIDENT = 0.25  # of a GPU's free memory, which a text may take
 class _Batches(IterableDataset):
     """The endless sequence of batches from where training stands; each is a function of (seed, step)."""
 
-    def __init__(self, batch_at: Callable[[int], Tensor], step: Callable[[], int]) -> None:
-        self.batch_at, self.step = batch_at, step
+    def __init__(self, batches: Callable[[], Iterator[Tensor]]) -> None:
+        self.batches = batches
 
     def __len__(self) -> int:
         """A constant, as Lightning needs to go on in the middle of an epoch; there is only one epoch."""
         return ENDLESS
 
     def __iter__(self) -> Iterator[Tensor]:
-        step = self.step()
-        while True:
-            yield self.batch_at(step)
-            step += 1
+        return self.batches()
 
 
 class _Windows(IterableDataset):
@@ -74,15 +68,18 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
-        device = trainer.strategy.root_device
-        text: np.ndarray | Tensor | Shards = self.text.train
+        text, device = self.text.train, trainer.strategy.root_device
+        resident: np.ndarray | Tensor | None = None
         if device.type == "cuda" and isinstance(text, np.ndarray):
-            text = on_device(text, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
+            resident = on_device(text, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
 
-        def batch_at(step: int) -> Tensor:
-            return train_batch(text, self.seed, step, self.config.batch, self.context, mine)
+        def batches() -> Iterator[Tensor]:
+            step, sizes = trainer.global_step, (self.config.batch, self.context, mine)
+            if isinstance(resident, Tensor):
+                return batches_on_device(resident, self.seed, step, *sizes)
+            return (train_batch(text, self.seed, each, *sizes) for each in count(step))
 
-        return DataLoader(_Batches(batch_at, lambda: trainer.global_step), batch_size=None)
+        return DataLoader(_Batches(batches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
         """This device's share of the validation windows."""

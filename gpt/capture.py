@@ -58,5 +58,9 @@ class Repeated:
             self.rehearsed += 1
             return rehearse(self.work)
         if self.again is None:
-            self.again = self.record(self.work)
+            try:
+                self.again = self.record(self.work)
+            except RuntimeError as error:
+                error.add_note("The work was being recorded for the GPU to repeat; compile=false does without.")
+                raise
         self.again()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from gpt import archive
 from gpt.archive import CheckpointError
@@ -32,7 +33,7 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(contents, file)
+            torch.save(_on_cpu(contents), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,6 +44,22 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
             raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
         raise
     sync_directory(path.parent)
+
+
+def _on_cpu(contents: dict[str, Any]) -> dict[str, Any]:
+    """The same on the CPU, so that the file opens where there is no GPU; what shares memory still does."""
+    moved: dict[int, torch.UntypedStorage] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "cpu":
+            return tensor
+        if storage._cdata not in moved:
+            moved[storage._cdata] = storage.cpu()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(moved[storage._cdata], *place)
+
+    return tree_map_only(torch.Tensor, move, contents)
 
 
 def link(source: str | Path, target: str | Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import evaluation_windows, on_device, train_batch
+from data.batches import STEPS, batches_on_device, evaluation_windows, on_device, train_batch
 from data.order import permute, window_starts, windows_per_epoch
 
 
@@ -70,10 +70,12 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(dtype, device, tmp
     tokens = np.memmap(tmp_path / "tokens", dtype, "r")
     resident = on_device(tokens, torch.device(device), most=tokens.nbytes)
     assert isinstance(resident, torch.Tensor) and resident.element_size() == tokens.itemsize
-    for step, rows in ((0, slice(None)), (9, slice(2, 5))):
-        expected = train_batch(tokens, 3, step, 8, 50, rows)
-        found = train_batch(resident, 3, step, 8, 50, rows)
-        assert found.dtype == torch.int64 and torch.equal(found.cpu(), expected)
+    for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
+        for step, found in zip(
+            range(begin, begin + STEPS + 5), batches_on_device(resident, 3, begin, 8, 50, rows), strict=False
+        ):
+            assert found.dtype == torch.int64
+            assert torch.equal(found.cpu(), train_batch(tokens, 3, step, 8, 50, rows)), step
     assert on_device(tokens, torch.device(device), most=tokens.nbytes - 1) is tokens
 
 
