@@ -11,8 +11,8 @@ or what there is); `sampling` and `stdlib` need none.
 
 - loss: `experiment=shakespeare_gpu`, a whole process with an empty compile cache, then another with what that left.
   *Training time* is that of all steps at the speed that summary.json gives: batches, logging and progress included;
-  compiling, validations and checkpoints not. A run counts only when the weights it ends with are below 1.4697 on the
-  whole validation split (disjoint windows, every character once), so a time is that of a run made to end there.
+  compiling, recording, validations and checkpoints not. A run counts only when the weights it ends with are below
+  1.4697 on the whole validation split (disjoint windows, every character once): it was made to end there.
 - speed: `train.py` against benchmarks/plain_loop.py at 64 windows of 256, in turn: the plain loop's own model and AdamW
   (`experiment=nanogpt_gpu` without dropout), then `model=baby` with the default recipe. Share of the GPU's dense bf16
   peak (gpt/fit/peak.py) by `GPT.flops_per_token`, also at 12 layers, 768 wide, context 1024.
@@ -595,7 +595,7 @@ def part_name(word: str) -> str:
     return word
 
 
-def work(part: str, text: str | None, folder: Path, minutes: float) -> None:
+def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
     """Measure a part, or say what has been measured.
 
     Raises:
@@ -631,7 +631,7 @@ def cli(arguments: list[str]) -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "gpu", help="where results are kept")
     parser.add_argument("--minutes", type=number(float, 0.1, 1440), default=9.0, help="that a command may take")
     given = parser.parse_args(arguments)
-    begin = partial(work, given.part, given.text, given.results, given.minutes)
+    begin = partial(run_part, given.part, given.text, given.results, given.minutes)
     return answer("gpu.py", begin, out_of_memory="another program may hold the GPU's")
 
 

@@ -12,13 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hydra
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from benchmarks import gpu, plain_loop, sample_speed
 from conf.fields import InputError
+from conf.overrides import CONF, check_overrides, leaves
+from conf.schema import Config, to_dict
 from gpt.capture import REHEARSALS, Repeated
 from gpt.config import ModelConfig
 from gpt.model import GPT
@@ -264,6 +269,46 @@ def test_a_cold_cache_is_empty_and_a_warm_one_is_what_it_left(monkeypatch: pytes
     results = [work() for work in gpu.loss("book.txt").values()]
     assert seen == [[], ["1 1"], [], ["2 3"], [], ["3 5"]]
     assert results[0]["cold"] == {"process": 9.0, "training": 3.0, "fit": 4.0, "loss": 1.4}
+
+
+def composed(arguments: list[str]) -> dict[str, Any]:
+    """Every setting that overrides make, by its key."""
+    check_overrides(arguments, {}, False)
+    ConfigStore.instance().store("schema", node=Config)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = OmegaConf.to_object(hydra.compose("train", arguments))
+    assert isinstance(config, Config)
+    return dict(leaves(to_dict(config)))
+
+
+@pytest.mark.parametrize("name", gpu.VARIANTS)
+def test_a_variant_is_the_recipe_but_for_what_it_is_called(name: str) -> None:
+    changed = gpu.VARIANTS[name]
+    recipe, variant = composed(gpu.BEST), composed([*gpu.BEST, *changed])
+    assert recipe["minutes"] == gpu.MINUTES
+    differing = {key for key in recipe if recipe[key] != variant[key]}
+    assert differing == {argument.partition("=")[0] for argument in changed}
+
+
+def test_shapes_are_those_that_the_table_names() -> None:
+    def shape(arguments: list[str]) -> tuple[int, ...]:
+        settings = composed([*arguments, *gpu.steps_of(9)])
+        assert settings["trainer.max_steps"] == settings["trainer.val_check_interval"] == 9
+        return tuple(settings[f"model.{key}"] for key in ("layers", "heads", "dim", "context")) + (
+            settings["data.batch"],
+        )
+
+    baby = plain_loop.GPU
+    assert shape(gpu.BABY) == shape(gpu.SAME_PARTS) == (baby.layers, baby.heads, baby.dim, baby.context, baby.batch)
+    assert shape(gpu.BABY) == (6, 6, 384, 256, 64) == shape(["experiment=shakespeare_gpu"])
+    assert shape(gpu.WIDE)[:4] == (12, 12, 768, 1024)
+    assert composed(gpu.SAME_PARTS)["model.dropout"] == 0
+    for arguments in (gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
+        composed([*arguments, "trainer.deterministic=true"])
+    enwik8 = composed(["experiment=enwik8", "minutes=null"])
+    assert enwik8["minutes"] is None
+    assert (enwik8["model.context"], enwik8["data.batch"]) == (gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)
+    assert (enwik8["model.layers"], enwik8["model.heads"], enwik8["model.dim"]) == gpu.SIZES[-1]
 
 
 def test_the_plain_loop_of_any_shape_is_the_model_of_nanogpt() -> None:
