@@ -4,7 +4,12 @@ The shape and the settings are those that nanoGPT gives for a CPU: 4 layers, 4 h
 batch 12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an
 estimate of both losses over 20 random batches. `benchmarks/train_speed.py --nanogpt DIR` runs nanoGPT itself beside it.
 
+On a GPU the shape is the one given for that (6 layers, 6 heads, 384 wide, context 256, batch 64, but no dropout), and
+so are the ways: the whole model compiled, autocast to bf16, fused AdamW, batches handed over from pinned memory, and
+the loss looked at in every tenth step.
+
     python benchmarks/plain_loop.py tinyshakespeare.txt
+    python benchmarks/plain_loop.py tinyshakespeare.txt --gpu --speed --steps 500
 """
 
 import argparse
@@ -14,6 +19,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,52 +27,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LAYERS, HEADS, DIM, CONTEXT, BATCH, STEPS = 4, 4, 128, 64, 12, 2000
+STEPS = 2000
 LR, MIN_LR, WARMUP = 1e-3, 1e-4, 100
 
 
-class Block(nn.Module):
-    """Attention and MLP, pre-norm: (B, T, DIM) -> (B, T, DIM)."""
+@dataclass(frozen=True)
+class Shape:
+    """Of the model and of a batch."""
 
-    def __init__(self) -> None:
+    layers: int
+    heads: int
+    dim: int
+    context: int
+    batch: int
+
+
+CPU, GPU = Shape(4, 4, 128, 64, 12), Shape(6, 6, 384, 256, 64)
+
+
+class Block(nn.Module):
+    """Attention and MLP, pre-norm: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, heads: int, dim: int) -> None:
         """Make the layers."""
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(DIM, bias=False), nn.LayerNorm(DIM, bias=False)
-        self.qkv = nn.Linear(DIM, 3 * DIM, bias=False)
-        self.proj = nn.Linear(DIM, DIM, bias=False)
-        self.up = nn.Linear(DIM, 4 * DIM, bias=False)
-        self.down = nn.Linear(4 * DIM, DIM, bias=False)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim, bias=False), nn.LayerNorm(dim, bias=False)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim, bias=False)
+        self.up = nn.Linear(dim, 4 * dim, bias=False)
+        self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """One block."""
-        B, T, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split(DIM, dim=2)  # 3 x (B, T, DIM)
-        q, k, v = (z.view(B, T, HEADS, DIM // HEADS).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
+        B, T, C = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split(C, dim=2)  # 3 x (B, T, C)
+        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D)
-        x = x + self.proj(y.transpose(1, 2).reshape(B, T, DIM))  # (B, T, DIM)
+        x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Model(nn.Module):
     """Tokens (B, T) -> logits (B, T, V)."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, shape: Shape) -> None:
         """Make the layers, with the head tied to the embedding."""
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, DIM)
-        self.places = nn.Embedding(CONTEXT, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(DIM, bias=False)
-        self.head = nn.Linear(DIM, vocabulary, bias=False)
+        self.embedding = nn.Embedding(vocabulary, shape.dim)
+        self.places = nn.Embedding(shape.context, shape.dim)
+        self.blocks = nn.ModuleList(Block(shape.heads, shape.dim) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.dim, bias=False)
+        self.head = nn.Linear(shape.dim, vocabulary, bias=False)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 residual = name.endswith(("proj.weight", "down.weight"))
-                nn.init.normal_(weight, 0, 0.02 / math.sqrt(2 * LAYERS) if residual else 0.02)
+                nn.init.normal_(weight, 0, 0.02 / math.sqrt(2 * shape.layers) if residual else 0.02)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next character."""
-        x = self.embedding(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.embedding(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -83,30 +104,37 @@ def prepare(path: str, folder: str) -> None:
     tokens[border:].tofile(Path(folder, "val.bin"))
 
 
-def random_batch(tokens: np.ndarray) -> tuple[Tensor, Tensor]:
+def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
     """Windows from random places, stacked one by one."""
-    starts = torch.randint(len(tokens) - CONTEXT, (BATCH,))
-    x = torch.stack([torch.from_numpy(tokens[i : i + CONTEXT].astype(np.int64)) for i in starts])
-    return x, torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + CONTEXT].astype(np.int64)) for i in starts])
+    starts, T = torch.randint(len(tokens) - shape.context, (shape.batch,)), shape.context
+    x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
+    y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
+    if device == "cpu":
+        return x, y
+    return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
     """Mean loss in nats."""
-    return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type != "cpu"):
+        return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
 
 
 @torch.no_grad()
-def estimate(model: Model, splits: list[np.ndarray]) -> list[float]:
+def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) -> list[float]:
     """The mean loss over 20 random batches of each split."""
-    return [statistics.mean(loss_of(model, *random_batch(split)).item() for _ in range(20)) for split in splits]
+    return [
+        statistics.mean(loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20))
+        for split in splits
+    ]
 
 
 @torch.no_grad()
-def exact(model: Model, tokens: np.ndarray) -> float:
+def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
     """Nats per character over a whole split in disjoint windows, its first character at ln V."""
     total = math.log(model.head.out_features)
-    for start in range(0, len(tokens) - 1, CONTEXT):
-        window = torch.from_numpy(tokens[start : start + CONTEXT + 1].astype(np.int64))
+    for start in range(0, len(tokens) - 1, context):
+        window = torch.from_numpy(tokens[start : start + context + 1].astype(np.int64)).to(device)
         total += loss_of(model, window[None, :-1], window[None, 1:]).item() * (len(window) - 1)
     return total / len(tokens)
 
@@ -118,8 +146,11 @@ def rate(step: int, steps: int) -> float:
     return MIN_LR + 0.5 * (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
 
 
-def train(path: str, steps: int, seed: int, evaluate: bool) -> dict[str, float | None]:
+def train(
+    path: str, steps: int, seed: int, evaluate: bool, shape: Shape = CPU, device: str = "cpu"
+) -> dict[str, float | None]:
     """Train and say how fast it was and, if asked, how good the model is."""
+    on_gpu = device != "cpu"
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         # In a process of its own, as people do it beforehand: the memory it frees would be kept for the loop, which
@@ -128,30 +159,35 @@ def train(path: str, steps: int, seed: int, evaluate: bool) -> dict[str, float |
         preparing.start()
         preparing.join()
         training, validation = (np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val"))
-    model = Model(int(max(training.max(), validation.max())) + 1)
+    model = Model(int(max(training.max(), validation.max())) + 1, shape).to(device)
+    if on_gpu:
+        model.compile()
     decaying = [weight for weight in model.parameters() if weight.ndim == 2]
     others = [weight for weight in model.parameters() if weight.ndim != 2]
     groups = [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True if on_gpu else None)
+    often = 10 if on_gpu else 1  # most loops show the loss of each step; on a GPU that would wait for it
     times = []
-    x, y = random_batch(training)
+    x, y = random_batch(training, shape, device)
     for step in range(steps):
         if evaluate and step % 250 == 0:
-            print("step", step, *estimate(model, [training, validation]), flush=True)
-        started = time.perf_counter()
+            print("step", step, *estimate(model, [training, validation], shape, device), flush=True)
+        if step % often == 0:
+            started = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
         loss = loss_of(model, x, y)
-        x, y = random_batch(training)  # for the next step
+        x, y = random_batch(training, shape, device)  # for the next step
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        loss.item()  # to be shown, as most loops do at every step
-        times.append(time.perf_counter() - started)
+        if (step + 1) % often == 0:
+            loss.item()
+            times.append((time.perf_counter() - started) / often)
     return {
-        "characters_per_second": BATCH * CONTEXT / statistics.median(times),
-        "loss": exact(model, validation) if evaluate else None,
+        "characters_per_second": shape.batch * shape.context / statistics.median(times),
+        "loss": exact(model, validation, shape.context, device) if evaluate else None,
     }
 
 
@@ -161,5 +197,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
     parser.add_argument("--speed", action="store_true", help="only measure speed: no losses")
+    parser.add_argument("--gpu", action="store_true", help="the shape and the ways for a CUDA GPU")
     arguments = parser.parse_args()
-    print(json.dumps(train(arguments.text, arguments.steps, arguments.seed, not arguments.speed)))
+    where = (GPU, "cuda") if arguments.gpu else (CPU, "cpu")
+    print(json.dumps(train(arguments.text, arguments.steps, arguments.seed, not arguments.speed, *where)))

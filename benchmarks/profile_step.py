@@ -28,12 +28,12 @@ VOCABULARY, STEPS = 65, 20
 
 def before() -> Callable[[], None]:
     """A step of the plain loop."""
-    model = plain_loop.Model(VOCABULARY)
+    model = plain_loop.Model(VOCABULARY, plain_loop.CPU)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     text = torch.randint(VOCABULARY, (100_000,))
 
     def step() -> None:
-        plain_loop.loss_of(model, *plain_loop.random_batch(text)).backward()
+        plain_loop.loss_of(model, *plain_loop.random_batch(text, plain_loop.CPU, "cpu")).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

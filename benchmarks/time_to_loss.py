@@ -12,12 +12,14 @@ which was made to end there. Nothing else should run meanwhile.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 # The model for each question and how long it must be trained, found with seeds 0 and 101.
@@ -41,19 +43,22 @@ def plain(text: str, seed: str) -> tuple[float, float]:
     return time.perf_counter() - started, json.loads(ended.stdout.splitlines()[-1])["loss"]
 
 
-def ours(text: str, seed: str, arguments: list[str]) -> tuple[float, float]:
-    """Seconds and loss of one run of train.py."""
+def train(folder: str, *arguments: str, **environment: str) -> tuple[float, dict[str, Any]]:
+    """Seconds and summary.json of a process of `train.py name=run` in a folder."""
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    started = time.perf_counter()
+    ended = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    if ended.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{ended.stderr}")
+    return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())
+
+
+def ours(text: str, seed: int | str, *arguments: str, **environment: str) -> tuple[float, dict[str, Any]]:
+    """Seconds and summary.json of a whole run on a text of which a tenth is for validation."""
+    of_text = ["name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]", f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, str(ROOT / "train.py"), "name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]",
-            f"seed={seed}", *arguments,
-        ]  # fmt: skip
-        started = time.perf_counter()
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        seconds = time.perf_counter() - started
-        if ended.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{ended.stderr}")
-        return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())["last_val_loss"]
+        return train(folder, *of_text, *arguments, **environment)
 
 
 def main() -> None:
@@ -78,7 +83,8 @@ def main() -> None:
         row("plain loop", *base, None)
         lines = {"plain loop's final loss": base[1], "1.4697": 1.4697}
         for name in given.only or RUNS:
-            row(name, *ours(text, seed, RUNS[name]), lines.get(name))
+            seconds, summary = ours(text, seed, *RUNS[name])
+            row(name, seconds, summary["last_val_loss"], lines.get(name))
     for name, values in seen.items():
         seconds, ratio, loss = (statistics.median(column) for column in zip(*values, strict=True))
         print(f"| {name} | median | {seconds:.1f} | {ratio:.2f} | {loss:.4f} | |", flush=True)

@@ -137,9 +137,8 @@ def run_plain(text: str) -> dict[str, float]:
 
     speed = plain_loop.train(text, STEPS, seed=0, evaluate=False)["characters_per_second"]
     assert speed is not None
-    shape = ModelConfig(
-        layers=plain_loop.LAYERS, heads=plain_loop.HEADS, dim=plain_loop.DIM, context=plain_loop.CONTEXT, tied=True
-    )
+    plain = plain_loop.CPU
+    shape = ModelConfig(layers=plain.layers, heads=plain.heads, dim=plain.dim, context=plain.context, tied=True)
     return {"characters_per_second": speed, "gflops": speed * GPT(shape, 65).flops_per_token() / 1e9, **peak()}
 
 

@@ -286,7 +286,7 @@ def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
         == 0
     )
     model, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
-    plain = plain_loop.Model(model.vocabulary)
+    plain = plain_loop.Model(model.vocabulary, plain_loop.CPU)
     names = {"position_embedding": "places", "attention.qkv": "qkv", "attention.proj": "proj", "mlp.": ""}
     state = model.state_dict()
     for ours, theirs in names.items():
