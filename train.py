@@ -459,8 +459,6 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
     # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    if config.trainer.deterministic is True:  # kernels are then chosen by a rule, not by how fast they are today
-        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     with Progress("loading the model to start from"):
         start = load_start(config.init_from) if config.init_from is not None and not resumed else None
     if start:

@@ -70,13 +70,6 @@ def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> 
     return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(LIMIT)
 
 
-def by_rule() -> None:
-    """What train.py asks for by a variable with trainer.deterministic=true; a forked process has read it before."""
-    import torch._inductor.config
-
-    torch._inductor.config.deterministic = True
-
-
 def made(name: str, device: str, *arguments: str, fault: Fault | None = None) -> str:
     """The name of a finished run, which is made where no test before has made it."""
     if not Path("runs", name).exists():
@@ -100,10 +93,10 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_run_that_is_killed_repeats_bit_for_bit(device: str) -> None:
     """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
-    whole, cut = made(f"exact/{device}", device, *EXACT, fault=(by_rule,)), f"killed/{device}"
-    killed = run(cut, device, *EXACT, fault=(faults.both, (by_rule,), (faults.at_step, 13)))
+    whole, cut = made(f"exact/{device}", device, *EXACT), f"killed/{device}"
+    killed = run(cut, device, *EXACT, fault=(faults.at_step, 13))
     assert killed.status == -signal.SIGKILL, killed
-    assert run(cut, device, *EXACT, "resume=auto", fault=(by_rule,)).status == 0
+    assert run(cut, device, *EXACT, "resume=auto").status == 0
     assert_as_if_never_touched(Path("runs", whole), Path("runs", cut))
 
 
@@ -217,7 +210,7 @@ def test_a_checkpoint_goes_on_elsewhere(
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
-    name = made(f"exact/{device}", device, *EXACT, fault=(by_rule,))
+    name = made(f"exact/{device}", device, *EXACT)
     path, (config, text) = f"runs/{name}/checkpoints/best.ckpt", of_run(name)
     model, meta = load_checkpoint(path)
     tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context

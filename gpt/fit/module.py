@@ -1,6 +1,7 @@
 """The model as Lightning fits it."""
 
 import hashlib
+import importlib
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -99,33 +100,41 @@ class LitGPT(L.LightningModule):
         return make_optimizer(self.net, self.optim_config)
 
     def on_train_start(self) -> None:
-        """Compile one block, whose code serves them all; names in checkpoints stay as they are. Prepare to record."""
+        """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
         if self.compile_step:
+            # Kernels of deterministic runs are chosen by a rule, not by how fast they are today.
+            inductor = importlib.import_module("torch._inductor.config")
+            inductor.deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
                 block.compile(dynamic=False)
             # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
             torch.compiler.set_stance("force_eager")
         if self.record:
-            (optimizer,) = self.trainer.optimizers
-            for group in optimizer.param_groups:
-                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
-                if "capturable" in group:
-                    group["capturable"] = True
-            take_step = optimizer.step
+            self._repeat(self.record)
 
-            def work() -> None:
-                loss, grad_norm = self._gradients(self.rows), self._clip()
-                take_step()
-                optimizer.zero_grad()
-                self.outcome.copy_(torch.stack((loss, grad_norm)))
+    def _repeat(self, record: Recorder) -> None:
+        """Have the optimizer take whole steps, from the batch in `rows` to its loss in `outcome`, that are recorded."""
+        (optimizer,) = self.trainer.optimizers
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
+            if "capturable" in group:
+                group["capturable"] = True
+        take_step = optimizer.step
 
-            def step(closure: Callable[[], Any]) -> None:
-                closure()  # in which Lightning tells callbacks that a step is about to be taken
-                assert self.repeated
-                self.repeated()
+        def work() -> None:
+            loss, grad_norm = self._gradients(self.rows), self._clip()
+            take_step()
+            optimizer.zero_grad()
+            self.outcome.copy_(torch.stack((loss, grad_norm)))
 
-            self.repeated, self.outcome = Repeated(work, self.record), torch.zeros(2, device=self.device)
-            optimizer.step = step  # type: ignore[method-assign, assignment]
+        repeated = self.repeated = Repeated(work, record)
+        self.outcome = torch.zeros(2, device=self.device)
+
+        def step(closure: Callable[[], Any]) -> None:
+            closure()  # in which Lightning tells callbacks that a step is about to be taken
+            repeated()
+
+        optimizer.step = step  # type: ignore[method-assign, assignment]
 
     @property
     def behind(self) -> bool:
@@ -161,7 +170,7 @@ class LitGPT(L.LightningModule):
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
             self.rows.copy_(batch)
-            optimizer.step()  # all of the step: see `on_train_start`
+            optimizer.step()  # all of the step: see `_repeat`
             outcome = self.outcome.clone()
         else:
             loss, grad_norm = self._gradients(batch), self._clip()
