@@ -103,7 +103,7 @@ class LitGPT(L.LightningModule):
         """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
         if self.compile_step:
             # Kernels of deterministic runs are chosen by a rule, not by how fast they are today.
-            inductor = importlib.import_module("torch._inductor.config")
+            inductor: Any = importlib.import_module("torch._inductor.config")
             inductor.deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
                 block.compile(dynamic=False)
