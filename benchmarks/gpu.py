@@ -69,6 +69,7 @@ SEEDS, BEST_SEEDS, TUNING_SEED = (1, 2, 3), (1, 2, 3, 4, 5), 101
 MINUTES = 2  # of a run for the best loss
 # Not tuned on a GPU yet, nor are the experiments. What is typed here is not chosen by `minutes`.
 BEST = f"experiment=shakespeare_gpu minutes={MINUTES} data.batch=64 model.dropout=0.3".split()
+BEST += ["trainer.val_check_interval=1000"]
 VARIANTS = {
     "the recipe": [],
     "dropout 0.2": ["model.dropout=0.2"],
