@@ -28,6 +28,9 @@ from tests.conftest import ROOT, TINY, Ended
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 LIMIT = 60.0  # seconds for a run of two
+MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
+TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
+LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
