@@ -53,6 +53,20 @@ def needs(*packages: str, extra: str = "export") -> None:
             missing(f"{package} is not installed: pip install -e .[{extra}]")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the slow tests, so that none is left alone with one at the end."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))  # who are given as many tests each, in this order
+    items[:] = [
+        item
+        for worker in range(count)
+        for tests in (slow, quick)
+        for item in tests[len(tests) * worker // count : len(tests) * (worker + 1) // count]
+    ]
+
+
 @pytest.fixture(autouse=True)
 def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """How busy the machine is does not show in what a command says."""

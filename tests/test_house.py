@@ -239,6 +239,7 @@ def test_what_starts_fast_is_light() -> None:
     assert set(fast) - set(light(files)) == set()
 
 
+@pytest.mark.slow
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
     files = sources()
     assert effects(files, light(files), ROOT, tmp_path) == []

@@ -204,6 +204,7 @@ def test_killed_and_resumed(base: Train, recipe: list[str]) -> None:
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
 
 
+@pytest.mark.slow
 def test_stopped_before_the_first_step(base: Train) -> None:
     """In the validation that shows the loss before: there is nothing to save, and the same command starts afresh."""
     given = [*FINE, "name=fine", "resume=auto"]

@@ -339,7 +339,8 @@ def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, m
         Path("other").mkdir()
         with open("other/out.txt", "w") as out:
             command = [*first.args[:3], *GIVEN, "seed=0,1,2,3", "name=s", "trainer.max_steps=40"]
-            second = subprocess.Popen(command, stdout=out, start_new_session=True)
+            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # two would wait for each other on a busy machine
+            second = subprocess.Popen(command, stdout=out, start_new_session=True, env=one_thread)
         assert second.wait(LIMIT) == 0
     finally:
         second.kill()

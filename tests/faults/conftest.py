@@ -1,11 +1,50 @@
-"""The whole folder starts processes and kills them: it is left out by `make quick`."""
+"""The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.faults.processes import LONG, TWO, run, start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
+    """Runs that were never touched, each made once."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(recipe: list[str]) -> Path:
+        key = tuple(recipe)
+        if key not in made:
+            place, here = tmp_path_factory.mktemp("whole"), os.getcwd()
+            (place / "book.txt").write_text(prose, encoding="utf-8")
+            os.chdir(place)
+            try:
+                assert run("name=cut", *recipe).status == 0
+            finally:
+                os.chdir(here)
+            made[key] = place / "runs/cut"
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
+    """A long run of two processes of this machine that was never touched."""
+    place = tmp_path_factory.mktemp("two")
+    (place / "book.txt").write_text(prose, encoding="utf-8")
+    process = start("name=whole", *TWO, *LONG, cwd=place, env=os.environ | {"XDG_CACHE_HOME": str(place / "cache")})
+    try:
+        _, err = process.communicate(timeout=180)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return place / "runs/whole"

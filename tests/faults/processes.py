@@ -1,10 +1,11 @@
 """Runs `train.py` in processes of their own, which can be told where to be killed.
 
-What takes seconds, loading torch and Lightning, is done once: a server process has loaded them and forks for each
-run. Such a run is a process like any other, with signals, files and an end of its own.
+What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
+for each run. Such a run is a process like any other, with signals, files and an end of its own.
 """
 
 import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,24 @@ from tests.conftest import ROOT, TINY, Ended
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 LIMIT = 60.0  # seconds for a run of two
+MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
+TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
+LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra.main "
-    "hydra._internal.config_loader_impl filelock pooch tqdm".split()
+    "hydra._internal.config_loader_impl filelock pooch tqdm tests.faults.faults tests.faults.processes".split()
+    + ["s3fs.core"]  # which Lightning looks for when it logs
 )
+
+
+def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """Start a process of the server's that calls `target`."""
+    with chdir(ROOT):  # from where the server, at its first start, loads what is ours
+        process = _server.Process(target=target, args=arguments)
+        process.start()
+    return process
 
 
 class Process:
@@ -60,8 +73,7 @@ class Process:
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
         parts = (os.getcwd(), variables, script, [*given, *arguments], fault, [str(file) for file in self.files])
-        self.process = _server.Process(target=_run, args=parts)
-        self.process.start()
+        self.process = fork(_run, *parts)
 
     def signal(self, number: int) -> None:
         """Send a signal."""

@@ -19,8 +19,8 @@ import torch
 from gpt.checkpoint import CheckpointError, find_newest, read
 from tests.conftest import Ended
 from tests.faults import faults
-from tests.faults.processes import Process, events, run
-from tests.faults.test_resume import MUON, assert_as_if_never_touched, assert_same, whole  # noqa: F401
+from tests.faults.processes import MUON, Process, events, run
+from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 
 LAST = Path("runs/cut/checkpoints/step-00000020.ckpt")
 
@@ -40,7 +40,7 @@ def one_line(ended: Ended, status: int, *words: str) -> None:
         assert word in ended.err, ended.err
 
 
-def test_broken_newest_is_passed_over_with_a_word(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_broken_newest_is_passed_over_with_a_word(whole: Any, workplace: Path) -> None:
     killed_at_25()
     data = LAST.read_bytes()
     LAST.write_bytes(data[: len(data) // 2])  # last.ckpt and best.ckpt are the same file
@@ -188,7 +188,7 @@ def test_runs_that_cannot_go_on_are_passed_over(workplace: Path) -> None:
         assert said in ended.out, ended.out
 
 
-def test_damaged_event_files_are_no_reason_to_stop(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_damaged_event_files_are_no_reason_to_stop(whole: Any, workplace: Path) -> None:
     killed_at_25()
     (events_file,) = Path("runs/cut").glob("events*")
     with open(events_file, "ab") as file:
@@ -198,7 +198,7 @@ def test_damaged_event_files_are_no_reason_to_stop(whole: Any, workplace: Path) 
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_encoded_text_that_was_damaged_is_encoded_anew(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_encoded_text_that_was_damaged_is_encoded_anew(whole: Any, workplace: Path) -> None:
     killed_at_25()
     (encoded,) = workplace.glob("cache/**/train.bin")
     data = encoded.read_bytes()
@@ -237,7 +237,7 @@ def small_disk(workplace: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_full_disk(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_full_disk(whole: Any, workplace: Path) -> None:
     """A real one: a small tmpfs, in which there is room for two checkpoints and not for a third."""
     with small_disk(workplace, "800k") as disk:
         ended = run("name=cut", *MUON)
@@ -250,7 +250,7 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:  # noqa: F811
         assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:
     """Not even the log, the summary and TensorBoard can be written: it is still one line."""
     with small_disk(workplace, "4m"):
         ended = run("name=cut", *MUON, fault=(faults.fill_disk, 13))
@@ -277,7 +277,7 @@ def test_a_place_that_cannot_be_written_at_all(workplace: Path) -> None:
 # -- Two at once -------------------------------------------------------------------------------------
 
 
-def test_the_second_in_one_run_directory_is_refused(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_the_second_in_one_run_directory_is_refused(whole: Any, workplace: Path) -> None:
     """By a lock that a process holds only while it lives."""
     assert run("name=cut", *MUON, fault=(faults.at_step, 15)).status == -signal.SIGKILL
     first = Process("name=cut", "resume=auto", *MUON, fault=(faults.wait_for_file, 22, "go"))

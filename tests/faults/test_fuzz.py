@@ -28,7 +28,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter, token
 from gpt.archive import REQUIRED
 from gpt.checkpoint import CheckpointError, load_checkpoint, read
 from tests.conftest import Ended
-from tests.faults.processes import _server
+from tests.faults.processes import fork
 from tests.faults.test_attacks import repacked, written
 from tests.gpt.test_checkpoint import contents
 
@@ -253,8 +253,7 @@ def _mutate(folder: str, seed: int, count: int) -> None:
 
 def test_many_mutations_of_a_checkpoint(tmp_path: Path) -> None:
     """Ten thousand, a third of them behind valid checksums: refused in one line, or the same weights."""
-    process = _server.Process(target=_mutate, args=(str(tmp_path), 8, MUTATIONS))
-    process.start()
+    process = fork(_mutate, str(tmp_path), 8, MUTATIONS)
     process.join(240)
     if process.is_alive():
         process.kill()
@@ -318,11 +317,9 @@ def test_a_text_of_any_bytes_trains_or_is_refused(train: Callable[..., Ended]) -
 
 
 def test_a_process_that_crashes_would_be_seen(tmp_path: Path) -> None:
-    process = _server.Process(target=os.kill, args=(0, 0))
-    process.start()
+    process = fork(os.kill, 0, 0)
     process.join(30)
     assert process.exitcode == 0
-    process = _server.Process(target=os.abort)
-    process.start()
+    process = fork(os.abort)
     process.join(30)
     assert process.exitcode == -signal.SIGABRT

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TINY, missing
-from tests.faults.processes import start, wait_for
-from tests.faults.test_resume import TWO, assert_as_if_never_touched
+from tests.faults.processes import LONG, TWO, wait_for
+from tests.faults.test_resume import assert_as_if_never_touched
 
 LONGEST = 180  # seconds, on a machine that is busy with other tests, too
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 JOB = [argument for argument in (*TINY, *TWO) if "max_steps" not in argument and "devices" not in argument]
 JOB = [argument for argument in JOB if argument.partition("=")[0] not in ("trainer.val_check_interval", "data.path")]
 
@@ -118,12 +117,12 @@ def cut_the_cable(host: Host) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
-def test_a_host_is_lost_and_the_same_commands_go_on(fault: Callable[[Host], None], hosts: tuple[Host, Host]) -> None:
+def test_a_host_is_lost_and_the_same_commands_go_on(
+    fault: Callable[[Host], None],
+    hosts: tuple[Host, Host],
+    whole_of_two: Path,
+) -> None:
     """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
-    process = start("name=whole", *TWO, *LONG)
-    out, err = process.communicate(timeout=LONGEST)
-    assert process.returncode == 0, err
-
     one, other = hosts
     running = [job(host, command, "trainer.timeout=10") for host, command in zip(hosts, STATIC, strict=True)]
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, running[0], LONGEST)
@@ -140,7 +139,7 @@ def test_a_host_is_lost_and_the_same_commands_go_on(fault: Callable[[Host], None
     for host, process in zip(hosts, running, strict=True):
         assert process.wait(LONGEST) == 0, host.said()
     assert "resume: from runs/many/checkpoints/step-" in one.said() and "resume:" not in other.said()
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/many"))
+    assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import torch
 from gpt.checkpoint import is_finite, read
 from gpt.fit.callbacks import Spikes
 from tests.faults import faults
-from tests.faults.processes import events, run, run_ranks
+from tests.faults.processes import MUON, TWO, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of, one_line
-from tests.faults.test_resume import MUON, TWO, assert_as_if_never_touched, whole  # noqa: F401
+from tests.faults.test_resume import assert_as_if_never_touched
 from tests.faults.test_stops import drive, ends
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
@@ -29,7 +29,7 @@ CHECKPOINTS = Path("runs/cut/checkpoints")
     ],
     ids=["loss", "infinite loss", "gradient", "last step"],
 )
-def test_a_step_that_is_no_number_is_not_taken(fault: Any, said: str, whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_step_that_is_no_number_is_not_taken(fault: Any, said: str, whole: Any, workplace: Path) -> None:
     """And where it was a fault of the hardware, the run goes on as if it had not been."""
     ended = run("name=cut", *MUON, fault=fault)
     newest = sorted(CHECKPOINTS.glob("step-*"))[-1]
@@ -72,7 +72,7 @@ def test_sharded_numbers_that_are_none_stop_both(workplace: Path) -> None:
     assert len(contents_of(CHECKPOINTS)) == 3 and all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
 
 
-def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.both, (faults.spoil_loss, 4 * 22, 40.0), (faults.at_step, 27)))
     jump = re.search(r"step 23: the loss jumped to (\d+\.\d+) from about (\d+\.\d+)", ended.out)
     assert jump and float(jump[1]) > 2 * float(jump[2])

@@ -13,32 +13,10 @@ import pytest
 import torch
 
 from tests.faults import faults
-from tests.faults.processes import Process, events, run, run_ranks, start, wait_for
+from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
-MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
 EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
-
-
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
-    """Runs that were never touched, each made once."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def make(recipe: list[str]) -> Path:
-        key = tuple(recipe)
-        if key not in made:
-            place, here = tmp_path_factory.mktemp("whole"), os.getcwd()
-            (place / "book.txt").write_text(prose, encoding="utf-8")
-            os.chdir(place)
-            try:
-                assert run("name=cut", *recipe).status == 0
-            finally:
-                os.chdir(here)
-            made[key] = place / "runs/cut"
-        return made[key]
-
-    return make
 
 
 def assert_same(ours: Any, theirs: Any, where: str) -> None:
@@ -246,9 +224,6 @@ def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
 
 
 # -- Two processes -----------------------------------------------------------------------------------
-
-
-TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
 
 
 def test_two_processes_killed_and_resumed(workplace: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TINY, missing, needs
-from tests.faults.processes import start, wait_for
-from tests.faults.test_resume import TWO, assert_as_if_never_touched
+from tests.faults.processes import LONG, TWO, wait_for
+from tests.faults.test_resume import assert_as_if_never_touched
 
 CONFIG = """
 ClusterName=here
@@ -105,7 +105,6 @@ def project(slurm: None, workplace: Path) -> Path:
 SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
 JOB = [each for each in (*TINY, *TWO) if each.partition("=")[0] not in ("trainer.devices", "trainer.max_steps")]
 JOB = ["data.path=book.txt", *(each for each in JOB if not each.startswith("trainer.val_check_interval"))]
-LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 
 
 def submit(*arguments: str) -> str:
@@ -124,12 +123,8 @@ def wait_for_end(number: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path) -> None:
+def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two: Path) -> None:
     """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
-    process = start("name=whole", *TWO, *LONG)
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-
     number = submit("--job-name=cut", "--nodes=2", *JOB, *LONG)
     wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
@@ -137,7 +132,7 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path) -> None:
     said = Path("job.out").read_text()
     assert f"SLURM job {number} is requeued, to go on with this run" in said, said
     assert "resume: going on in runs/cut" in said and said.count("step 160/160") == 1, said
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+    assert_as_if_never_touched(whole_of_two, Path("runs/cut"))
 
 
 @pytest.mark.slow

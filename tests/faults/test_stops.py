@@ -15,8 +15,8 @@ import torch
 
 from tests.conftest import ROOT, TINY
 from tests.faults import faults
-from tests.faults.processes import events, run, start, wait_for
-from tests.faults.test_resume import MUON, TWO, assert_as_if_never_touched, assert_same, whole  # noqa: F401
+from tests.faults.processes import MUON, TWO, events, run, start, wait_for
+from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 
 
 def drive(fault: str, *arguments: str) -> subprocess.Popen:
@@ -60,7 +60,7 @@ def ends(process: subprocess.Popen, within: float) -> tuple[int, str, str]:
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=["ctrl-c", "sigterm", "sigusr1"]
 )
 @pytest.mark.parametrize("step", [13, 19, 20])
-def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.signal_at, step, number))
     name = signal.Signals(number).name
     assert ended.status == 128 + number and ended.err == "", ended
@@ -74,7 +74,7 @@ def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, 
     assert events(whole(MUON)) == events(Path("runs/cut"))
 
 
-def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> None:
     assert run("name=cut", *MUON, fault=(faults.signal_at, 12, signal.SIGTERM)).status == 143
     ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, signal.SIGTERM))
     assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
@@ -84,7 +84,7 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
         assert_same(ours, theirs, file)
 
 
-def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.signal_in_finish, signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
@@ -92,7 +92,7 @@ def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path
 
 
 @pytest.mark.parametrize("when", ["begin", "middle"])
-def test_a_stop_in_the_last_validation(when: str, whole: Any, workplace: Path) -> None:  # noqa: F811
+def test_a_stop_in_the_last_validation(when: str, whole: Any, workplace: Path) -> None:
     """It is saved, and not evaluated: time may be up."""
     ended = run("name=cut", *MUON, fault=(faults.signal_in_validation, 3, when, signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM after step 30" in ended.out, ended
@@ -119,7 +119,7 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
 
 
 def test_slurm_requeues_and_the_same_command_goes_on(
-    whole: Any,  # noqa: F811
+    whole: Any,
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
