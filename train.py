@@ -706,7 +706,7 @@ def fit(
     Returns:
         As `main` does.
     """
-    with Progress("loading Lightning"), without_matplotlib():
+    with Progress("loading Lightning"), with_few_packages():
         import lightning as L
         import torch
         from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -1062,12 +1062,15 @@ def turn_dial(
 
 
 @contextmanager
-def without_matplotlib() -> "Iterator[None]":
-    """Have torchmetrics, which Lightning loads, leave matplotlib out: it takes 0.4 s, and another process draws."""
+def with_few_packages() -> "Iterator[None]":
+    """Have torchmetrics, which Lightning loads, leave out what it takes a second to load and nothing here needs."""
     from lightning_utilities.core.imports import RequirementCache
 
+    def is_there(self: RequirementCache) -> bool:
+        return not str(self.requirement).startswith(("matplotlib", "transformers")) and there(self)
+
     there = RequirementCache.__bool__
-    RequirementCache.__bool__ = lambda self: self.requirement != "matplotlib" and there(self)  # type: ignore[method-assign]
+    RequirementCache.__bool__ = is_there  # type: ignore[method-assign]
     try:
         yield
     finally:
