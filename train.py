@@ -1015,7 +1015,7 @@ def turn_dial(
     def measured(model: "ModelConfig") -> Cost:
         config.model = model
         data = TextDataModule(text, config.data, model.context, config.seed)
-        where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision")}
+        where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
         some = torch.from_numpy(text.train[: max(EVALUATED, model.context)].astype("int64"))
         return measure(make_module(), data, some, **where)
 
@@ -1085,6 +1085,9 @@ def quieten_lightning() -> None:
     threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Both are meant: optimizers are told that steps are recorded before the first is, and fp32 is fp32.
+    warnings.filterwarnings("ignore", r"This instance was constructed with capturable=True")
+    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
     # It is refused where weights are sharded, and there is nothing to configure elsewhere.
     warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
     # Whoever wants several tasks of SLURM types srun; one process needs none.

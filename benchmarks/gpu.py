@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.time_to_loss import ours, train  # noqa: E402
@@ -76,13 +77,12 @@ VARIANTS = {
     "dropout 0.4": ["model.dropout=0.4"],
     "weight decay 0.03": ["optim.weight_decay=0.03"],
     "weight decay 0.3": ["optim.weight_decay=0.3"],
-    "EMA": ["callbacks=[ema]"],
     "256 wide": ["model.dim=256", "model.heads=4"],
     "512 wide": ["model.dim=512", "model.heads=8"],
 }
 SAME_PARTS = ["experiment=nanogpt_gpu", "model.dropout=0"]
-BABY = ["model=baby", "model.context=256", "data.batch=64"]
-WIDE = "model.layers=12 model.heads=12 model.dim=768 model.context=1024 data.batch=32".split()
+BABY = ["model=baby", "model.context=256", "data.batch=64", "trainer.log_every_n_steps=100"]
+WIDE = ["model=base", "model.context=1024", "data.batch=32", "trainer.log_every_n_steps=100"]
 REPEATABLE = "experiment=nanogpt_gpu trainer.max_steps=1000 trainer.val_check_interval=250".split()
 STEADY = ["optim.cooldown=0", "trainer.val_check_interval=1000", "trainer.log_every_n_steps=1"]  # any number of steps
 ACROSS = ["model=baby", "data.batch=16", *STEADY]
@@ -158,6 +158,7 @@ def best(text: str) -> Plan:
     """The lowest loss in minutes, and what each choice gives."""
 
     def once(seed: int, *arguments: str) -> dict[str, float]:
+        ours(text, seed, *BEST, *arguments, "minutes=null", *steps_of(5))  # compiles, which nobody is to pay for
         seconds, summary = ours(text, seed, *BEST, *arguments)
         return {"process": seconds} | {key: summary[key] for key in ("val_loss", "last_val_loss", "steps")}
 
@@ -426,7 +427,7 @@ def measure(file: Path, machine: dict[str, str], plan: Plan, minutes: float) -> 
     Raises:
         InputError: what is in the file was measured elsewhere.
     """
-    kept = json.loads(file.read_text()) if file.exists() else machine | {"seen": {}}
+    kept = kept_in(file) if file.exists() else machine | {"seen": {}}
     for key, value in machine.items():
         if kept.get(key) != value:
             raise InputError(
@@ -446,9 +447,27 @@ def measure(file: Path, machine: dict[str, str], plan: Plan, minutes: float) -> 
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """What has been measured, by part."""
+    """What has been measured, by part.
+
+    Raises:
+        InputError: there is no such directory, or a file in it is damaged.
+    """
+    if folder != RESULTS and not folder.is_dir():
+        raise InputError(f"--results {folder}: is no directory")
     files = {part: folder / f"{part}.json" for part in PARTS}
-    return {part: json.loads(file.read_text()) for part, file in files.items() if file.exists()}
+    return {part: kept_in(file) for part, file in files.items() if file.exists()}
+
+
+def kept_in(file: Path) -> dict[str, Any]:
+    """What a part has measured so far.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file}: is damaged ({error}); without it, its part is measured anew") from None
 
 
 def fit_scaling(flops: list[float], losses: list[float]) -> tuple[float, float, float]:
@@ -605,6 +624,10 @@ def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
     if part in ("table", "projection"):
         print((table if part == "table" else projection)(results(folder)))
         return
+    if part == "scaling" and text is None:
+        raise InputError("scaling: needs --text FILE: enwik8, unpacked, or what there is")
+    if text is not None and not Path(text).is_file():
+        raise InputError(f"--text {text}: is no file")
     import torch
 
     if not torch.cuda.is_available():
@@ -613,8 +636,6 @@ def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
     from data.corpus import open_corpus
 
     machine, path = {"GPU": torch.cuda.get_device_name(), "torch": torch.__version__}, ""
-    if part == "scaling" and text is None:
-        raise InputError("scaling: needs --text FILE: enwik8, unpacked, or what there is")
     if part not in TEXTLESS:
         source = open_corpus(DataConfig(corpus="shakespeare", path=text)).documents[0]
         with source.open() as file:
@@ -629,7 +650,7 @@ def cli(arguments: list[str]) -> int:
     parser = Parser("gpu.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("part", type=part_name, metavar="PART", help=f"{', '.join(PARTS)}; table, projection")
     parser.add_argument("--text", help="a text file; tiny Shakespeare unless the part is scaling")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "gpu", help="where results are kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
     parser.add_argument("--minutes", type=number(float, 0.1, 1440), default=9.0, help="that a command may take")
     given = parser.parse_args(arguments)
     begin = partial(run_part, given.part, given.text, given.results, given.minutes)

@@ -45,12 +45,14 @@ def train_batch(
 
 
 def on_device(tokens: np.ndarray, device: torch.device, most: int) -> "np.ndarray | torch.Tensor":
-    """A text on a GPU, in the type that it has on disk, if that is at most so many bytes; else where it was."""
-    if tokens.nbytes > most:
+    """A text on a GPU, in one byte or four for each token, if that is at most so many bytes; else where it was."""
+    narrow = tokens.dtype == np.uint8
+    if len(tokens) * (1 if narrow else 4) > most:
         return tokens
-    resident = torch.from_numpy(np.empty(0, tokens.dtype)).new_empty(len(tokens), device=device)
+    # CUDA gathers no uint16.
+    resident = torch.empty(len(tokens), dtype=torch.uint8 if narrow else torch.int32, device=device)
     for start in range(0, len(tokens), PIECE):
-        piece = np.array(tokens[start : start + PIECE])  # torch takes no memory that cannot be written
+        piece = np.array(tokens[start : start + PIECE], np.uint8 if narrow else np.int32)
         resident[start : start + PIECE] = torch.from_numpy(piece)
     return resident
 
@@ -60,7 +62,7 @@ def batches_on_device(
 ) -> Iterator[torch.Tensor]:
     """The batches from `step` on of a text that lies on a GPU, each as `train_batch` has it, and there.
 
-    All that is sent is where windows begin, for many steps at once, and nobody waits for it.
+    All that is sent is where windows begin, for many steps at once.
     """
     window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
     while True:

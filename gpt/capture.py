@@ -65,9 +65,5 @@ class Repeated:
             self.rehearsed += 1
             return rehearse(self.work)
         if self.again is None:
-            try:
-                self.again = self.record(self.work)
-            except RuntimeError as error:
-                error.add_note("The work was being recorded for the GPU to repeat; compile=false does without.")
-                raise
+            self.again = self.record(self.work)
         self.again()

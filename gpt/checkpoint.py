@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpt import archive
 from gpt.archive import CheckpointError
@@ -48,6 +48,8 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
 
 def _on_cpu(contents: dict[str, Any]) -> dict[str, Any]:
     """The same on the CPU, so that the file opens where there is no GPU; what shares memory still does."""
+    if all(leaf.device.type == "cpu" for leaf in tree_leaves(contents) if isinstance(leaf, torch.Tensor)):
+        return contents
     moved: dict[int, torch.UntypedStorage] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:

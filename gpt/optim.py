@@ -112,8 +112,9 @@ class Muon(torch.optim.Optimizer):
         for shape, stack in stacks.items():
             stacked = torch.empty(len(stack), *shape, dtype=ITERATED_IN, device=stack[0][0].device)  # (N, R, C)
             torch._foreach_copy_(list(stacked), [wide for wide, _ in stack])
-            for result, (wide, scale) in zip(orthogonalise(stacked), stack, strict=True):
-                wide.copy_(result).mul_(scale)  # into its update
+            for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
+                wide.copy_(result)  # into its update
+            torch._foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
         torch._foreach_mul_(updates, lr)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])

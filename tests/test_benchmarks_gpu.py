@@ -100,7 +100,9 @@ def test_results_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         pytest.param(["loss"], "loss: needs a CUDA GPU, and there is none here", marks=without_gpu),
-        pytest.param(["scaling", "--text", "no"], "scaling: needs a CUDA GPU, and there is none", marks=without_gpu),
+        (["scaling"], "scaling: needs --text FILE"),
+        (["speed", "--text", "no"], "--text no: is no file"),
+        (["table", "--results", "no"], "--results no: is no directory"),
         (["lss"], "lss: must be one of loss, speed, best, .*, projection; nearest: loss"),
         (["loss", "--minutes", "0"], "0: must be a number, at least 0.1"),
         (["table", "--reslts", "x"], "unrecognized arguments: --reslts x; nearest: --results"),
@@ -112,7 +114,7 @@ def test_wrong_words_get_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     try:
-        status = gpu.cli([*arguments, "--results", str(tmp_path / "results")])
+        status = gpu.cli(["--results", str(tmp_path), *arguments])
     except SystemExit as stop:
         status = int(stop.code or 0)
     out, err = capsys.readouterr()
@@ -120,6 +122,13 @@ def test_wrong_words_get_one_line(
     assert err.startswith("gpu.py: ")
     assert re.search(says, err), err
     assert os.listdir(tmp_path) == []
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "loss.json").write_text('{"GPU": ')
+    assert gpu.cli(["table", "--results", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "loss.json: is damaged (" in err and err.count("\n") == 1
 
 
 # -- The table -----------------------------------------------------------------------------------
@@ -147,7 +156,7 @@ FOUND: dict[str, dict[str, Any]] = {
     "best": {
         "seed 1": {"val_loss": 1.42, "last_val_loss": 1.43},
         "seed 2": {"val_loss": 1.45, "last_val_loss": 1.45},
-        "EMA": {"val_loss": 1.44, "last_val_loss": 1.46},
+        "256 wide": {"val_loss": 1.44, "last_val_loss": 1.46},
         "the recipe": {"val_loss": 1.43, "last_val_loss": 1.44},
     },
     "sampling": {
@@ -195,7 +204,7 @@ def test_the_table_has_what_was_measured_and_says_what_was_not(
     assert also["killed and resumed, equal bit for bit"] == ("1 of 2" if "exact" in parts else "not measured")
     assert also["sampling over a loop without a cache, 256 at once"].startswith("300" if "sampling" in parts else "not")
     losers = [name.partition(":")[0] for name in also if "seed 101" in name]
-    assert losers == (["the recipe", "EMA"] if "best" in parts else [])
+    assert losers == (["the recipe", "256 wide"] if "best" in parts else [])
     assert ("12 % parse" in text) == ("stdlib" in parts)
 
 

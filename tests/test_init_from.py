@@ -102,7 +102,7 @@ def test_it_beats_a_model_from_scratch(train: Train, prose: str, characters: int
     small = prose[-4000:].translate(ACCENTED) if characters else prose[-4000:]
     Path("book.txt").write_text(prose[:-4000], encoding="utf-8")
     Path("new.txt").write_text(small, encoding="utf-8")
-    assert train("name=base", "trainer.max_steps=150", "trainer.val_check_interval=150").status == 0
+    assert train("name=base", "trainer.max_steps=250", "trainer.val_check_interval=250").status == 0
     given = ["data.path=new.txt", "trainer.max_steps=40"]
     train("name=fine", "init_from=base", *given)
     train("name=scratch", *given)

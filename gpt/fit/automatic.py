@@ -79,16 +79,16 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str
         Whether to compile and the reason.
 
     Raises:
-        ValueError: `compile=true` on a machine without a C++ compiler.
+        ValueError: `compile=true` on a machine without what compiling needs.
     """
-    missing = "" if device != "cpu" else missing_to_compile()
+    missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if compile == "auto":
-        if device == "cuda":
-            return True, "pays on a GPU"
         if sys.platform != "linux":
             return False, "compiling was not tried on this system"
         if missing:
             return False, f"there is no {missing}"
+        if device == "cuda":
+            return True, "pays on a GPU"
         if seconds < COMPILE_FROM:
             return False, f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
         return True, "pays in a run this long"
@@ -103,7 +103,7 @@ def choose_recorder(device: str, devices: int, compiled: bool, looked_into: bool
 
 
 def missing_to_compile() -> str:
-    """What compiling for a CPU lacks on this machine; empty when nothing is missing."""
+    """What compiling lacks on this machine, also that for a GPU; empty when nothing is missing."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "C++ compiler, such as g++"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

@@ -277,8 +277,10 @@ class Watch(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """See that there is something to validate."""
-        if self.started:
+        assert isinstance(pl_module, LitGPT)
+        if self.started and pl_module.behind:
             self._count()
+            self.laps("other")  # what was waited for are steps
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say what the validation gave."""

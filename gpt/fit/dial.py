@@ -156,12 +156,15 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
     context = net.config.context
     count = max(1, min(len(tokens), EVALUATED) // context)
     windows = tokens[: count * context].view(count, context)  # (count, T)
-    with torch.random.fork_rng():
-        L.Trainer(
-            **trainer, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
-            use_distributed_sampler=False,
-        ).fit(module, data)  # fmt: skip
-        windows = windows.to(net.embedding.weight.device)
+    fitted = L.Trainer(
+        **trainer, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    device = fitted.strategy.root_device
+    with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+        fitted.fit(module, data)
+        net.to(device)  # Lightning has moved it away
+        windows = windows.to(device)
         net.eval()
         with torch.inference_mode():
             if not net(windows).isfinite().all():  # the first is slower, and not timed

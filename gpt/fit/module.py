@@ -109,14 +109,19 @@ class LitGPT(L.LightningModule):
                 block.compile(dynamic=False)
             # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
             torch.compiler.set_stance("force_eager")
-        if self.record:
-            self._repeat(self.record)
-
-    def _repeat(self, record: Recorder) -> None:
-        """Have the optimizer take whole steps, from the batch in `rows` to its loss in `outcome`, that are recorded."""
         (optimizer,) = self.trainer.optimizers
+        for state in optimizer.state.values():  # Lightning leaves the number of steps where it was read
+            if "step" in state:
+                state["step"] = state["step"].to(self.device)
+        if self.behind:
+            for group in optimizer.param_groups:
+                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
+        if self.record:
+            self._repeat(optimizer, self.record)
+
+    def _repeat(self, optimizer: torch.optim.Optimizer, record: Recorder) -> None:
+        """Have the optimizer take whole steps, from the batch in `rows` to its loss in `outcome`, that are recorded."""
         for group in optimizer.param_groups:
-            group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
             if "capturable" in group:
                 group["capturable"] = True
         take_step = optimizer.step
@@ -127,19 +132,27 @@ class LitGPT(L.LightningModule):
             optimizer.zero_grad()
             self.outcome.copy_(torch.stack((loss, grad_norm)))
 
-        repeated = self.repeated = Repeated(work, record)
-        self.outcome = torch.zeros(2, device=self.device)
+        self.repeated, self.outcome = Repeated(work, record), torch.zeros(2, device=self.device)
 
         def step(closure: Callable[[], Any]) -> None:
             closure()  # in which Lightning tells callbacks that a step is about to be taken
-            repeated()
+            assert self.repeated
+            try:
+                self.repeated()
+            except RuntimeError as error:
+                error.add_note("compile=false has Python take each step, without recording one for the GPU to repeat.")
+                raise
 
         optimizer.step = step  # type: ignore[method-assign, assignment]
+
+    def on_train_end(self) -> None:
+        """Let go of the recorded step and its memory."""
+        self.repeated = None
 
     @property
     def behind(self) -> bool:
         """Whether the device works behind the program, so that looking at what came of a step is waiting for it."""
-        return self.device.type != "cpu" or self.record is not None
+        return self.device.type == "cuda" or self.record is not None
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
         """One optimizer step on this device's rows of the batch.
@@ -165,8 +178,9 @@ class LitGPT(L.LightningModule):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if self.repeated:
+        if self.behind:
             self._seed_dropout(step, 0)  # the masks of further micro-batches follow from it, too
+        if self.repeated:
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
             self.rows.copy_(batch)
@@ -190,7 +204,7 @@ class LitGPT(L.LightningModule):
         micro_batches = batch.split(self.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            if not self.repeated:
+            if not self.behind:
                 self._seed_dropout(self.global_step, index)
             with self._gradients_shared(index == len(micro_batches) - 1):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():

@@ -123,7 +123,7 @@ def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
     rng, kills = random.Random(5), 0
     for _ in range(12):
         process = Process("name=cut", "resume=auto", *MUON)
-        time.sleep(rng.uniform(0.3, 1.5))
+        time.sleep(rng.uniform(0.1, 0.9))
         process.signal(signal.SIGKILL)
         kills += process.wait().status == -signal.SIGKILL
     assert run("name=cut", "resume=auto", *MUON).status == 0

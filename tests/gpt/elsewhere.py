@@ -19,6 +19,7 @@ from torch.utils import backend_registration
 from data.batches import batches_on_device
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import predictions, surprisals
+from gpt.fit.module import LitGPT
 from gpt.inspection import attention_maps, calibration_totals
 from gpt.model import GPT, init_from
 from gpt.optim import make_optimizer
@@ -99,13 +100,27 @@ def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
     assert [each.device for each in next(predictions(model, [window]))] == [DEVICE, DEVICE]
 
 
+def test_an_optimizer_goes_on_there() -> None:
+    """From a file, which is read at home; Lightning leaves the number of steps there."""
+    model = build(tiny())
+    adam = make_optimizer(model, OptimConfig())
+    for state in (adam.state[weight] for weight in model.parameters()):
+        state["step"] = torch.zeros(())
+    module = SimpleNamespace(
+        compile_step=False, record=None, behind=True, device=DEVICE, trainer=SimpleNamespace(optimizers=[adam])
+    )
+    LitGPT.on_train_start(module)
+    assert {value.device for state in adam.state.values() for value in state.values()} == {DEVICE}
+    assert {group["lr"].device for group in adam.param_groups} == {DEVICE}
+
+
 def test_a_trained_model_is_taken_over_there() -> None:
     model = build(tiny())
     init_from(model, build(tiny(context=5)), torch.arange(V, device=DEVICE))
     assert model.head.weight.device == DEVICE
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_batches_are_made_there(dtype: torch.dtype) -> None:
     text = torch.empty(500, dtype=dtype, device=DEVICE)
     batch = next(batches_on_device(text, 0, 3, 8, 20, slice(2, 5)))
