@@ -27,9 +27,9 @@ from tests.reference.models import OFFSET, PLACES, SHIFT, name, tiny
 
 V = 11
 CONFIGS = [
-    *OFFSET[::7],
-    *SHIFT[::5],
-    *PLACES[::9],
+    *OFFSET[::9],
+    *SHIFT[::7],
+    *PLACES[::11],
     tiny(heads=3, dropout=0.1),
     tiny(heads=3, norm="rmsnorm", activation="gelu", bias=True),
 ]
