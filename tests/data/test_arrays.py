@@ -164,8 +164,9 @@ def test_shares_of_the_benchmarks_are_exact():
 def test_the_standard_library_is_split_by_file(tmp_path):
     text = open_text(DataConfig(cache_dir=str(tmp_path)), 256)
     total = sum(text.characters.values())
+    within = 0.005 if sys.version_info[:2] == (3, 11) else 0.01  # whole files, of which others have others
     for split in ("validation", "test"):
-        assert abs(text.characters[split] / total - 0.05) < 0.01  # whole files; 0.006 with Python 3.12
+        assert abs(text.characters[split] / total - 0.05) < within
     assert text.tokenizer.size < 128 and len(text.train) > 4e6
     assert text.name.startswith(f"Python 3.{sys.version_info.minor}.")
 
