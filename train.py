@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from base.files import remove_unfinished, write_text
 from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
     CONF,
@@ -642,7 +643,7 @@ class Point:
 
 def clean_up(run: Path, point: Point | None) -> None:
     """Finish or remove what a process was killed in the middle of."""
-    from gpt.checkpoint import remove_unfinished, restore_names
+    from gpt.checkpoint import restore_names
 
     remove_unfinished(run)
     remove_unfinished(run / "checkpoints")
@@ -828,7 +829,7 @@ def fit(
 
         if first_process:
             make_directory(run, fresh)
-            runs.write_text(run / "config.yaml", to_yaml(config))
+            write_text(run / "config.yaml", to_yaml(config))
             write_summary(run, {"status": "running"})
             for logger in trainer.loggers:
                 logger.log_hyperparams(dict(leaves(to_dict(config))))
@@ -1248,7 +1249,7 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
         "seconds characters_per_second mfu init_from parameters precision device seed versions"
     ).split()
-    runs.write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
+    write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
@@ -1405,7 +1406,7 @@ def write_report(
         }
         tokens = passage(text, config.model.context + 1)
         starts = torch.from_numpy(tokenizer.characters_per_token)
-        runs.write_text(path, page(about, summary, callbacks, model, tokens, tokenizer.names, starts, tokenizer.decode))
+        write_text(path, page(about, summary, callbacks, model, tokens, tokenizer.names, starts, tokenizer.decode))
     except Stopped:
         raise
     except Exception as error:

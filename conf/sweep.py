@@ -23,6 +23,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from base.files import write_text
 from conf.fields import InputError, clock, one_line, shown
 from conf.progress import Progress, hidden
 from conf.resume import changed
@@ -326,7 +327,7 @@ def write_table(sweep: str, table: list[dict[str, str]]) -> None:
     writer = csv.DictWriter(text, [*settings, *RESULTS], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    runs.write_text(runs.RUNS / sweep / "sweep.csv", text.getvalue())
+    write_text(runs.RUNS / sweep / "sweep.csv", text.getvalue())
 
 
 def leaderboard(table: list[dict[str, str]]) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from base.files import atomic
 from gpt import archive
 from gpt.archive import CheckpointError
 from gpt.model import GPT
@@ -30,20 +31,11 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
         OSError: the file could not be written; the old one is untouched and nothing is left behind.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with atomic(path) as temporary, open(temporary, "wb") as file:
             torch.save(_on_cpu(contents), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        # torch reports a failed write, such as a full disk, as a RuntimeError of its zip writer, too.
-        if isinstance(error, OSError | RuntimeError):
-            raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
-        raise
-    sync_directory(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write, such as a full disk, as either
+        raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
 
 
 def _on_cpu(contents: dict[str, Any]) -> dict[str, Any]:
@@ -69,30 +61,11 @@ def link(source: str | Path, target: str | Path) -> None:
     target = Path(target)
     if target.exists() and os.path.samefile(source, target):
         return  # a rename between two names of one file would do nothing and leave both
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
+    with atomic(target) as temporary:
         try:
             os.link(source, temporary)
         except OSError:
-            with open(source, "rb") as original, open(temporary, "wb") as file:
-                shutil.copyfileobj(original, file)
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(target.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut; Windows does so by itself and cannot be asked."""
-    if os.name == "posix":
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            shutil.copyfile(source, temporary)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -184,12 +157,6 @@ def remove_older(newest: Path) -> None:
     steps = [file for file in sorted(newest.parent.glob("step-*.ckpt")) if file.name <= newest.name]
     for old in steps[:-KEEP]:
         old.unlink()
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove what killed processes had not finished writing in `directory`; nobody else may be writing there."""
-    for temporary in directory.glob(".*.tmp"):
-        temporary.unlink(missing_ok=True)
 
 
 def is_finite(contents: Any) -> bool:

@@ -61,19 +61,6 @@ def summary_of(run: Path) -> dict[str, Any]:
         return {}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is always either the old or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 _held: dict[Path, Any] = {}  # the run that this process works in, and its lock
 
 

@@ -15,9 +15,9 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfil
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from base.files import write_text
 from gpt.fit.trace import digest
 from gpt.inline import embedded, fill
-from gpt.runs import write_text
 
 SKIPPED = 10  # steps before those that are recorded: the first are slower, and may compile
 RECORDED = 3

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from base.files import write_text
 from gpt.characters import kind, visible
-from gpt.runs import write_text
 
 CONFIG = """embeddings {
   tensor_name: "embedding"
