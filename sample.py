@@ -39,7 +39,7 @@ def make_parser() -> Parser:
     """What the command line takes."""
     parser = Parser(prog="sample.py", description="Write text with a trained model.", allow_abbrev=False)
     parser.add_argument(
-        "checkpoint", nargs="?", help="checkpoint, run directory or name of a run (default: the newest)"
+        "checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest)"
     )
     add = parser.add_argument_group("what to go on from").add_argument
     add("--prompt", metavar="TEXT", action="append", default=[], help="text; several are gone on from side by side")
@@ -89,7 +89,7 @@ def make_parser() -> Parser:
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
     """Open a checkpoint and do as the options say."""
-    checkpoint = runs.find_checkpoint(options.checkpoint)
+    checkpoint = runs.find_model(options.checkpoint)
     others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and others:
         raise InputError(
@@ -105,7 +105,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if options.interactive:
-        print(f"{checkpoint}, step {meta['global_step']}; :help says more", file=sys.stderr)
+        print(f"{checkpoint}, step {meta['step']}; :help says more", file=sys.stderr)
         return talk(weights, tokenizer, parser, options)
     newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # bytes are read as they are
     prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
@@ -113,7 +113,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if "" in prompts:
         raise InputError("--prompt: one is empty, or holds no character that the model knows")
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    print(f"{checkpoint}, step {meta['global_step']}, --seed {seed}", file=sys.stderr)
+    print(f"{checkpoint}, step {meta['step']}, --seed {seed}", file=sys.stderr)
     files = [checkpoint, *map(Path, options.prompt_file)]
     with (
         writing_to(options.output, "--output", files) if options.output is not None else nullcontext(sys.stdout) as out

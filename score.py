@@ -75,9 +75,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(prog="score.py", description="How well a trained model predicts a text.", allow_abbrev=False)
     add = parser.add_argument
-    add("checkpoint", help="checkpoint, run directory or name of a run")
+    add("checkpoint", help="model file, run directory or name of a run")
     add("file", help="the text; - is standard input")
-    add("--compare", metavar="OTHER", help="a second checkpoint or run, on the same text")
+    add("--compare", metavar="OTHER", help="a second model or run, on the same text")
     add("--window", choices=MODES, help="score in this mode alone (default: disjoint and strided)")
     stride = number(int, 1, 2**20)
     add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
@@ -92,7 +92,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> None:
     """Check what was typed, and do the work with the page open: a name that cannot be used is known at once."""
-    checkpoints = [runs.find_checkpoint(name) for name in (options.checkpoint, options.compare) if name is not None]
+    checkpoints = [runs.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     text = Path(options.file)
     if options.file != "-" and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
@@ -182,7 +182,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         raise InputError(f"--html: {document.name} is longer than a page can show, {LONGEST_PAGE:,} characters")
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
-        name = f"{printable(path)}, step {meta['global_step']}"
+        name = f"{printable(path)}, step {meta['step']}"
         tokens = np.frombuffer(text, tokenizer.dtype)
         if options.context:
             # Windows longer than the text would only be filled up, at the cost of their whole length.

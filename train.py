@@ -286,10 +286,10 @@ def check_world(config: Config, keys: "Sequence[str]" = ()) -> str | None:
     if isinstance(config.trainer.devices, int):
         rows_per_device(config, config.trainer.devices)
     if config.init_from is not None:  # which may bring a context of its own
-        from gpt.decode import load_weights
+        from gpt import model_file
 
-        weights, meta = load_weights(runs.find_checkpoint(config.init_from))
-        merge_started(config, list(keys), vars(weights.config), meta["vocabulary"]["kind"])
+        model, _, meta = model_file.read(runs.find_model(config.init_from))
+        merge_started(config, list(keys), vars(model), meta["vocabulary"]["kind"])
         open_corpus(config.data)
         return None
     return open_text(config.data, config.model.context).fingerprint
@@ -602,13 +602,13 @@ class Start:
 
 
 def load_start(init_from: str) -> Start:
-    """Load the model that `init_from` means: a checkpoint, a run directory or the name of a run.
+    """Load the model that `init_from` means: a model file, a run directory or the name of a run.
 
     Raises:
         ConfigError: there is none, or it cannot be used.
     """
     try:
-        path = runs.find_checkpoint(init_from)
+        path = runs.find_model(init_from)
 
         from gpt.checkpoint import load_checkpoint
 
@@ -930,7 +930,7 @@ def describe_start(start: Start, vocabulary: dict[str, Any]) -> str:
     """What a run starts from in one line."""
     new = "".join(sorted(set(vocabulary.get("characters", "")) - set(start.characters)))
     added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
-    return f"from       {printable(start.path)}, step {start.meta['global_step']}{added}"
+    return f"from       {printable(start.path)}, step {start.meta['step']}{added}"
 
 
 class RunFailed(Exception):
@@ -1267,7 +1267,7 @@ def finish(
     summary: dict[str, Any],
     pictures: "Pictures",
 ) -> float:
-    """Evaluate the checkpoints on whole splits, write summary.json and report.html, and show a sample.
+    """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
 
     Args:
         run: the run's directory.
@@ -1285,8 +1285,9 @@ def finish(
     from data.batches import evaluation_windows
     from data.datamodule import EVALUATION_BATCH
     from data.passages import occurrences, prompt
-    from gpt.checkpoint import CheckpointError, link, load_checkpoint
-    from gpt.evaluate import Score, evaluate
+    from gpt import model_file
+    from gpt.checkpoint import build, link, read
+    from gpt.evaluate import Score, evaluate, measured
     from gpt.fit.automatic import device_kind
     from gpt.fit.board import append, log_result
     from gpt.fit.projector import write_projector
@@ -1310,28 +1311,30 @@ def finish(
 
             return evaluate(model, windows(), int(tokens[0]), characters, bytes)
 
+    callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]
+    losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
     scores: dict[int, tuple[Score, GPT]] = {}
-    losses: list[float] = []
     for name in ("last", "best"):
+        path = runs.model_of(run, name)
         try:
-            model, meta = load_checkpoint(runs.checkpoint_of(run, name))
-        except CheckpointError as error:
+            shape, weights, meta = model_file.read(path)
+        except model_file.CheckpointError as error:
             if name == "last":
                 raise
             say(f"passes over {error}")
             continue
-        if name == "last":
-            callbacks = meta["callbacks"]
-            history = callbacks["Watch"].get("history")  # runs of earlier versions have none
-            losses = [loss for _, loss in history["losses"]["entries"]] if history else []
-        step = meta["global_step"]
+        step = meta["step"]
         if step not in scores:
-            scores[step] = (measure(model.to(device), "validation", name), model)
+            model = build(shape, weights).to(device)
+            score = measure(model, "validation", name)
+            scores[step] = score, model
+            whole = {"val_loss": score.loss, "evaluation": measured(score, context)}
+            model_file.write(path, weights, meta | whole)
     last_step = max(scores)
     best_step = min(scores, key=lambda step: scores[step][0].loss)
     best, model = scores[best_step]
     if best_step == last_step:  # a subset of the split may have preferred an earlier one
-        link(runs.checkpoint_of(run, "last"), runs.checkpoint_of(run, "best"))
+        link(runs.model_of(run, "last"), runs.model_of(run, "best"))
     test = measure(model, "test", "best") if len(text.test) else None
 
     say("")

@@ -103,7 +103,7 @@ def table(texts: Mapping[str, Sequence[str]]) -> str:
 
 def measure(options: argparse.Namespace) -> None:
     """Print a Markdown table."""
-    checkpoint = runs.find_checkpoint(options.run)
+    checkpoint = runs.find_model(options.run)
     config = from_yaml((checkpoint.parent.parent / "config.yaml").read_text("utf-8"))
     model, _ = load_checkpoint(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=SAMPLE_TEMPERATURE)
     options = parser.parse_args()
-    checkpoint = runs.find_checkpoint(options.run)
+    checkpoint = runs.find_model(options.run)
     config = from_yaml((checkpoint.parent.parent / "config.yaml").read_text("utf-8"))
     text = open_text(config.data, config.model.context)
     train = text.tokenizer.decode(text.train)

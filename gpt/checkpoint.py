@@ -1,25 +1,36 @@
-"""Checkpoints: one self-contained file of plain data and tensors.
+"""Training checkpoints (`.ckpt`), which a run is resumed from, and the models that are made of them.
 
-A file holds `format model_config vocabulary data state_dict global_step` and, to go on training, `conditions`
-(what the bits of the run depend on) and what Lightning adds (`optimizer_states loops ...`). `torch.load` opens it
-with its defaults; here it is opened by `gpt/archive.py`, which trusts nobody.
+A checkpoint holds `format model_config vocabulary data state_dict global_step val_loss evaluation`, `conditions` (what
+the bits of the run depend on) and what Lightning adds (`optimizer_states loops ...`), all of it plain data and tensors.
+It is for one's own runs: models, which may come from anyone, are read by `gpt/model_file.py`.
 """
 
 import os
+import re
 import shutil
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
-from gpt import archive
-from gpt.archive import CheckpointError
+from conf.fields import one_line
+from gpt import model_file, runs
+from gpt.config import ModelConfig
 from gpt.model import GPT
+from gpt.model_file import FORMAT, CheckpointError
 
-KEEP = 2  # step-*.ckpt files of a run, beside best and last
+KEEP = 2  # step-*.ckpt files of a run
+PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
+REQUIRED = {
+    "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
+}  # fmt: skip
 
 
 def save(path: str | Path, contents: dict[str, Any]) -> None:
@@ -69,21 +80,66 @@ def link(source: str | Path, target: str | Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Open a checkpoint after checking that it is whole, plain and of a format this version knows.
+    """Read a training checkpoint after checking that it is whole and of the format this version knows.
 
     Raises:
-        CheckpointError: missing, damaged, made to do harm, or not a chargpt checkpoint.
+        CheckpointError: missing, damaged or not a chargpt checkpoint.
     """
-    return archive.read(path, _tensor)
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        with open(path, "rb") as file:
+            with zipfile.ZipFile(file) as archive:  # torch does not look at checksums
+                if damaged := archive.testzip():
+                    raise ValueError(f"checksum of {damaged!r}")
+            file.seek(0)
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail in any way that zipfile and pickle know
+        reason = one_line(error) or type(error).__name__
+        raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
+    if not isinstance(contents, dict):
+        raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
+    wrong = [key for key, kind in REQUIRED.items() if not isinstance(contents.get(key), kind)]
+    if wrong:
+        raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
+    if contents["format"] != FORMAT:
+        raise CheckpointError(
+            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
+        )
+    return contents
 
 
-def _tensor(
-    dtype: str, memory: bytearray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> torch.Tensor:
-    kind = getattr(torch, dtype)
-    flat = torch.frombuffer(memory, dtype=kind) if memory else torch.empty(0, dtype=kind)
-    # Copied to memory of torch's own, aligned as ever: some products round by where their numbers lie.
-    return flat.as_strided(shape, strides, offset).clone()
+def write_model(path: Path, contents: Mapping[str, Any]) -> None:
+    """Write the model of a training checkpoint as a model file.
+
+    Args:
+        path: the model file.
+        contents: of the checkpoint; under EMA its `state_dict` is the average.
+    """
+    state = model_state(contents["state_dict"])
+    if contents["model_config"]["tied"]:
+        del state["head.weight"]
+    model_file.write(path, state, about(contents))
+
+
+def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The weights in the state of a Lightning module, under their names in `GPT`, as fp32 arrays."""
+    return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
+
+
+def about(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model file says of the model of a training checkpoint."""
+    name = re.split(r"[/\\]", str(contents["data"]["name"]))[-1]  # where a text lies is nobody else's business
+    return {
+        "format": FORMAT,
+        "model_config": contents["model_config"],
+        "vocabulary": contents["vocabulary"],
+        "step": contents["global_step"],
+        "val_loss": contents["val_loss"],
+        "evaluation": contents["evaluation"],
+        "text": name,
+    }
 
 
 def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
@@ -96,16 +152,15 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
         Its path, None when there is none; its contents; a line for each newer one that was passed over.
     """
     files = sorted(filter(Path.exists, directory.glob("step-*.ckpt")), reverse=True)
-    for name in ("last", "best"):  # further names of such files, or copies where the file system has no links
-        named = directory / f"{name}.ckpt"
-        if named.exists() and not any(named.samefile(file) for file in files):
-            files.append(named)
+    last = directory / "last.ckpt"  # a further name of the newest, or a copy where the file system has no links
+    if last.exists() and not any(last.samefile(file) for file in files):
+        files.append(last)
     skipped: list[str] = []
     for file in files:
         try:
             contents = read(file)
             if not _can_go_on(contents):
-                raise CheckpointError(f"{file}: holds a model, but not all that is needed to go on training")
+                raise CheckpointError(f"{file}: does not hold all that is needed to resume training")
             return file, contents, skipped
         except CheckpointError as error:
             skipped.append(str(error))
@@ -136,17 +191,32 @@ def step_path(directory: Path, step: int) -> Path:
 
 
 def restore_names(newest: Path, contents: dict[str, Any]) -> None:
-    """Have `last` and `best` name what they should where a process was killed before it could see to it.
+    """Bring `last.ckpt` and the model files up to a checkpoint, where a process was killed before it could.
 
     Args:
         newest: the newest checkpoint of a run.
         contents: what it holds.
     """
     link(newest, newest.with_name("last.ckpt"))
-    best = step_path(newest.parent, contents["callbacks"]["Checkpoints"]["best_step"])
-    if best.exists():
-        link(best, newest.with_name("best.ckpt"))
+    best = contents["callbacks"]["Checkpoints"]["best_step"]
+    for name, step in (("last", contents["global_step"]), ("best", best)):
+        path, older = newest.with_name(f"{name}.safetensors"), step_path(newest.parent, step)
+        if _step_of(path) == step:
+            continue
+        with suppress(CheckpointError):  # an older one may be damaged
+            if step == contents["global_step"]:
+                write_model(path, contents)
+            elif older.exists():
+                write_model(path, read(older))
     remove_older(newest)
+
+
+def _step_of(path: Path) -> int | None:
+    """The step of a model file; None where there is none that can be read."""
+    try:
+        return model_file.read(path).meta["step"]
+    except CheckpointError:
+        return None
 
 
 def remove_older(newest: Path) -> None:
@@ -172,36 +242,34 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     """Load a model for use.
 
     Args:
-        path: a checkpoint file.
+        path: a model file, or what `gpt.runs.find_model` takes for one, such as a run.
 
     Returns:
-        The model on the CPU in evaluation mode, and all else the file holds: `vocabulary` (what
-        `data.tokenizer.tokenizer_from` takes), `data`, `global_step`, `model_config` and so on.
+        The model on the CPU in evaluation mode, and what describes it: `vocabulary` (what
+        `data.tokenizer.tokenizer_from` takes), `step`, `val_loss` and so on; see `gpt.model_file.FIELDS`.
 
     Raises:
-        CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
+        RunError: there is none.
+        CheckpointError: damaged, not a chargpt model, or its parts do not fit together.
     """
-    return build(path, read(path))
+    config, state, meta = model_file.read(runs.find_model(str(path)))
+    return build(config, state), meta
 
 
-def build(path: str | Path, meta: dict[str, Any]) -> tuple[GPT, dict[str, Any]]:
-    """Make the model that the parts of a checkpoint describe, once they are known to fit together.
+def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
+    """Make a model of given weights, in evaluation mode.
 
     Args:
-        path: where they were read, for messages.
-        meta: the parts; `state_dict` is removed.
-
-    Returns:
-        As `load_checkpoint`.
-
-    Raises:
-        CheckpointError: they do not fit together.
+        config: shape and parts of the model.
+        state: name -> array of each weight; `head.weight` may be missing where it is tied.
     """
-    config, state = archive.weights(path, meta, lambda tensor: bool(tensor.isfinite().all()))
     with _Unfilled():
         model = GPT(config, len(state["embedding.weight"]))
-    model.load_state_dict(state)
-    return model.eval(), meta
+    tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+    if config.tied:
+        tensors["head.weight"] = tensors["embedding.weight"]
+    model.load_state_dict(tensors)
+    return model.eval()
 
 
 class _Unfilled(TorchFunctionMode):

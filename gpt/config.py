@@ -68,7 +68,7 @@ class ModelConfig:
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each weight of the model with this many tokens, as in its state dict."""
+        """Name and shape of each weight of the model with this many tokens, as in its model file."""
         dim, bias = self.dim, self.bias
 
         def linear(name: str, width: int, out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -94,7 +94,8 @@ class ModelConfig:
             yield from linear(f"blocks.{i}.mlp.up", dim, 4 * dim)
             yield from linear(f"blocks.{i}.mlp.down", 4 * dim, dim)
         yield from norm("norm")
-        yield "head.weight", (vocabulary, dim)
+        if not self.tied:
+            yield "head.weight", (vocabulary, dim)
 
 
 @dataclass

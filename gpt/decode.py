@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.commandline import to_device
-from gpt import archive
+from gpt import model_file
 from gpt.config import ModelConfig
 
 Array = Any  # numpy.ndarray or torch.Tensor
@@ -436,30 +436,19 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
     """Load a model for decoding, on a CPU without torch.
 
     Args:
-        path: a checkpoint file.
+        path: a model file.
         device: where to decode.
 
     Returns:
-        The weights in single precision, and all else the file holds, as `gpt.checkpoint.load_checkpoint` has it.
+        The weights, and what describes the model, as `gpt.checkpoint.load_checkpoint` has it.
 
     Raises:
-        CheckpointError: missing, damaged, not a chargpt checkpoint, or its parts do not fit together.
+        CheckpointError: missing, damaged, not a chargpt model, or its parts do not fit together.
         InputError: this machine does not have the device.
     """
-    meta = archive.read(path, _array)
-    config, state = archive.weights(path, meta, lambda array: bool(np.isfinite(array).all()))
-    state = {name: array.astype(np.float32) for name, array in state.items()}
+    config, state, meta = model_file.read(path)
     if device != "cpu":
         import torch
 
         state = {name: to_device(torch.from_numpy(array), device) for name, array in state.items()}
     return Weights(config, state), meta
-
-
-def _array(kind: str, memory: bytearray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    if kind == "bfloat16":  # the upper half of a float32
-        numbers = (np.frombuffer(memory, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        numbers = np.frombuffer(memory, kind)
-    width = numbers.itemsize
-    return np.ndarray(shape, numbers.dtype, numbers, offset * width, tuple(stride * width for stride in strides))

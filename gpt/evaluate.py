@@ -8,6 +8,7 @@ per token, bits per character and bits per byte. Sums of windows are (4,) float6
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,11 @@ class Score:
     tokens: int
     characters: int
     bytes: int
+
+
+def measured(score: Score, context: int) -> dict[str, Any]:
+    """How a loss was measured, as model files and summary.json say it: in disjoint windows of `context` characters."""
+    return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:

@@ -47,9 +47,9 @@ def forget_name() -> None:
     os.environ.pop("CHARGPT_RUN", None)
 
 
-def checkpoint_of(run: Path, name: str = "last") -> Path:
-    """Where a run keeps the checkpoint `best` or `last`."""
-    return run / "checkpoints" / f"{name}.ckpt"
+def model_of(run: Path, name: str) -> Path:
+    """Where a run keeps its model `best` or `last`."""
+    return run / "checkpoints" / f"{name}.safetensors"
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -103,11 +103,11 @@ def _lock(run: Path, name: str = ".lock") -> Any | None:
 
 
 def all_runs() -> list[Path]:
-    """Every run with a checkpoint, trials of sweeps included, the most recently written one first."""
+    """Every run with a checkpoint or a model, trials of sweeps included, the most recently written one first."""
 
     def written(run: Path) -> int:
         times = [0]
-        for file in (run / "checkpoints").glob("*.ckpt"):
+        for file in (file for kind in ("*.ckpt", "*.safetensors") for file in (run / "checkpoints").glob(kind)):
             with suppress(OSError):  # a run that is going on has just removed it
                 times.append(file.stat().st_mtime_ns)
         return max(times)
@@ -151,7 +151,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     if resume == "auto":
         run = RUNS / str(name)
         _check_place(run, str(name))
-        return run if run in all_runs() else None
+        return run if any((run / "checkpoints").glob("*.ckpt")) else None
     if name is not None:
         raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
     path = Path(resume)
@@ -212,14 +212,15 @@ def rank_of(run: Path) -> float:
     return bits if isinstance(bits, int | float) and not math.isnan(bits) else math.inf
 
 
-def find_checkpoint(argument: str | None) -> Path:
-    """Find the checkpoint that a person means.
+def find_model(argument: str | None) -> Path:
+    """Find the model file that a person means.
 
     Args:
-        argument: a checkpoint, the directory or the name of a run or a sweep, or None for the newest run.
+        argument: a model file, a training checkpoint beside one, the directory or the name of a run or a sweep, or None
+            for the newest run.
 
     Returns:
-        The checkpoint; of a run its best, of a sweep that of its best trial.
+        The model file; of a run its best, of a sweep that of its best trial.
 
     Raises:
         RunError: there is none.
@@ -227,10 +228,13 @@ def find_checkpoint(argument: str | None) -> Path:
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
-            raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a checkpoint")
+            raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a model file")
         return _best(runs[0])
     path = Path(argument)
     try:
+        if path.suffix == ".ckpt" and path.parent.is_dir() and not path.is_dir():
+            last = path.stem == "last" or path.stem.startswith("step-")
+            return _first_model(path, [path.with_name("last.safetensors" if last else "best.safetensors")])
         if path.is_file():
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]
@@ -238,22 +242,24 @@ def find_checkpoint(argument: str | None) -> Path:
         raise RunError(f"{argument[:80]}: {error.strerror}") from None
     if found:
         return _best(found[0])
-    raise RunError(f"{argument}: no such checkpoint or run{_known_runs()}")
+    raise RunError(f"{argument}: no such model or run{_known_runs()}")
 
 
 def _best(run: Path) -> Path:
-    for name in ("best", "last"):
-        if checkpoint_of(run, name).exists():
-            return checkpoint_of(run, name)
-    steps = sorted((run / "checkpoints").glob("step-*.ckpt"))  # of a run that was killed before it gave the names
-    if steps:
-        return steps[-1]
-    if not is_sweep(run):
-        raise RunError(f"{run}: holds no checkpoint yet")
-    trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
-    if rank_of(trial) == math.inf:
-        raise RunError(f"{run}: no trial of this sweep has finished yet; name one of them")
-    return _best(trial)
+    if is_sweep(run):
+        trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
+        if rank_of(trial) == math.inf:
+            raise RunError(f"{run}: no trial of this sweep has finished yet; name one of them")
+        run = trial
+    folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    return _first_model(run, [folder / "best.safetensors", folder / "last.safetensors"])
+
+
+def _first_model(path: Path, files: list[Path]) -> Path:
+    for file in files:
+        if file.is_file():
+            return file
+    raise RunError(f"{path}: has no model file ({' or '.join(map(str, files))})")
 
 
 def _known_runs() -> str:

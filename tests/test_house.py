@@ -64,22 +64,21 @@ def only(path: str) -> tuple[str, ...] | None:
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
     if path in ("gpt/runs.py", "gpt/job.py"):
         return ("conf.fields", "filelock", "gpt.job")
-    if path in ("gpt/archive.py", "gpt/decode.py", "gpt/generate.py", "gpt/replay.py"):
-        return ("numpy", "threadpoolctl", "torch", "gpt", "conf.fields", "conf.commandline")
+    if path in ("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py", "gpt/replay.py"):
+        return ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):
         return (
             "torch",
             "numpy",
             "gpt",
             "conf.fields",
-            "safetensors",
             "onnx",
             "onnxscript",
             "onnxruntime",
             "transformers",
         )
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
-        return ("torch", "gpt", "conf.fields")
+        return ("numpy", "torch", "gpt", "conf.fields")
     return None
 
 

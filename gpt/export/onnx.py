@@ -22,7 +22,7 @@ LARGEST = 2**31 - 2**24  # bytes of weights: what one protobuf message holds, le
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write one .onnx file: `tokens` (batch, length) int64 -> `logits` (batch, length, V).
 
-    Its `metadata_props` hold `model_config`, `vocabulary` and `global_step` as JSON, so that the file is enough.
+    Its `metadata_props` hold `model_config`, `vocabulary` and `step` as JSON, so that the file is enough.
 
     Returns:
         The largest difference of its logits in onnxruntime, see `largest_difference`.
@@ -50,7 +50,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
         )
     assert program is not None
     graph = program.model_proto
-    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "global_step")}
+    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
     onnx.helper.set_model_props(graph, described)
     onnx.save(graph, path)
     session = onnxruntime.InferenceSession(path)

@@ -30,11 +30,11 @@ def trace(model: GPT) -> ExportedProgram:
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file, with `model_config`, `vocabulary` and `global_step` as JSON among its extra files.
+    """Write a .pt2 file, with `model_config`, `vocabulary` and `step` as JSON among its extra files.
 
     Returns:
         The largest difference of its logits, see `largest_difference`.
     """
-    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "global_step")}
+    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
     torch.export.save(trace(model), path, extra_files=described)
     return largest_difference(model, torch.export.load(path).module())

@@ -4,7 +4,6 @@ The page is plain HTML, CSS and JavaScript from `page/`; what it computes is in 
 """
 
 import base64
-import math
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -38,7 +37,7 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
         "tensors": [(name, tensor.numel()) for name, tensor in tensors.items()],
-        "name": str(meta["data"].get("name", "a text without a name")),
+        "name": meta["text"],
         "facts": facts(model, meta),
     }
     # Nothing but the style and the script of this file runs, and nothing at all is loaded.
@@ -61,12 +60,10 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
         f"{config.layers} layers, {config.heads} heads, {config.dim} wide",
         f"context {config.context}" + (f", window {config.window}" if config.window else ""),
         f"{model.vocabulary:,} {unit}s",
-        f"trained for {meta['global_step']:,} steps",
+        f"trained for {meta['step']:,} steps",
     ]
-    match meta.get("callbacks"):
-        case {"Checkpoints": {"best_loss": float(loss), "best_step": step}} if step == meta["global_step"]:
-            if math.isfinite(loss):
-                known.append(f"validation loss {loss:.4f} nats per {unit}")
+    if meta["val_loss"] is not None:
+        known.append(f"validation loss {meta['val_loss']:.4f} nats per {unit}")
     return known
 
 

@@ -21,7 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from conf.fields import InputError, shown
 from gpt import job
-from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path
+from gpt.checkpoint import is_finite, link, read, remove_older, save, step_path, write_model
 from gpt.fit.module import Diverged, LitGPT
 from gpt.fit.sharding import ShardedStrategy
 from gpt.runs import RUNS
@@ -42,13 +42,14 @@ class AtomicCheckpointIO(CheckpointIO):
         self.resumed = resumed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write `checkpoint` so that `path` is always a whole file.
+        """Write `checkpoint`, and before it its model as `last.safetensors`: each is always a whole file.
 
         Raises:
             Diverged: not all of it are numbers, so it is not written.
         """
         if not is_finite(checkpoint):
             raise Diverged(f"step {checkpoint['global_step']} has left weights that are no numbers: not saved")
+        write_model(Path(path).with_name("last.safetensors"), checkpoint)
         save(path, checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -62,7 +63,10 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 class Checkpoints(L.Callback):
-    """Saves `step-<n>.ckpt` after every validation; `last.ckpt` and `best.ckpt` are further names of such files.
+    """Saves `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
+
+    Where the validation loss is the lowest so far, `best.safetensors` becomes a further name of that model. This comes
+    last, for the `.ckpt` can make it again: a kill between two files loses neither the old best nor the new.
 
     Args:
         directory: where they go.
@@ -103,7 +107,7 @@ class Checkpoints(L.Callback):
             return
         link(path, self.directory / "last.ckpt")
         if best:
-            link(path, self.directory / "best.ckpt")
+            link(self.directory / "last.safetensors", self.directory / "best.safetensors")
         remove_older(path)
 
 

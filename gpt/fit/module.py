@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt.archive import FORMAT
 from gpt.capture import Recorder, Repeated
 from gpt.config import ModelConfig, OptimConfig
-from gpt.evaluate import Score, first_totals, score, window_totals
+from gpt.evaluate import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
+from gpt.model_file import FORMAT
 from gpt.optim import lr_at, make_optimizer
 from gpt.shards import whole
 
@@ -84,6 +84,7 @@ class LitGPT(L.LightningModule):
         self.rows = self.outcome = torch.empty(0)  # of the step that is repeated: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
         self.score: Score | None = None  # of the last validation
+        self.scored_step = -1  # when it was
         self.lap: Callable[[str], None] = lambda part: None  # told of each part of a step when it is over
 
     def configure_model(self) -> None:
@@ -284,6 +285,7 @@ class LitGPT(L.LightningModule):
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
         self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
+        self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
@@ -300,7 +302,8 @@ class LitGPT(L.LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what makes the file enough on its own, and leave out what only a GPU that repeats a step needs."""
+        """Add what describes the model and the run, and leave out what only a GPU that repeats a step needs."""
+        score = self.score if self.scored_step == self.global_step else None
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])
@@ -310,6 +313,8 @@ class LitGPT(L.LightningModule):
             "format": FORMAT,
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
+            "val_loss": score and score.loss,
+            "evaluation": score and measured(score, self.model_config.context),
             "data": self.data,
             "conditions": self.conditions,
         }

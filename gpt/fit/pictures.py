@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from conf.fields import one_line
 from conf.schema import WatchConfig
 from gpt.characters import visible
-from gpt.checkpoint import build
+from gpt.checkpoint import build, model_state
 from gpt.evaluate import predictions, surprisals
 from gpt.fit.history import History
 from gpt.fit.module import LitGPT
@@ -66,9 +66,8 @@ def whole_model(trainer: L.Trainer, module: LitGPT) -> GPT | None:
     """The model as one has it on one device, on the first process; None on others. All must call this."""
     if not isinstance(module.net, FSDPModule):
         return module.net if trainer.is_global_zero else None
-    contents = {"state_dict": trainer.strategy.lightning_module_state_dict()}
-    module.on_save_checkpoint(contents)
-    return build("the model", contents)[0] if trainer.is_global_zero else None
+    gathered = trainer.strategy.lightning_module_state_dict()
+    return build(module.model_config, model_state(gathered)) if trainer.is_global_zero else None
 
 
 class Samples(L.Callback):

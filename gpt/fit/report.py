@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt.config import ModelConfig
-from gpt.evaluate import Score
+from gpt.evaluate import Score, measured
 
 WIDTH = 40  # characters of a sparkline
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
@@ -113,7 +113,7 @@ def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, 
     say("")
     say(sample)
     say("")
-    say(f"kept in    {run}: checkpoints/best.ckpt, config.yaml, summary.json, train.log")
+    say(f"kept in    {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
         say(f"report     {reported}")
     say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
@@ -151,7 +151,5 @@ def as_summary(best: Score, last: Score, test: Score | None, best_step: int, con
         "last_val_loss": last.loss,
         "test_loss": test.loss if test else None,
         "test_bpc": test.bpc if test else None,
-        "evaluation": {
-            "mode": "disjoint", "context": context, "stride": context, "characters": best.characters,
-        },
-    }  # fmt: skip
+        "evaluation": measured(best, context),
+    }

@@ -1,0 +1,195 @@
+"""Model files: trained weights as safetensors, and what describes them as JSON in the metadata.
+
+Safe to open from anyone: the header is checked against the model that it describes before memory is taken, and nothing
+in the file is run. Loads no torch, so that sampling starts in a fraction of the time that torch takes to import.
+
+The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. Of tied weights,
+`embedding.weight` is in the file and `head.weight` is not.
+Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from base.files import atomic
+from conf.fields import InputError, one_line, printable
+from gpt.config import ModelConfig
+
+FORMAT = 5  # of model files and of training checkpoints
+# What describes a model: `val_loss` is in nats per token and null where the weights were saved between two validations;
+# `evaluation` says how it was measured; `text` is the training text's name without its folder.
+FIELDS = {
+    "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
+    "evaluation": dict | None, "text": str,
+}  # fmt: skip
+EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
+MAX_HEADER = 2**23  # bytes: twice what the deepest model needs
+MAX_METADATA = 2**20  # bytes: 65,536 characters and all settings need less
+
+
+class CheckpointError(InputError):
+    """A model or checkpoint that cannot be used, in one line."""
+
+    def __init__(self, message: str) -> None:
+        """Keep the line printable: names of files and what they hold may be anything."""
+        super().__init__(printable(message))
+
+
+class Model(NamedTuple):
+    """What a model file holds.
+
+    Attributes:
+        config: shape and parts of the model.
+        state: name -> float32 array of each weight, without `head.weight` where it is tied.
+        meta: `FIELDS`.
+    """
+
+    config: ModelConfig
+    state: dict[str, np.ndarray]
+    meta: dict[str, Any]
+
+
+def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+    """Write a model file, whole or not at all.
+
+    Args:
+        path: the file.
+        state: name -> array of each weight, as `ModelConfig.shapes` lists them.
+        meta: `FIELDS`.
+
+    Raises:
+        OSError: it could not be written; what was there before is untouched.
+    """
+    from safetensors.numpy import save
+
+    weights = {name: np.ascontiguousarray(array, "<f4") for name, array in state.items()}
+    described = {field: meta[field] for field in FIELDS} | {"sha256": digest(weights)}
+    packed = save(weights, {"chargpt": json.dumps(described, ensure_ascii=False)})
+    try:
+        with atomic(path) as temporary:
+            temporary.write_bytes(packed)
+    except OSError as error:
+        raise OSError(f"{path}: could not be written: {error.strerror or error}") from error
+
+
+def digest(state: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the little-endian fp32 bytes of all weights, in the order of their names."""
+    sha = hashlib.sha256()
+    for name in sorted(state):
+        sha.update(state[name].astype("<f4", copy=False).data)
+    return sha.hexdigest()
+
+
+def read(path: str | Path) -> Model:
+    """Read a model file, believing nothing in it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: missing, damaged, of another format, or its parts do not fit together.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such model file")
+    try:
+        with open(path, "rb") as file:
+            if struct.unpack("<Q", file.read(8))[0] > MAX_HEADER:
+                raise ValueError("no safetensors header")
+        with safe_open(path, "numpy") as file:
+            text = (file.metadata() or {}).get("chargpt", "")
+            described = parse(text) if text else {}
+            if described.get("format") == FORMAT:
+                check_fields(described)
+                config = ModelConfig(**described["model_config"])
+                shapes = dict(config.shapes(vocabulary_size(described["vocabulary"])))
+                check_header(file, shapes)
+                state = {name: file.get_tensor(name) for name in shapes}
+                if digest(state) != described.get("sha256"):
+                    raise ValueError("the weights are not those that were written")
+                if not all(np.isfinite(array).all() for array in state.values()):
+                    raise ValueError("weights that are NaN or infinite")
+                return Model(config, state, {field: described[field] for field in FIELDS})
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+        raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
+    if not described:
+        raise CheckpointError(f"{path}: is a safetensors file, but no chargpt model")
+    raise CheckpointError(
+        f"{path}: has format {str(described.get('format'))[:20]}, this version reads format {FORMAT}; "
+        "use the one that wrote it"
+    )
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Parse the JSON that describes a model.
+
+    Raises:
+        ValueError: too long, no JSON, or no object.
+    """
+    if len(text) > MAX_METADATA:
+        raise ValueError(f"metadata of {len(text)} characters")
+    described = json.loads(text)
+    if not isinstance(described, dict):
+        raise ValueError("metadata that is no object")
+    return described
+
+
+def check_fields(described: Mapping[str, Any]) -> None:
+    """Check the types and ranges of `FIELDS`.
+
+    Raises:
+        ValueError: one is missing or wrong.
+    """
+    for values, types in ((described, FIELDS), (described.get("evaluation") or {}, EVALUATION)):
+        for field, kind in types.items():
+            value = values.get(field, ...) if values else None
+            if values and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise ValueError(f"{field} is missing or of a wrong type")
+            if isinstance(value, int) and not 0 <= value < 2**63:
+                raise ValueError(f"{field} is out of range")
+    if described["val_loss"] is not None and not math.isfinite(described["val_loss"]):
+        raise ValueError("val_loss is NaN or infinite")
+
+
+def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
+    """How many tokens a vocabulary has.
+
+    Raises:
+        ValueError: it is none: its characters must be sorted and distinct, or tokens would mean others.
+    """
+    match vocabulary:
+        case {"kind": "byte"}:
+            return 256
+        case {"kind": "char", "characters": str(characters)}:
+            if list(characters) != sorted(set(characters)) or any("\ud800" <= each <= "\udfff" for each in characters):
+                raise ValueError("a vocabulary that is not sorted, distinct characters")
+            return len(characters)
+    raise ValueError("no vocabulary")
+
+
+def check_header(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that a file has the weights that its model needs, and no others.
+
+    Args:
+        file: an open safetensors file.
+        shapes: what it must hold.
+
+    Raises:
+        ValueError: a weight is missing, too many, of another shape or type.
+    """
+    names = set(file.keys())
+    if more := names - shapes.keys():
+        raise ValueError(f"{min(more)} is no weight of such a model")
+    for name, shape in shapes.items():
+        found = file.get_slice(name) if name in names else None
+        if found is None or found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
+            what = "missing" if found is None else f"{found.get_dtype()} {tuple(found.get_shape())}"
+            raise ValueError(f"{name} is {what}, must be F32 {shape}")
