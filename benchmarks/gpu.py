@@ -303,7 +303,7 @@ def ended(folder: str | Path) -> tuple[dict[str, "torch.Tensor"], list[float]]:
     """The weights that a run has ended with, and the losses that it has logged."""
     from gpt.checkpoint import read
 
-    contents = read(runs.checkpoint_of(Path(folder, "runs/run")))
+    contents = read(Path(folder, "runs/run/checkpoints/last.ckpt"))
     return contents["state_dict"], [loss for _, loss in contents["callbacks"]["Watch"]["history"]["losses"]["entries"]]
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
-from conf.fields import one_line
+from conf.fields import one_line, printable
 from gpt import model_file, runs
 from gpt.config import ModelConfig
 from gpt.model import GPT
@@ -138,7 +138,7 @@ def about(contents: Mapping[str, Any]) -> dict[str, Any]:
         "step": contents["global_step"],
         "val_loss": contents["val_loss"],
         "evaluation": contents["evaluation"],
-        "text": name,
+        "text": printable(name),
     }
 
 

@@ -205,7 +205,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     written = [text.tokenizer.decode(row[prompts.shape[1] :].numpy()) for row in tokens]
     entries = meta["callbacks"]["Samples"]["history"]["entries"]
     step, texts = entries[-1]
-    assert step == meta["global_step"] == 30
+    assert step == meta["step"] == 30
     assert [text for temperature, _, text in texts if temperature == 0.6] == written
 
 

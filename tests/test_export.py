@@ -14,11 +14,12 @@ import torch
 
 import export as export_script
 from data.tokenizer import tokenizer_from
-from gpt.checkpoint import load_checkpoint, save
+from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
 from gpt.generate import generate
 from gpt.model import GPT
 from tests.conftest import ROOT, Ended, needs
+from tests.model_files import write_model_file
 from tests.reference.models import fill
 
 Call = Callable[..., Ended]
@@ -45,46 +46,12 @@ def make(path: str, **changes) -> Path:
     """A checkpoint of a tiny model that has every option of the default model, with `changes`."""
     config = ModelConfig(layers=2, heads=2, dim=16, context=12, **changes)
     vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
-    state = fill(GPT(config, len(vocabulary["characters"]))).state_dict()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    save(
-        path,
-        {
-            "format": 4,
-            "model_config": vars(config),
-            "vocabulary": vocabulary,
-            "data": {"path": "b\udcffok.txt", "split": [0.9, 0.05, 0.05], "cache_dir": None},
-            "state_dict": {f"net.{key}": value for key, value in state.items()},
-            "global_step": 17,
-            "optimizer_states": [],
-        },
-    )
-    return Path(path)
+    return write_model_file(path, fill(GPT(config, len(vocabulary["characters"]))), vocabulary)
 
 
 @pytest.fixture
 def checkpoint(workplace: Path) -> Path:
-    return make("runs/first/checkpoints/best.ckpt")
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_to_safetensors_and_back_bit_for_bit(tied: bool, export: Call, sample: Call) -> None:
-    needs("safetensors")
-    original = make("runs/first/checkpoints/best.ckpt", tied=tied)
-    there = export("first", "--to", "safetensors", "model.safetensors")
-    assert there.status == 0 and there.out.startswith("model.safetensors: 0.0 MB, step 17 of runs/first/")
-    back = export("model.safetensors", "--from", "safetensors", "back.ckpt")
-    assert back.status == 0 and back.out.startswith("back.ckpt: ") and back.out.count("\n") == 1
-    old, new = (torch.load(path, weights_only=True) for path in (original, "back.ckpt"))
-    assert old["state_dict"].keys() == new["state_dict"].keys()
-    assert all(torch.equal(new["state_dict"][key], value) for key, value in old["state_dict"].items())
-    head, embedding = (new["state_dict"][f"net.{key}.weight"] for key in ("head", "embedding"))
-    assert (head.data_ptr() == embedding.data_ptr()) is tied
-    del old["state_dict"], old["optimizer_states"], new["state_dict"]
-    assert old == new
-    words = ("--prompt", "The ", "--seed", "3", "--num-chars", "50")
-    assert sample("back.ckpt", *words).out == sample("first", *words).out
-    assert sorted(os.listdir()) == ["back.ckpt", "book.txt", "model.json", "model.safetensors", "runs"]
+    return make("runs/first/checkpoints/best.safetensors")
 
 
 def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
@@ -101,7 +68,7 @@ def test_a_model_that_says_something_else_is_not_kept(
     format: str, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
-    make("runs/first/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    make("runs/first/checkpoints/best.safetensors", key_offset=False, token_shift=False)
     monkeypatch.setattr("gpt.export.parity.TOLERANCE", -1.0)
     out = "out" + export_script.FORMATS[format][0]
     ended = export("first", "--to", format, out)
@@ -115,36 +82,26 @@ def test_a_model_that_says_something_else_is_not_kept(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("nothing --to onnx model.onnx", "nothing: no such checkpoint or run; the newest are runs/first"),
-        ("book.txt --to onnx model.onnx", "book.txt: is damaged or no checkpoint"),
+        ("nothing --to onnx model.onnx", "nothing: no such model or run; the newest are runs/first"),
+        ("book.txt --to onnx model.onnx", "book.txt: is damaged or no model file"),
         ("first --to onnx model.bin", "OUT model.bin: must end in .onnx"),
         ("first --to torch model.pt", "OUT model.pt: must end in .pt2"),
-        ("first --to safetensors folder", "OUT folder: must end in .safetensors"),
         ("first --to web page", "OUT page: must end in .html"),
         ("first --to onnx folder", "OUT folder: must end in .onnx"),
         ("first --to onnx none/model.onnx", "OUT none/model.onnx: there is no folder none"),
         ("first --to onnx book.txt/model.onnx", "OUT book.txt/model.onnx: there is no folder book.txt"),
         ("first --to onnx old.onnx", "OUT old.onnx: exists; give another name or remove it first"),
-        ("first --to safetensors old.safetensors", "OUT old.json: exists"),
         ("first --to hf folder", "OUT folder: exists"),
         ("first --to hf .", "OUT .: exists"),
         ("first --to hf new", "model.key_offset=true (must be false), model.token_shift=true (must be false)"),
         ("first --to gguf model.gguf", "argument --to: invalid choice: 'gguf' (choose from"),
         ("first --to onnx", "the following arguments are required: OUT"),
-        ("first model.onnx", "one of the arguments --to --from is required"),
-        ("first --to onnx model.onnx --forc", "nearest: --from"),
-        ("first --to onnx --from safetensors model.onnx", "not allowed with argument"),
-        ("model.safetensors --from safetensors model.ckpt", "model.safetensors: no such file"),
-        ("old.onnx --from onnx model.ckpt", "argument --from: invalid choice: 'onnx' (choose from"),
-        ("model.safetensors --from safetensors model.bin", "OUT model.bin: must end in .ckpt"),
-        ("runs/first --from safetensors model.ckpt", "runs/first: is no .safetensors file"),
-        ("book.txt --from safetensors model.ckpt", "book.txt: is no .safetensors file"),
+        ("first model.onnx", "the following arguments are required: --to"),
+        ("first --t onnx model.onnx", "nearest: --to"),
     ],
 )
 def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, checkpoint: Path, export: Call) -> None:
-    needs("safetensors")
     Path("old.onnx").write_text("mine")
-    Path("old.json").write_text("mine")
     Path("folder").mkdir()
     before = sorted(Path().rglob("*"))
     ended = export(*arguments.split())
@@ -156,7 +113,6 @@ def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, c
 @pytest.mark.parametrize(
     ("format", "package"),
     [
-        ("safetensors", "safetensors"),
         ("onnx", "onnx"),
         ("onnx", "onnxscript"),
         ("onnx", "onnxruntime"),
@@ -166,13 +122,13 @@ def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, c
 def test_a_missing_package_is_named_with_the_command_that_adds_it(
     format: str, package: str, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make("runs/first/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    make("runs/first/checkpoints/best.safetensors", key_offset=False, token_shift=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
     ended = export("first", "--to", format, "out" + export_script.FORMATS[format][0])
     assert ended.status == 2 and ended.out == ""
-    assert ended.err == f"export.py: {package} is not installed: pip install -e .[export]\n"
+    assert ended.err == f"export.py: {package} is not installed: pip install -c constraints.txt -e '.[export]'\n"
     assert sorted(os.listdir()) == ["book.txt", "runs"]
 
 
@@ -189,37 +145,35 @@ class Without:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_ctrl_c_leaves_nothing(when: str, checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("safetensors")
-    import gpt.export.safetensors as module
+    import gpt.export.web as module
 
-    write = module.write_safetensors
+    write = module.write_web
 
     def interrupted(*arguments) -> None:
         if when == "after":
             write(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "write_safetensors", interrupted)
-    assert export("first", "--to", "safetensors", "model.safetensors").status == 130
+    monkeypatch.setattr(module, "write_web", interrupted)
+    assert export("first", "--to", "web", "model.html").status == 130
     assert sorted(os.listdir()) == ["book.txt", "runs"]
 
 
 def test_a_slow_export_says_what_it_does(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("safetensors")
-    import gpt.export.safetensors as module
+    import gpt.export.web as module
 
-    assert export("first", "--to", "safetensors", "quick.safetensors").err == ""
-    write = module.write_safetensors
+    assert export("first", "--to", "web", "quick.html").err == ""
+    write = module.write_web
 
     def slow(*arguments) -> None:
         time.sleep(0.3)
         write(*arguments)
 
-    monkeypatch.setattr(module, "write_safetensors", slow)
+    monkeypatch.setattr(module, "write_web", slow)
     monkeypatch.setattr("conf.progress.PATIENCE", 0.05)
     monkeypatch.setattr("conf.progress.EVERY", 0.1)
-    said = export("first", "--to", "safetensors", "slow.safetensors").err.splitlines()
-    assert said and set(said) == {"writing slow.safetensors and checking it: 0:00 so far"}
+    said = export("first", "--to", "web", "slow.html").err.splitlines()
+    assert said and set(said) == {"writing slow.html and checking it: 0:00 so far"}
 
 
 def test_what_the_system_refuses_is_one_line(checkpoint: Path) -> None:
@@ -235,11 +189,11 @@ def test_what_the_system_refuses_is_one_line(checkpoint: Path) -> None:
 def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: str, workplace: Path) -> None:
     """With every warning an error, and nothing on the terminal from the libraries beneath."""
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
-    make("model.ckpt", key_offset=False, token_shift=False)
+    make("model.safetensors", key_offset=False, token_shift=False)
     out = "out" + export_script.FORMATS[format][0]
     code = (
         "import sys, export, conf.progress; conf.progress.EVERY = 1e6; "
-        f"status = export.cli(['model.ckpt', '--to', '{format}', '{out}']); "
+        f"status = export.cli(['model.safetensors', '--to', '{format}', '{out}']); "
         "print(status, sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -252,9 +206,9 @@ def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: st
 @pytest.mark.slow
 def test_the_page_is_right(sample: Call, export: Call) -> None:
     """Every command and every program of docs/export.md, one after the other, and they write what sample.py writes."""
-    needs("safetensors", "onnx", "onnxruntime", "onnxscript", "transformers")
-    make("runs/first/checkpoints/best.ckpt")
-    make("runs/plain/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    needs("onnx", "onnxruntime", "onnxscript", "transformers")
+    make("runs/first/checkpoints/best.safetensors")
+    make("runs/plain/checkpoints/best.safetensors", key_offset=False, token_shift=False)
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 8
@@ -272,9 +226,9 @@ def test_the_page_is_right(sample: Call, export: Call) -> None:
                 assert export(*arguments).status == 0, line
     written = []
     for run in ("first", "plain"):
-        model, meta = load_checkpoint(f"runs/{run}/checkpoints/best.ckpt")
+        model, meta = load_checkpoint(f"runs/{run}/checkpoints/best.safetensors")
         tokenizer = tokenizer_from(meta["vocabulary"])
         tokens = generate(model, torch.from_numpy(tokenizer.encode("The ")), 8, temperature=0)[0]
         written.append(tokenizer.decode(tokens.numpy()) + "\n")
-    count = len(load_checkpoint("runs/first/checkpoints/best.ckpt")[0].state_dict())
+    count = len(load_checkpoint("runs/first/checkpoints/best.safetensors")[0].state_dict())
     assert said == [f"{count} tensors, step 17\n", written[0], written[0], written[1]]

@@ -211,7 +211,7 @@ def test_a_checkpoint_goes_on_elsewhere(
 def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
     name = made(f"exact/{device}", device, *EXACT)
-    path, (config, text) = f"runs/{name}/checkpoints/best.ckpt", of_run(name)
+    path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
     tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
     nats = [np.log(model.vocabulary)]

@@ -60,7 +60,7 @@ def test_it_starts_where_the_model_had_come_to(base: Train, prose: str) -> None:
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
-    expected = naive_loss("runs/base/checkpoints/best.ckpt", "".join(sorted({*prose, "ß"})), text, 32)
+    expected = naive_loss("runs/base/checkpoints/best.safetensors", "".join(sorted({*prose, "ß"})), text, 32)
     assert ended.status == 0 and f"step 0/30  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
 
 
@@ -68,14 +68,14 @@ def test_what_a_run_started_from_is_said(base: Train) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path("runs/base").rglob("*.*")}
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""
-    said = "from       runs/base/checkpoints/best.ckpt, step 30, 5 new characters '\\t~áö語'\n"
+    said = "from       runs/base/checkpoints/best.safetensors, step 30, 5 new characters '\\t~áö語'\n"
     assert said in ended.out and said in Path("runs/fine/train.log").read_text()
     assert json.loads(Path("runs/fine/summary.json").read_text())["init_from"] == "runs/base"
     assert yaml.safe_load(Path("runs/fine/config.yaml").read_text())["init_from"] == "runs/base"
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
-    model, meta = load_checkpoint("runs/fine/checkpoints/best.ckpt")
-    old = load_checkpoint("runs/base/checkpoints/best.ckpt")[1]["vocabulary"]["characters"]
-    assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["global_step"] > 0
+    model, meta = load_checkpoint("runs/fine/checkpoints/best.safetensors")
+    old = load_checkpoint("runs/base/checkpoints/best.safetensors")[1]["vocabulary"]["characters"]
+    assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
     assert sorted(path.name for path in Path("runs/fine/checkpoints").iterdir())[-1] == "step-00000030.ckpt"
     again = base("name=same", "init_from=base")
     assert "step 30, the same vocabulary\n" in again.out, again.err
@@ -86,7 +86,7 @@ def test_a_new_vocabulary_means_the_same(base: Train) -> None:
     """After a step of next to nothing, old characters are what they were, wherever they have gone."""
     assert base("name=fine", *FINE, "trainer.max_steps=1", "optim.lr=1e-30", "optim.muon_lr=1e-30").status == 0
     (old, old_meta), (new, new_meta) = (
-        load_checkpoint(f"runs/{name}/checkpoints/best.ckpt") for name in ("base", "fine")
+        load_checkpoint(f"runs/{name}/checkpoints/best.safetensors") for name in ("base", "fine")
     )
     before, after = (CharTokenizer(meta["vocabulary"]["characters"]) for meta in (old_meta, new_meta))
     text = "The very words of old, and no others."
@@ -138,11 +138,19 @@ def test_the_shape_is_that_of_the_model(base: Train, monkeypatch: pytest.MonkeyP
 
 def test_names_are_taken_literally(base: Train) -> None:
     shutil.copytree("runs/base", "runs/ba se")
-    names = ["my model, 2=3.ckpt", "[x].ckpt", 'it\'s "one".ckpt', "модель.ckpt", "ünï/b c.ckpt", "runs/ba se", "ba se"]
+    names = [
+        "my model, 2=3.safetensors",
+        "[x].safetensors",
+        'it\'s "one".safetensors',
+        "модель.safetensors",
+        "ünï/b c.safetensors",
+        "runs/ba se",
+        "ba se",
+    ]
     for number, name in enumerate(names):
         Path(name).parent.mkdir(exist_ok=True)
-        if name.endswith(".ckpt"):
-            shutil.copy("runs/base/checkpoints/best.ckpt", name)
+        if name.endswith(".safetensors"):
+            shutil.copy("runs/base/checkpoints/best.safetensors", name)
         ended = base(
             f"name=fine{number}", "data.path=new.txt", f"init_from={name}", "trainer.max_steps=1", "logger=none"
         )
@@ -151,14 +159,14 @@ def test_names_are_taken_literally(base: Train) -> None:
 
 
 def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
-    Path("broken.ckpt").write_bytes(Path("runs/base/checkpoints/best.ckpt").read_bytes()[:-100])
+    Path("broken.safetensors").write_bytes(Path("runs/base/checkpoints/best.safetensors").read_bytes()[:-100])
     Path("empty").mkdir()
     for arguments, said in [
-        (["init_from=runs/bas"], "init_from: runs/bas: no such checkpoint or run; the newest are runs/base"),
-        (["init_from=book.txt"], "book.txt: is damaged or no checkpoint"),
-        (["init_from=broken.ckpt"], "broken.ckpt: is damaged or no checkpoint"),
-        (["init_from=empty"], "empty: holds no checkpoint yet"),
-        (["init_from="], "holds no checkpoint yet"),
+        (["init_from=runs/bas"], "init_from: runs/bas: no such model or run; the newest are runs/base"),
+        (["init_from=book.txt"], "book.txt: is damaged or no model file"),
+        (["init_from=broken.safetensors"], "broken.safetensors: is damaged or no model file"),
+        (["init_from=empty"], "empty: has no model file (empty/best.safetensors or empty/last.safetensors)"),
+        (["init_from="], "has no model file"),
         (["init_from=x" * 300], "File name too long"),
         (["init_from=base", "model.layers=8"], "init_from=base: cannot change model.layers=8 (the model has 2)"),
         (["init_from=base", "model=small"], "cannot change model.layers=4 (the model has 2), model.heads="),
@@ -219,7 +227,7 @@ def test_known_characters_that_were_tampered_with(base: Train) -> None:
     """What a checkpoint says of its vocabulary is not believed."""
     base("name=fine", *FINE)
     for known in (5, ["a"], "\ud800", "xyz", None):
-        for path in Path("runs/fine/checkpoints").iterdir():
+        for path in Path("runs/fine/checkpoints").glob("*.ckpt"):
             contents = torch.load(path)
             contents["data"]["known"] = known
             path.unlink()

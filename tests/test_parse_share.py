@@ -130,7 +130,7 @@ def test_a_run_is_measured(source: Path, train: Callable[..., Ended], capsys: py
     script = caller(parse_share.cli, capsys)
     ended = script("a", "--samples", "6")
     assert ended.status == 0, ended
-    model, lines = "runs/a/checkpoints/best.ckpt", ended.out.splitlines()
+    model, lines = "runs/a/checkpoints/best.safetensors", ended.out.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {model}"] * 2 + ["| validation text"] * 2
     assert lines[2].split(" | ")[2] == "0 of 6", "it knows nothing yet"
 

@@ -32,7 +32,7 @@ Call = Callable[..., Ended]
 @pytest.fixture
 def trained(train: Call) -> Path:
     assert train("name=first").status == 0
-    return Path("runs/first/checkpoints/best.ckpt")
+    return Path("runs/first/checkpoints/best.safetensors")
 
 
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
@@ -62,24 +62,31 @@ def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample:
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
 
 
-def test_a_checkpoint_is_enough(trained: Path, sample: Call) -> None:
+def test_a_model_file_is_enough(trained: Path, sample: Call) -> None:
     """With the run, its config and the text gone."""
     expected = sample(str(trained), "--num-chars", "40", "--seed", "1").out
-    shutil.copy(trained, "mine.ckpt")
+    shutil.copy(trained, "mine.safetensors")
     shutil.rmtree("runs")
     Path("book.txt").unlink()
     shutil.rmtree("cache")
-    assert sample("mine.ckpt", "--num-chars", "40", "--seed", "1").out == expected
+    assert sample("mine.safetensors", "--num-chars", "40", "--seed", "1").out == expected
 
 
-def test_what_may_stand_for_a_checkpoint(trained: Path, sample: Call, train: Call) -> None:
+def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
+    folder = trained.parent
+    checkpoints = [str(folder / name) for name in ("best.ckpt", "last.ckpt", "step-00000030.ckpt")]
     texts = {
         sample(*given, "--num-chars", "40", "--seed", "1").out
-        for given in ([], ["first"], ["runs/first"], [str(trained)])
+        for given in ([], ["first"], ["runs/first"], [str(folder)], [str(trained)], *([name] for name in checkpoints))
     }
     assert len(texts) == 1
+    last = folder / "last.safetensors"
+    shutil.move(last, folder / "elsewhere")
+    assert sample("first").status == 0
+    ended = sample(str(folder / "last.ckpt"))
+    assert ended.status == 2 and ended.err == f"sample.py: {folder}/last.ckpt: has no model file ({last})\n"
     train("name=second", "seed=9")
-    assert "runs/second/checkpoints/best.ckpt" in sample("--num-chars", "1").err
+    assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
 
 
 def test_several_samples_differ_and_are_numbered(trained: Path, sample: Call) -> None:
@@ -93,7 +100,7 @@ def test_several_samples_differ_and_are_numbered(trained: Path, sample: Call) ->
     ("arguments", "said"),
     [
         (["--prompt", "né"], "'é' (U+00E9) at position 1"),
-        (["nothing"], "nothing: no such checkpoint or run; the newest are runs/first"),
+        (["nothing"], "nothing: no such model or run; the newest are runs/first"),
         (["--temperatur", "1"], "nearest: --temperature"),
         (["--temperature", "-1"], "at least 0"),
         (["--temperature", "nan"], "at least 0"),
@@ -102,7 +109,7 @@ def test_several_samples_differ_and_are_numbered(trained: Path, sample: Call) ->
         (["--num-samples", "0"], "at least 1"),
         (["--device", "cuda:99"], "--device cuda:99"),
         (["--device", "toaster"], "argument --device: toaster: must be cpu"),
-        (["book.txt"], "is damaged or no checkpoint"),
+        (["book.txt"], "is damaged or no model file"),
     ],
 )
 def test_wrong_words_get_one_line(trained: Path, sample: Call, arguments: list[str], said: str) -> None:
@@ -219,7 +226,7 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
             expected = model(tokens[None, :-1])[0].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
         begin = len(line["prompt"]) - 1
         np.testing.assert_allclose(line["logprobs"], expected[begin:].numpy(), atol=1e-5)
-        assert line["checkpoint"].endswith("best.ckpt")
+        assert line["checkpoint"].endswith("best.safetensors")
 
 
 def test_json_of_a_model_of_bytes_is_of_characters(train: Call, sample: Call) -> None:
@@ -228,7 +235,7 @@ def test_json_of_a_model_of_bytes_is_of_characters(train: Call, sample: Call) ->
     assert train("data.path=greek.txt", "data.tokenizer=byte", "trainer.max_steps=300", "name=g").status == 0
     line = json.loads(sample("g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21", "--json").out)
     assert len(line["text"]) == len(line["logprobs"]) < 21
-    model, _ = load_checkpoint("runs/g/checkpoints/best.ckpt")
+    model, _ = load_checkpoint("runs/g/checkpoints/best.safetensors")
     prompt, text = ("μῆ".encode(), line["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
     tokens = torch.tensor(list(prompt + text.encode()))
     with torch.no_grad():

@@ -1,6 +1,5 @@
 """score.py in this process and as a command: its figures against loops, its page in a real browser."""
 
-import dataclasses
 import io
 import json
 import math
@@ -19,11 +18,11 @@ import torch
 import score as score_script
 from data.batches import evaluation_windows
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
-from gpt.archive import FORMAT
-from gpt.checkpoint import load_checkpoint, save
+from gpt.checkpoint import load_checkpoint
 from gpt.evaluate import evaluate
 from gpt.model import GPT
 from tests.conftest import ROOT, Ended
+from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
@@ -37,23 +36,18 @@ TEXT = (
 
 
 def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.3, **changes: Any) -> str:
-    """A checkpoint of a model whose parameters are all drawn from N(0, std)."""
+    """The file of a model whose parameters are all drawn from N(0, std)."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
-    state = fill(GPT(config, tokenizer.size), seed, std).state_dict()
-    contents = {
-        "format": FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": tokenizer.vocabulary, "data": {},
-        "state_dict": {f"net.{key}": value for key, value in state.items()}, "global_step": 7,
-    }  # fmt: skip
-    save(path, contents)
-    return path
+    model = fill(GPT(config, tokenizer.size), seed, std)
+    return str(write_model_file(path, model, tokenizer.vocabulary, step=7))
 
 
 @pytest.fixture
 def files(workplace: Path) -> Path:
-    """model.ckpt of characters, bytes.ckpt of bytes, text.txt."""
-    write("model.ckpt")
-    write("bytes.ckpt", ByteTokenizer())
+    """model.st of characters, bytes.st of bytes, text.txt."""
+    write("model.st")
+    write("bytes.st", ByteTokenizer())
     Path("text.txt").write_text(TEXT, encoding="utf-8", newline="")
     return workplace
 
@@ -103,15 +97,15 @@ def test_characters_cost_what_a_naive_loop_says(
     files: Path, score: Call, monkeypatch: pytest.MonkeyPatch, arguments: list[str], stride: int | None
 ) -> None:
     """Whatever the batch and the pieces."""
-    expected_lines = list(naive("model.ckpt", stride))
+    expected_lines = list(naive("model.st", stride))
     for batch, piece in ((1, 50), (30, 4096), (10_000, 1)):
         monkeypatch.setattr(score_script, "BATCH", batch)
         monkeypatch.setattr(score_script, "PIECE", piece)
-        ended = score("model.ckpt", "text.txt", "--per-char", *arguments)
+        ended = score("model.st", "text.txt", "--per-char", *arguments)
         assert ended.status == 0
         lines = [json.loads(line) for line in ended.out.splitlines()]
         check_lines(lines, expected_lines)
-    model, meta = load_checkpoint("model.ckpt")
+    model, meta = load_checkpoint("model.st")
     tokenizer = tokenizer_from(meta["vocabulary"])
     tokens = tokenizer.encode(TEXT)
     sizes = torch.from_numpy(tokenizer.characters_per_token), torch.from_numpy(tokenizer.bytes_per_token)
@@ -126,19 +120,19 @@ def test_characters_cost_what_a_naive_loop_says(
 
 
 def test_both_modes_are_named_and_equal_to_those_alone(files: Path, score: Call) -> None:
-    both = score("model.ckpt", "text.txt")
+    both = score("model.st", "text.txt")
     assert both.status == 0
     assert set(figures(both.out)) == {"disjoint windows of 7", "strided windows of 7, stride 3"}
-    alone = figures(score("model.ckpt", "text.txt", "--window", "disjoint").out)
-    alone |= figures(score("model.ckpt", "text.txt", "--window", "strided").out)
-    assert alone == figures(both.out) == figures(score("model.ckpt", "text.txt", "--per-char").err)
+    alone = figures(score("model.st", "text.txt", "--window", "disjoint").out)
+    alone |= figures(score("model.st", "text.txt", "--window", "strided").out)
+    assert alone == figures(both.out) == figures(score("model.st", "text.txt", "--per-char").err)
     assert len(set(alone.values())) == 2
 
 
 def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call) -> None:
-    lines = [json.loads(line) for line in score("bytes.ckpt", "text.txt", "--per-char").out.splitlines()]
+    lines = [json.loads(line) for line in score("bytes.st", "text.txt", "--per-char").out.splitlines()]
     assert "".join(line["character"] for line in lines) == TEXT
-    octets = list(naive("bytes.ckpt", 3))
+    octets = list(naive("bytes.st", 3))
     for line in lines:
         own, octets = octets[: len(line["character"].encode())], octets[len(line["character"].encode()) :]
         assert line["nats"] == pytest.approx(sum(nats for nats, _ in own), abs=1e-4)
@@ -149,12 +143,12 @@ def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call) -
 def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
     r"""A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins."""
     Path("odd.bin").write_bytes(b"\x80\x81a\r\n\xff\xe6\x97\xe6\x97\xa5\xef\xbb\xbf\x9fz")
-    ended = score("bytes.ckpt", "odd.bin", "--per-char")
+    ended = score("bytes.st", "odd.bin", "--per-char")
     letters = [json.loads(line)["character"] for line in ended.out.splitlines()]
     assert letters == ["\ufffd", "a", "\r", "\n", "\ufffd", "\ufffd", "日", "\ufffd", "z"]
     assert "8 characters, 16 bytes" in ended.err  # the first two bytes continue what is not there
     Path("odd.bin").write_bytes(b"\x80\x81")
-    ended = score("bytes.ckpt", "odd.bin", "--window", "disjoint")
+    ended = score("bytes.st", "odd.bin", "--window", "disjoint")
     assert ended.status == 0 and re.search(r" nan +nan +\d", ended.out)
 
 
@@ -165,106 +159,120 @@ def test_lines_come_as_they_are_computed(files: Path, score: Call, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(score_script, "measure", interrupted)
-    ended = score("model.ckpt", "text.txt", "--per-char")
+    ended = score("model.st", "text.txt", "--per-char")
     assert ended.status == 130 and len(ended.out.splitlines()) == len(TEXT)
 
 
 def test_a_checkpoint_is_read_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """What becomes of the file later, as in training it does, changes nothing."""
-    expected = figures(score("model.ckpt", "text.txt", "--window", "sample").out)
+    expected = figures(score("model.st", "text.txt", "--window", "sample").out)
     read = score_script.read
 
     def read_and_remove(*arguments: Any) -> Any:
         readers = read(*arguments)
-        Path("model.ckpt").unlink()
+        Path("model.st").unlink()
         return readers
 
     monkeypatch.setattr(score_script, "read", read_and_remove)
-    assert expected and figures(score("model.ckpt", "text.txt", "--window", "sample").out) == expected
+    assert expected and figures(score("model.st", "text.txt", "--window", "sample").out) == expected
 
 
 def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
     for text in ("a", "ab", TEXT[:6], TEXT[:7], TEXT[:8], TEXT[:9]):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
-        ended = score("model.ckpt", "short.txt", "--per-char", "--html", "short.html")
+        ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
         assert ended.status == 0, ended.err
         assert len(ended.out.splitlines()) == len(text)
     Path("short.txt").write_text("a")
-    ended = score("model.ckpt", "short.txt", "--window", "disjoint")
+    ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
     Path("short.txt").write_text("Na")
-    assert score("model.ckpt", "short.txt", "--per-char").out.startswith('{"position": 0, "character": "N", "nats": ')
+    assert score("model.st", "short.txt", "--per-char").out.startswith('{"position": 0, "character": "N", "nats": ')
 
 
 def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a file or standard input: a mark is dropped, line ends are LF, other encodings are named."""
     text = "Naïve text\nabc\nabc\n"
     Path("plain.txt").write_bytes(text.encode())
-    expected = score("model.ckpt", "plain.txt", "--per-char").out
+    expected = score("model.st", "plain.txt", "--per-char").out
     Path("marked.txt").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     Path("latin.txt").write_bytes(text.replace("\n", "\r").encode("latin-1"))
-    assert score("model.ckpt", "marked.txt", "--per-char").out == expected
-    assert score("model.ckpt", "latin.txt", "--per-char", "--encoding", "latin-1").out == expected
+    assert score("model.st", "marked.txt", "--per-char").out == expected
+    assert score("model.st", "latin.txt", "--per-char", "--encoding", "latin-1").out == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    ended = score("model.ckpt", "-", "--per-char")
+    ended = score("model.st", "-", "--per-char")
     assert ended.out == expected and "standard input: 19 characters" in ended.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["model.ckpt", "unknown.txt"], "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in"),
-        (["model.ckpt", "latin.txt"], "latin.txt: byte 1 is not utf-8"),
-        (["model.ckpt", "latin.txt"], "name its encoding with --encoding, such as latin-1"),
-        (["model.ckpt", "text.txt", "--encoding", "utf-9"], "--encoding utf-9: is no encoding"),
-        (["bytes.ckpt", "text.txt", "--encoding", "latin-1"], "--encoding latin-1: has no meaning"),
-        (["model.ckpt", "empty.txt"], "empty.txt: is empty"),
-        (["model.ckpt", "txet.txt"], "txet.txt: no such file; nearest: text.txt"),
-        (["model.ckpt", "nowhere/text.txt"], "nowhere/text.txt: no such file"),
-        (["model.ckpt", "."], ".: cannot be read: Is a directory"),
-        (["modle.ckpt", "text.txt"], "modle.ckpt: no such checkpoint or run"),
-        (["text.txt", "text.txt"], "is damaged or no checkpoint"),
-        (["m.safetensors", "text.txt"], "m.safetensors: first make a checkpoint of it: export.py m.safetensors --from"),
-        (["model.ckpt", "text.txt", "--compare", "nothing"], "nothing: no such checkpoint or run"),
-        (["model.ckpt", "text.txt", "--stride", "8"], "--stride 8: must be at most 7"),
-        (["model.ckpt", "text.txt", "--stride", "0"], "argument --stride: 0: must be a whole number, at least 1"),
         (
-            ["model.ckpt", "text.txt", "--stride", "2", "--window", "disjoint"],
+            ["model.st", "unknown.txt"],
+            "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in",
+        ),
+        (["model.st", "latin.txt"], "latin.txt: byte 1 is not utf-8"),
+        (["model.st", "latin.txt"], "name its encoding with --encoding, such as latin-1"),
+        (["model.st", "text.txt", "--encoding", "utf-9"], "--encoding utf-9: is no encoding"),
+        (["bytes.st", "text.txt", "--encoding", "latin-1"], "--encoding latin-1: has no meaning"),
+        (["model.st", "empty.txt"], "empty.txt: is empty"),
+        (["model.st", "txet.txt"], "txet.txt: no such file; nearest: text.txt"),
+        (["model.st", "nowhere/text.txt"], "nowhere/text.txt: no such file"),
+        (["model.st", "."], ".: cannot be read: Is a directory"),
+        (["modle.st", "text.txt"], "modle.st: no such model or run"),
+        (["text.txt", "text.txt"], "is damaged or no model file"),
+        (["model.st", "text.txt", "--compare", "nothing"], "nothing: no such model or run"),
+        (["model.st", "text.txt", "--stride", "8"], "--stride 8: must be at most 7"),
+        (
+            ["model.st", "text.txt", "--stride", "0"],
+            "argument --stride: 0: must be a whole number, at least 1",
+        ),
+        (
+            ["model.st", "text.txt", "--stride", "2", "--window", "disjoint"],
             "--stride 2: has no meaning for --window dis",
         ),
         (
-            ["model.ckpt", "text.txt", "--stride", "2", "--window", "sample"],
+            ["model.st", "text.txt", "--stride", "2", "--window", "sample"],
             "--stride 2: has no meaning for --window sample",
         ),
-        (["model.ckpt", "text.txt", "--context", "0"], "argument --context: 0: must be a whole number, at least 1"),
-        (["model.ckpt", "text.txt", "--context", "5", "--stride", "6"], "--stride 6: must be at most 5, the context"),
         (
-            ["learned.ckpt", "text.txt", "--context", "8"],
+            ["model.st", "text.txt", "--context", "0"],
+            "argument --context: 0: must be a whole number, at least 1",
+        ),
+        (
+            ["model.st", "text.txt", "--context", "5", "--stride", "6"],
+            "--stride 6: must be at most 5, the context",
+        ),
+        (
+            ["learned.st", "text.txt", "--context", "8"],
             "--context 8: must be at most 7, the places that the model has learned",
         ),
-        (["model.ckpt", "text.txt", "--window", "half"], "invalid choice: 'half'"),
-        (["model.ckpt", "text.txt", "--htm", "a"], "nearest: --html"),
-        (["model.ckpt", "text.txt", "--html", "nowhere/a.html"], "--html nowhere/a.html: No such file or directory"),
-        (["model.ckpt", "text.txt", "--html", "."], "--html .: must be the name of a file"),
-        (["model.ckpt", "text.txt", "--html", "-"], "--html -: must be the name of a file"),
-        (["model.ckpt", "text.txt", "--html", ""], "--html '': must be the name of a file"),
-        (["model.ckpt", "text.txt", "--html", "./text.txt"], "--html ./text.txt: is being read"),
-        (["model.ckpt", "text.txt", "--html", "model.ckpt"], "--html model.ckpt: is being read"),
+        (["model.st", "text.txt", "--window", "half"], "invalid choice: 'half'"),
+        (["model.st", "text.txt", "--htm", "a"], "nearest: --html"),
         (
-            ["model.ckpt", "text.txt", "--compare", "bytes.ckpt", "--html", "bytes.ckpt"],
-            "--html bytes.ckpt: is being read",
+            ["model.st", "text.txt", "--html", "nowhere/a.html"],
+            "--html nowhere/a.html: No such file or directory",
         ),
-        (["model.ckpt", "text.txt", "--device", "toaster"], "argument --device: toaster: must be cpu"),
-        (["model.ckpt", "text.txt", "--device", "cuda:99"], "--device cuda:99"),
-        (["model.ckpt"], "the following arguments are required: file"),
+        (["model.st", "text.txt", "--html", "."], "--html .: must be the name of a file"),
+        (["model.st", "text.txt", "--html", "-"], "--html -: must be the name of a file"),
+        (["model.st", "text.txt", "--html", ""], "--html '': must be the name of a file"),
+        (["model.st", "text.txt", "--html", "./text.txt"], "--html ./text.txt: is being read"),
+        (["model.st", "text.txt", "--html", "model.st"], "--html model.st: is being read"),
+        (
+            ["model.st", "text.txt", "--compare", "bytes.st", "--html", "bytes.st"],
+            "--html bytes.st: is being read",
+        ),
+        (["model.st", "text.txt", "--device", "toaster"], "argument --device: toaster: must be cpu"),
+        (["model.st", "text.txt", "--device", "cuda:99"], "--device cuda:99"),
+        (["model.st"], "the following arguments are required: file"),
     ],
 )
 def test_wrong_words_get_one_line(files: Path, score: Call, arguments: list[str], said: str) -> None:
     Path("unknown.txt").write_bytes(("Naïve\r\n" + "a" * 69_993 + "\ntż").encode())  # beyond the first chunk
     Path("latin.txt").write_bytes("aï".encode("latin-1"))
     Path("empty.txt").touch()
-    Path("m.safetensors").touch()
-    write("learned.ckpt", positions="learned")
+    Path("m.st").touch()
+    write("learned.st", positions="learned")
     before = sorted(os.listdir())
     ended = score(*arguments)
     assert ended.status == 2 and ended.out == ""
@@ -274,9 +282,9 @@ def test_wrong_words_get_one_line(files: Path, score: Call, arguments: list[str]
 
 def test_a_text_too_long_for_a_page(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_script, "LONGEST_PAGE", len(TEXT))
-    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
+    assert score("model.st", "text.txt", "--html", "a.html").status == 0
     monkeypatch.setattr(score_script, "LONGEST_PAGE", len(TEXT) - 1)
-    ended = score("model.ckpt", "text.txt", "--html", "b.html")
+    ended = score("model.st", "text.txt", "--html", "b.html")
     assert ended.status == 2 and "longer than a page can show" in ended.err and not Path("b.html").exists()
 
 
@@ -285,8 +293,8 @@ def test_memory_stays_that_of_the_tokens(files: Path) -> None:
     """What is held does not grow with the text, but for a byte each character."""
     Path("long.txt").write_text("abc " * 2_000_000)
     code = (
-        "import resource, sys, score; from pathlib import Path; options = score.parse(['model.ckpt', sys.argv[1]]); "
-        "readers = score.read([Path('model.ckpt')], options); "
+        "import resource, sys, score; from pathlib import Path; options = score.parse(['model.st', sys.argv[1]]); "
+        "readers = score.read([Path('model.st')], options); "
         "print(len(readers[0].tokens), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     Path("short.txt").write_text("abc ")
@@ -302,7 +310,7 @@ def test_memory_stays_that_of_the_tokens(files: Path) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(files: Path) -> None:
     Path("long.txt").write_text("abc " * 20_000)
-    command = f"'{sys.executable}' '{ROOT / 'score.py'}' model.ckpt long.txt --per-char --window disjoint | head -n 2"
+    command = f"'{sys.executable}' '{ROOT / 'score.py'}' model.st long.txt --per-char --window disjoint | head -n 2"
     ended = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 2
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
@@ -310,7 +318,7 @@ def test_a_reader_that_leaves_early_is_no_error(files: Path) -> None:
 
 def test_as_a_command_it_starts_without_what_only_training_needs(files: Path) -> None:
     code = (
-        "import sys, score; status = score.cli(['model.ckpt', 'text.txt']); "
+        "import sys, score; status = score.cli(['model.st', 'text.txt']); "
         "print(status, sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -325,33 +333,31 @@ def test_sampling_and_scoring_agree(
     workplace: Path, sample: Call, score: Call, positions: str, window: int | None
 ) -> None:
     """The log-probabilities that sample.py prints: in every mode within the first context, everywhere in its own."""
-    write("model.ckpt", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
-    written = sample(
-        "model.ckpt", "--prompt", "abc", "--num-chars", "60", "--temperature", "1", "--seed", "3", "--json"
-    )
+    write("model.st", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
+    written = sample("model.st", "--prompt", "abc", "--num-chars", "60", "--temperature", "1", "--seed", "3", "--json")
     said = json.loads(written.out)
     Path("written.txt").write_text("abc" + said["text"], encoding="utf-8", newline="")
     costs = {}
     for mode in ("sample", "disjoint", "strided"):
-        ended = score("model.ckpt", "written.txt", "--per-char", "--window", mode)
+        ended = score("model.st", "written.txt", "--per-char", "--window", mode)
         costs[mode] = [json.loads(line)["nats"] for line in ended.out.splitlines()][3:]
     printed = [-value for value in said["logprobs"]]
     assert costs["sample"] == pytest.approx(printed, abs=1e-5)
     for mode in ("disjoint", "strided"):
         assert costs[mode][: 8 - 3] == pytest.approx(printed[: 8 - 3], abs=1e-5)
         assert costs[mode][8 - 3 :] != pytest.approx(printed[8 - 3 :], abs=1e-3)
-    whole = figures(score("model.ckpt", "written.txt", "--window", "sample").out)
+    whole = figures(score("model.st", "written.txt", "--window", "sample").out)
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
 
 
 @pytest.mark.parametrize("context", [3, 20])
 def test_windows_of_another_length(files: Path, score: Call, context: int) -> None:
     """As of a model that was trained with such windows and has the same weights."""
-    write("other.ckpt", context=context)
+    write("other.st", context=context)
     for mode in score_script.MODES:
-        wanted = figures(score("other.ckpt", "text.txt", "--window", mode).out)
-        assert figures(score("model.ckpt", "text.txt", "--window", mode, "--context", str(context)).out) == wanted
-        assert wanted != figures(score("model.ckpt", "text.txt", "--window", mode).out)
+        wanted = figures(score("other.st", "text.txt", "--window", mode).out)
+        assert figures(score("model.st", "text.txt", "--window", mode, "--context", str(context)).out) == wanted
+        assert wanted != figures(score("model.st", "text.txt", "--window", mode).out)
 
 
 # -- Two models -----------------------------------------------------------------------------------------
@@ -360,12 +366,12 @@ def test_windows_of_another_length(files: Path, score: Call, context: int) -> No
 @pytest.mark.parametrize("other", ["model", "bytes"])
 def test_two_models_on_one_text(files: Path, score: Call, other: str) -> None:
     """Each with its own vocabulary and context; a character is compared with itself."""
-    write("wide.ckpt", ByteTokenizer() if other == "bytes" else CharTokenizer(TEXT + "xyzXYZ"), seed=1, context=10)
-    ended = score("model.ckpt", "text.txt", "--compare", "wide.ckpt", "--per-char")
+    write("wide.st", ByteTokenizer() if other == "bytes" else CharTokenizer(TEXT + "xyzXYZ"), seed=1, context=10)
+    ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
     assert ended.status == 0
     alone = [
         [json.loads(line) for line in score(name, "text.txt", "--per-char").out.splitlines()]
-        for name in ("model.ckpt", "wide.ckpt")
+        for name in ("model.st", "wide.st")
     ]
     lines = [json.loads(line) for line in ended.out.splitlines()]
     for line, a, b in zip(lines, *alone, strict=True):
@@ -373,11 +379,11 @@ def test_two_models_on_one_text(files: Path, score: Call, other: str) -> None:
         assert line == a
     table = figures(ended.err)
     a, b = table["A  strided windows of 7, stride 3"], table["B  strided windows of 10, stride 5"]
-    assert a == figures(score("model.ckpt", "text.txt").out)["strided windows of 7, stride 3"]
-    assert b == figures(score("wide.ckpt", "text.txt").out)["strided windows of 10, stride 5"]
+    assert a == figures(score("model.st", "text.txt").out)["strided windows of 7, stride 3"]
+    assert b == figures(score("wide.st", "text.txt").out)["strided windows of 10, stride 5"]
     assert table["B - A  strided windows"] == pytest.approx(np.subtract(b, a), abs=2e-6)
     assert {"A  disjoint windows of 7", "B  disjoint windows of 10", "B - A  disjoint windows"} <= set(table)
-    assert "contexts differ" in ended.err and "model.ckpt, step 7" in ended.err and "wide.ckpt, step 7" in ended.err
+    assert "contexts differ" in ended.err and "model.st, step 7" in ended.err and "wide.st, step 7" in ended.err
 
 
 def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
@@ -388,10 +394,10 @@ def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
 def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per character, not counting its line end; not the shortest; those that read alike are named once."""
     monkeypatch.setattr(score_script, "PIECE", 11)
-    write("other.ckpt", seed=1)
+    write("other.st", seed=1)
     text = TEXT + "abc " * 50 + "\ntext, abc text\nabc Naïve\n" + TEXT + "Naïve text"
     Path("long.txt").write_text(text, encoding="utf-8", newline="")
-    lines = score("model.ckpt", "long.txt", "--compare", "other.ckpt", "--per-char").out.splitlines()
+    lines = score("model.st", "long.txt", "--compare", "other.st", "--per-char").out.splitlines()
     change = [(line["other"]["nats"] - line["nats"]) / math.log(2) for line in map(json.loads, lines)]
     position, means, most = 0, {}, {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -400,7 +406,7 @@ def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkey
             most[line] = max(means[number], most.get(line, 0), key=abs)
         position += len(line) + 1
     assert position == len(change) + 1 and len(most) == 6
-    found = lines_that_differ(score("model.ckpt", "long.txt", "--compare", "other.ckpt").out)
+    found = lines_that_differ(score("model.st", "long.txt", "--compare", "other.st").out)
     expected = sorted(most.values(), key=abs, reverse=True)[:5]
     assert [bits for _, bits, _ in found] == pytest.approx(expected, abs=0.006)
     assert [means[number] for number, *_ in found] == pytest.approx(expected, abs=1e-6)
@@ -408,14 +414,14 @@ def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkey
 
 
 def test_no_line_differs_from_itself(files: Path, score: Call) -> None:
-    ended = score("model.ckpt", "text.txt", "--compare", "model.ckpt")
+    ended = score("model.st", "text.txt", "--compare", "model.st")
     assert figures(ended.out)["B - A  strided windows"] == (0, 0, 0) and lines_that_differ(ended.out) == []
     assert "contexts differ" not in ended.out
 
 
 def test_both_models_must_know_every_character(files: Path, score: Call) -> None:
-    write("less.ckpt", CharTokenizer(TEXT.replace("Ω", "")))
-    for first, second in (("model.ckpt", "less.ckpt"), ("less.ckpt", "model.ckpt")):
+    write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
+    for first, second in (("model.st", "less.st"), ("less.st", "model.st")):
         ended = score(first, "text.txt", "--compare", second)
         assert ended.status == 2 and "'Ω' (U+03A9) at position 6" in ended.err
 
@@ -474,7 +480,7 @@ def agrees(said: dict[str, Any], line: dict[str, Any]) -> None:
 def test_the_card_says_what_the_json_lines_say(files: Path, score: Call, visit: Callable[..., Any]) -> None:
     """For every character, by keyboard; by the pointer and by touch for some."""
     lines = [
-        json.loads(line) for line in score("model.ckpt", "text.txt", "--per-char", "--html", "a.html").out.splitlines()
+        json.loads(line) for line in score("model.st", "text.txt", "--per-char", "--html", "a.html").out.splitlines()
     ]
     page = visit("a.html", viewport={"width": 900, "height": 700}, has_touch=True)
     page.focus("#text")
@@ -517,9 +523,9 @@ def test_characters_of_two_units_do_not_shift_the_others(
 ) -> None:
     """Where all cost the same, and a mark that is no longer at the start of the file stays."""
     text = "\ufeffa😀b😀😀c"
-    write("same.ckpt", CharTokenizer(text), std=0)
+    write("same.st", CharTokenizer(text), std=0)
     Path("same.txt").write_text("\ufeff" + text, encoding="utf-8")
-    assert score("same.ckpt", "same.txt", "--html", "a.html").status == 0
+    assert score("same.st", "same.txt", "--html", "a.html").status == 0
     page = visit("a.html")
     assert page.locator("#text p").inner_text() == "U+FEFFa😀b😀😀c"
     for position, letter in ((1, "a"), (3, "b"), (6, "c")):
@@ -530,8 +536,8 @@ def test_characters_of_two_units_do_not_shift_the_others(
 
 
 def test_the_page_of_two_models_shows_both(files: Path, score: Call, visit: Callable[..., Any]) -> None:
-    write("other.ckpt", ByteTokenizer(), seed=1, context=10)
-    ended = score("model.ckpt", "text.txt", "--compare", "other.ckpt", "--per-char", "--html", "a.html")
+    write("other.st", ByteTokenizer(), seed=1, context=10)
+    ended = score("model.st", "text.txt", "--compare", "other.st", "--per-char", "--html", "a.html")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     page = visit("a.html")
     page.focus("#text")
@@ -553,9 +559,9 @@ def test_the_curve_of_two_models_has_the_colours_of_the_text(
     files: Path, score: Call, visit: Callable[..., Any], scheme: str
 ) -> None:
     """Orange above the line where B is the more surprised, blue below it where A is; nothing where neither is."""
-    write("uniform.ckpt", std=0)
+    write("uniform.st", std=0)
     for models in ("model uniform", "uniform model", "model bytes"):
-        a, b = (f"{name}.ckpt" for name in models.split())
+        a, b = (f"{name}.st" for name in models.split())
         lines = score(a, "text.txt", "--compare", b, "--per-char", "--html", "a.html").out.splitlines()
         change = [line["other"]["nats"] - line["nats"] for line in map(json.loads, lines)]
         page = visit("a.html", color_scheme=scheme)
@@ -575,8 +581,8 @@ def test_the_curve_of_two_models_has_the_colours_of_the_text(
 
 def test_the_names_of_models_have_room_on_a_phone(files: Path, score: Call, visit: Callable[..., Any]) -> None:
     Path("runs-of-this-year").mkdir()
-    name = "runs-of-this-year/model.ckpt"
-    Path("model.ckpt").rename(name)
+    name = "runs-of-this-year/model.st"
+    Path("model.st").rename(name)
     assert score(name, "text.txt", "--compare", name, "--html", "a.html").status == 0
     page = visit("a.html", viewport={"width": 390, "height": 700})
     cell = page.locator("td").first.bounding_box()
@@ -585,8 +591,8 @@ def test_the_names_of_models_have_room_on_a_phone(files: Path, score: Call, visi
 
 
 def test_the_page_lists_the_lines_that_are_printed(files: Path, score: Call, visit: Callable[..., Any]) -> None:
-    write("other.ckpt", seed=1)
-    printed = lines_that_differ(score("model.ckpt", "text.txt", "--compare", "other.ckpt", "--html", "a.html").out)
+    write("other.st", seed=1)
+    printed = lines_that_differ(score("model.st", "text.txt", "--compare", "other.st", "--html", "a.html").out)
     page = visit("a.html")
     page.click("#lists summary")
     page.locator("#lines button b").first.wait_for()
@@ -600,7 +606,7 @@ def test_the_page_lists_the_lines_that_are_printed(files: Path, score: Call, vis
 
 def test_the_text_is_shown_as_it_is(files: Path, score: Call, visit: Callable[..., Any]) -> None:
     """Whatever it holds: what cannot be seen by its number, all else in its place, nothing as HTML."""
-    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
+    assert score("model.st", "text.txt", "--html", "a.html").status == 0
     page = visit("a.html")
     shown = "".join(page.locator("#text p").evaluate_all("blocks => blocks.map((block) => block.textContent)"))
     expected = TEXT
@@ -620,14 +626,14 @@ def test_the_name_of_a_text_is_no_html(files: Path, score: Call, visit: Callable
     Path("x<").mkdir()
     name = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"
     Path("text.txt").rename(name)
-    assert score("model.ckpt", name, "--html", "a.html").status == 0
+    assert score("model.st", name, "--html", "a.html").status == 0
     page = visit("a.html")
     assert page.title() == name == page.inner_text("h1")
     assert page.query_selector("img") is None
 
 
 def test_its_policy_stops_other_scripts(files: Path, score: Call, browser: Any) -> None:
-    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
+    assert score("model.st", "text.txt", "--html", "a.html").status == 0
     harmed = (
         Path("a.html")
         .read_text("utf-8")
@@ -647,9 +653,9 @@ def test_every_colour_can_be_read_on(
     files: Path, score: Call, visit: Callable[..., Any], scheme: str, compare: bool
 ) -> None:
     """WCAG's contrast of ink on each colour, at least 4.5; and steps that go on in one direction, none too small."""
-    write("other.ckpt", seed=1)
-    arguments = ["--compare", "other.ckpt"] if compare else []
-    assert score("model.ckpt", "text.txt", "--html", "a.html", *arguments).status == 0
+    write("other.st", seed=1)
+    arguments = ["--compare", "other.st"] if compare else []
+    assert score("model.st", "text.txt", "--html", "a.html", *arguments).status == 0
     page = visit("a.html", color_scheme="light" if scheme == "light" else "dark")
     if scheme == "print":  # on paper, whatever the screen is like
         page.emulate_media(media="print")
@@ -696,7 +702,7 @@ def test_every_colour_can_be_read_on(
 
 
 def test_colours_are_those_of_the_legend(files: Path, score: Call, visit: Callable[..., Any]) -> None:
-    ended = score("model.ckpt", "text.txt", "--per-char", "--html", "a.html")
+    ended = score("model.st", "text.txt", "--per-char", "--html", "a.html")
     bits = [json.loads(line)["nats"] / math.log(2) for line in ended.out.splitlines()]
     page = visit("a.html")
     spans = page.locator("#text span").evaluate_all(
@@ -714,8 +720,8 @@ def test_a_long_text_opens_and_is_travelled(files: Path, score: Call, visit: Cal
     words = np.random.default_rng(0).integers(0, 1000, 40_000)
     text = "".join(f"{word:03d} " + "\n" * (i % 9 == 8) for i, word in enumerate(words))[:160_000] + "x " * 20_000
     Path("long.txt").write_text(text)
-    write("digits.ckpt", CharTokenizer(text), context=16)
-    lines = score("digits.ckpt", "long.txt", "--window", "disjoint", "--per-char", "--html", "a.html").out.splitlines()
+    write("digits.st", CharTokenizer(text), context=16)
+    lines = score("digits.st", "long.txt", "--window", "disjoint", "--per-char", "--html", "a.html").out.splitlines()
     assert len(lines) == 200_000 and Path("a.html").stat().st_size < 20 * 200_000
     page = visit("a.html")
     opened = page.evaluate("performance.now()")
@@ -754,11 +760,11 @@ def test_a_long_text_opens_and_is_travelled(files: Path, score: Call, visit: Cal
 def test_a_page_goes_where_a_link_leads_and_to_devices(files: Path, score: Call) -> None:
     Path("pages").mkdir()
     Path("a.html").symlink_to("pages/b.html")
-    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 0
+    assert score("model.st", "text.txt", "--html", "a.html").status == 0
     assert Path("a.html").is_symlink() and "</html>" in Path("pages/b.html").read_text("utf-8")
     os.mkfifo("pipe")
     with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE) as reader:
-        assert score("model.ckpt", "text.txt", "--html", "pipe").status == 0
+        assert score("model.st", "text.txt", "--html", "pipe").status == 0
         assert reader.communicate()[0] == Path("a.html").read_bytes() and Path("pipe").is_fifo()
 
 
@@ -769,7 +775,7 @@ def test_ctrl_c_leaves_the_old_page(files: Path, score: Call, monkeypatch: pytes
     Path("a.html").write_text("old")
     before = sorted(os.listdir())
     monkeypatch.setattr(score_script, "pieces", interrupted)
-    assert score("model.ckpt", "text.txt", "--html", "a.html").status == 130
+    assert score("model.st", "text.txt", "--html", "a.html").status == 130
     assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
 
 
@@ -780,7 +786,7 @@ def test_a_page_is_the_old_or_the_whole_new_one(files: Path) -> None:
         "import os, score\n"
         "def fail(*_): raise OSError('disk on fire')\n"
         "os.replace = fail\n"
-        "print(score.cli(['model.ckpt', 'text.txt', '--html', 'a.html']))"
+        "print(score.cli(['model.st', 'text.txt', '--html', 'a.html']))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

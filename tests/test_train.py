@@ -30,11 +30,11 @@ from data.arrays import open_text
 from data.batches import evaluation_windows, train_batch
 from data.config import DataConfig
 from data.passages import prompt as prompt_of
-from gpt.archive import FORMAT
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
 from gpt.fit.automatic import missing_to_compile
 from gpt.model import GPT
+from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
 from tests.conftest import ROOT, TINY, Ended
 
@@ -59,7 +59,7 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= names
     assert {path.name for path in (run / "checkpoints").iterdir()} == {
-        "best.ckpt", "last.ckpt", "step-00000020.ckpt", "step-00000030.ckpt",
+        "best.safetensors", "last.safetensors", "last.ckpt", "step-00000020.ckpt", "step-00000030.ckpt",
     }  # fmt: skip
     assert (run / "checkpoints/last.ckpt").samefile(run / "checkpoints/step-00000030.ckpt")
 
@@ -86,7 +86,7 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
 
 def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(train: Train) -> None:
     train("name=first")
-    model, meta = load_checkpoint("runs/first/checkpoints/best.ckpt")
+    model, meta = load_checkpoint("runs/first/checkpoints/best.safetensors")
     text = open_text(DataConfig(path="book.txt"), 32)
     tokens = torch.from_numpy(text.validation.astype(np.int64))
     total = math.log(text.tokenizer.size)
@@ -97,7 +97,8 @@ def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(train: Train) -> 
     summary = json.loads(Path("runs/first/summary.json").read_text())
     assert summary["val_loss"] == pytest.approx(total / len(tokens), abs=1e-6)
     assert summary["evaluation"]["characters"] == len(tokens)
-    assert meta["global_step"] == summary["best_step"]
+    assert (meta["step"], meta["val_loss"]) == (summary["best_step"], summary["val_loss"])
+    assert meta["evaluation"] == summary["evaluation"] and meta["text"] == "book.txt"
 
 
 def test_training_is_what_a_plain_loop_does(train: Train) -> None:
@@ -454,7 +455,7 @@ def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
 
 def test_checkpoints_hold_plain_data(train: Train) -> None:
     train("name=a")
-    for path in Path("runs/a/checkpoints").iterdir():
+    for path in Path("runs/a/checkpoints").glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
         contents = torch.load(path)
         assert set(contents["state_dict"]) == {

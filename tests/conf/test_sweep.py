@@ -265,12 +265,12 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
             assert float(row[key]) == whole[key]
     shown = [line.split()[0] for line in again.out.split("\n\n")[1].splitlines()[1:]]
     assert shown == [row["optim.lr"] for row in (*finished, failed)]
-    assert f"{finished[0]['directory']}/checkpoints/best.ckpt" in sample("s").err
+    assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     assert "runs/alone/" in sample().err, "the newest"
     # A trial is a run like any other.
     assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=61", defaults=False).status == 0
     assert f"name: s/optim.lr={finished[1]['optim.lr']}\n" in Path(finished[1]["directory"], "config.yaml").read_text()
-    assert f"{finished[1]['directory']}/checkpoints/best.ckpt" in sample().err
+    assert f"{finished[1]['directory']}/checkpoints/best.safetensors" in sample().err
 
 
 @pytest.mark.slow

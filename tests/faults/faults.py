@@ -240,8 +240,8 @@ def break_best() -> None:
     """Damage the best checkpoint when training is over, while the last is another file."""
 
     def damage(run: Path, *_: Any) -> None:
-        best = run / "checkpoints/best.ckpt"
-        data = (run / "checkpoints/step-00000010.ckpt").read_bytes()
+        best = run / "checkpoints/best.safetensors"
+        data = best.read_bytes()
         best.unlink()
         best.write_bytes(data[:-100])
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from gpt.archive import FORMAT
 from gpt.checkpoint import read
+from gpt.model_file import FORMAT
 from tests.conftest import Ended
 from tests.faults.test_checkpoints import contents_of
 

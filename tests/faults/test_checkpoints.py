@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt.checkpoint import CheckpointError, find_newest, read
+from gpt.checkpoint import CheckpointError, find_newest, load_checkpoint, read
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, events, run
@@ -43,7 +43,7 @@ def one_line(ended: Ended, status: int, *words: str) -> None:
 def test_broken_newest_is_passed_over_with_a_word(whole: Any, workplace: Path) -> None:
     killed_at_25()
     data = LAST.read_bytes()
-    LAST.write_bytes(data[: len(data) // 2])  # last.ckpt and best.ckpt are the same file
+    LAST.write_bytes(data[: len(data) // 2])  # last.ckpt is the same file
     ended = run("name=cut", "resume=auto", *MUON)
     assert ended.status == 0, ended.err
     assert f"resume: passes over {LAST}: is damaged or no checkpoint" in ended.out
@@ -69,7 +69,7 @@ def test_an_explicit_path_that_is_missing_or_broken_is_an_error(workplace: Path)
 
 def test_nothing_is_touched_where_no_checkpoint_is_whole(workplace: Path) -> None:
     killed_at_25()
-    for path in LAST.parent.iterdir():
+    for path in LAST.parent.glob("*.ckpt"):
         path.write_bytes(path.read_bytes()[:-1])
     before = contents_of(Path("runs"))
     for arguments in (["name=cut", "resume=auto"], ["resume=auto"], ["resume=runs/cut"]):
@@ -133,8 +133,7 @@ def test_torch_itself_does_not_see_a_flipped_bit(workplace: Path) -> None:
 def test_truncation_at_many_lengths(workplace: Path) -> None:
     assert run("name=cut", "trainer.max_steps=20").status == 0
     folder = Path("runs/cut/checkpoints")
-    for name in ("last", "best"):
-        (folder / f"{name}.ckpt").unlink()
+    (folder / "last.ckpt").unlink()
     newest, older = folder / "step-00000020.ckpt", folder / "step-00000010.ckpt"
     data = newest.read_bytes()
     lengths = [*range(40), *range(40, len(data), len(data) // 150), *range(len(data) - 40, len(data))]
@@ -167,10 +166,10 @@ def test_where_there_are_no_hard_links(workplace: Path) -> None:
 def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: Path) -> None:
     """Training has got worse since; the best file is broken when the run ends."""
     ended = run("name=cut", "trainer.max_steps=20", fault=(faults.break_best,))
-    assert ended.status == 0 and "passes over runs/cut/checkpoints/best.ckpt: is damaged" in ended.out, ended
+    assert ended.status == 0 and "passes over runs/cut/checkpoints/best.safetensors: is damaged" in ended.out, ended
     summary = json.loads(Path("runs/cut/summary.json").read_text())
     assert summary["status"] == "finished" and summary["best_step"] == 20
-    assert read("runs/cut/checkpoints/best.ckpt")["global_step"] == 20
+    assert load_checkpoint("runs/cut")[1]["step"] == 20
 
 
 def test_runs_that_cannot_go_on_are_passed_over(workplace: Path) -> None:
@@ -214,9 +213,10 @@ def test_encoded_text_that_was_damaged_is_encoded_anew(whole: Any, workplace: Pa
 def test_a_file_that_may_not_grow(workplace: Path) -> None:
     """RLIMIT_FSIZE, from the second save on: the first is kept, and nothing unfinished."""
     ended = run("name=cut", *MUON, fault=(faults.limit_file_size, 12, 100_000))
-    one_line(ended, 1, "step-00000020.ckpt: could not be written")
+    one_line(ended, 1, "last.safetensors: could not be written")
     folder = Path("runs/cut/checkpoints")
-    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt", "step-00000010.ckpt"]
+    names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000010.ckpt"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     assert read(folder / "last.ckpt")["global_step"] == 10
 
 
@@ -264,7 +264,7 @@ def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:
 def test_a_directory_that_became_read_only(workplace: Path) -> None:
     """For a user who is not root, who may write anywhere."""
     ended = run("name=cut", *MUON, fault=(faults.read_only, 12))
-    one_line(ended, 1, "step-00000020.ckpt: could not be written", "Permission denied")
+    one_line(ended, 1, "last.safetensors: could not be written", "Permission denied")
     assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpt.model_file import read
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
@@ -34,11 +35,17 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
         assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, where
 
 
+def assert_same_checkpoints(whole: Path, cut: Path) -> None:
+    """The newest training checkpoint and both models."""
+    assert_same(*(torch.load(run / "checkpoints/last.ckpt") for run in (whole, cut)), "last.ckpt")
+    for name in ("last.safetensors", "best.safetensors"):
+        ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
+        assert ours == theirs, name
+
+
 def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
     """The checkpoints, the losses and what TensorBoard shows."""
-    for name in ("last", "best"):
-        ours, theirs = (torch.load(run / f"checkpoints/{name}.ckpt") for run in (whole, cut))
-        assert_same(ours, theirs, name)
+    assert_same_checkpoints(whole, cut)
     assert events(whole) == events(cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
     for key in ours.keys() - {"seconds", "characters_per_second", "mfu"}:
@@ -72,10 +79,15 @@ POINTS: dict[str, tuple[Any, ...]] = {
     "with all but a byte of a save written": (faults.in_write, 2, -1),
     "with all of the first save written, not renamed": (faults.before_rename, 1, "step-"),
     "with all of a save written, not renamed": (faults.before_rename, 2, "step-"),
-    "with last not yet named": (faults.before_rename, 2, "last"),
-    "with best not yet named": (faults.before_rename, 2, "best"),
-    "with the last last not yet named": (faults.before_rename, 3, "last"),
-    "with the last best not yet named": (faults.before_rename, 3, "best"),
+    "with the first model not yet named": (faults.before_rename, 1, "last.safetensors"),
+    "with a model not yet named": (faults.before_rename, 2, "last.safetensors"),
+    "with last.ckpt not yet named": (faults.before_rename, 2, "last.ckpt"),
+    "with the best model not yet named": (faults.before_rename, 2, "best.safetensors"),
+    "with the last model not yet named": (faults.before_rename, 3, "last.safetensors"),
+    "with the last last.ckpt not yet named": (faults.before_rename, 3, "last.ckpt"),
+    "with the last best model not yet named": (faults.before_rename, 3, "best.safetensors"),
+    "with the evaluated model not yet named": (faults.before_rename, 4, "last.safetensors"),
+    "with the evaluated best model not yet named": (faults.before_rename, 4, "best.safetensors"),
     "before the end is summed up": (faults.at_end_of_fit,),
     "before the evaluation": (faults.in_finish,),
 }
@@ -88,6 +100,33 @@ def test_killed_once(point: str, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", "resume=auto", *MUON)
     assert ended.status == 0 and ended.err == "", ended.err
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "brought"),
+    [
+        ("last.safetensors", (10, 10, 10), (10, 10)),  # of step 20 nothing is there yet
+        ("step-", (10, 20, 10), (10, 10)),  # the model, but not the checkpoint
+        ("last.ckpt", (20, 20, 10), (20, 20)),
+        ("best.safetensors", (20, 20, 10), (20, 20)),
+    ],
+)
+def test_models_are_brought_up_to_the_checkpoint(
+    name: str, left: tuple[int, int, int], brought: tuple[int, int], workplace: Path
+) -> None:
+    """Killed in the second save, and again after resuming, before a step is taken."""
+    folder = Path("runs/cut/checkpoints")
+
+    def models() -> tuple[int, int]:
+        return read(folder / "last.safetensors").meta["step"], read(folder / "best.safetensors").meta["step"]
+
+    assert run("name=cut", *MUON, fault=(faults.before_rename, 2, name)).status == -signal.SIGKILL
+    assert (max(int(path.stem[5:]) for path in folder.glob("step-*.ckpt")), *models()) == left
+    assert run("resume=auto", defaults=False, fault=(faults.at_step, left[0] + 1)).status == -signal.SIGKILL
+    assert models() == brought
+    (folder / "best.safetensors").write_bytes(b"damaged")
+    assert run("resume=auto", defaults=False, fault=(faults.at_step, left[0] + 1)).status == -signal.SIGKILL
+    assert models() == brought
 
 
 @pytest.mark.parametrize("recipe", [ADAMW, EMA], ids=["adamw", "ema"])
@@ -149,11 +188,8 @@ def test_stopped_at_random_moments(number: signal.Signals, whole: Any, workplace
         assert ended.status in (0, 128 + number), ended
     assert stopped
     assert run("name=cut", "resume=auto", *MUON).status == 0
-    whole_run = whole(MUON)
-    for name in ("last", "best"):
-        ours, theirs = (torch.load(each / f"checkpoints/{name}.ckpt") for each in (whole_run, Path("runs/cut")))
-        assert_same(ours, theirs, name)
-    assert events(whole_run) == events(Path("runs/cut"))
+    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
+    assert events(whole(MUON)) == events(Path("runs/cut"))
 
 
 def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path) -> None:

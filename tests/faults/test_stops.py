@@ -16,7 +16,7 @@ import torch
 from tests.conftest import ROOT, TINY
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, events, run, start, wait_for
-from tests.faults.test_resume import assert_as_if_never_touched, assert_same
+from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
 
 
 def drive(fault: str, *arguments: str) -> subprocess.Popen:
@@ -68,9 +68,7 @@ def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, 
     assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == step + 1
     assert run("resume=auto", defaults=False).status == 0
-    for file in ("last", "best"):
-        ours, theirs = (torch.load(each / f"checkpoints/{file}.ckpt") for each in (whole(MUON), Path("runs/cut")))
-        assert_same(ours, theirs, file)
+    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
     assert events(whole(MUON)) == events(Path("runs/cut"))
 
 
@@ -79,9 +77,7 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
     ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, signal.SIGTERM))
     assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
-    for file in ("last", "best"):
-        ours, theirs = (torch.load(each / f"checkpoints/{file}.ckpt") for each in (whole(MUON), Path("runs/cut")))
-        assert_same(ours, theirs, file)
+    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
 
 
 def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import gpt.decode
-from gpt.checkpoint import save
 from gpt.config import ModelConfig
 from gpt.decode import Decoder, Weights, gelu, load_weights
 from gpt.generate import needed
 from gpt.model import GPT
+from tests.model_files import write_model_file
 from tests.reference import model as reference
 from tests.reference.models import OFFSET, SHIFT, fill, name, tiny
 
@@ -166,11 +166,8 @@ def test_the_context_itself_in_single_precision(config: ModelConfig) -> None:
 def test_weights_of_a_file_are_those_of_the_model(tmp_path: Path, dtype: torch.dtype, activation: str) -> None:
     config = tiny(activation=activation, heads=3, key_offset=True, token_shift=True, tied=True)
     model = fill(GPT(config, V)).to(dtype)
-    contents = {"format": 4, "model_config": vars(config), "vocabulary": {"kind": "char", "characters": "abcdefghijk"}}
-    contents |= {"data": {}, "global_step": 3, "state_dict": {f"net.{k}": v for k, v in model.state_dict().items()}}
-    save(tmp_path / "x.ckpt", contents)
-    opened, meta = load_weights(tmp_path / "x.ckpt")
-    assert meta["global_step"] == 3 and opened.config == config
+    opened, meta = load_weights(write_model_file(tmp_path / "x.safetensors", model, step=3))
+    assert meta["step"] == 3 and opened.config == config
     state = {key: value.float() for key, value in model.state_dict().items()}
     direct = Weights(config, {key: value.numpy() for key, value in state.items()})
     tokens = text(config)[None]

@@ -39,7 +39,7 @@ def meta(config: ModelConfig) -> dict:
     return {
         "model_config": dataclasses.asdict(config),
         "vocabulary": {"kind": "char", "characters": "abcdefghi\u00e9\U0001f600"},
-        "global_step": 17,
+        "step": 17,
     }
 
 
@@ -58,7 +58,7 @@ def test_traced_once_it_takes_every_batch_size_and_length(config: ModelConfig) -
 LOAD = """
 import json, sys
 import torch
-described = {"vocabulary": "", "model_config": "", "global_step": ""}
+described = {"vocabulary": "", "model_config": "", "step": ""}
 model = torch.export.load(sys.argv[1], extra_files=described).module()
 tokens = torch.arange(14).reshape(2, 7) % 11
 print(json.dumps([described, model(tokens).tolist(), model(tokens[:1, :1]).tolist(), "gpt" in sys.modules]))

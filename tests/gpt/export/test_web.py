@@ -36,8 +36,9 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
     model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
     return model, {
         "vocabulary": vocabulary,
-        "data": {"name": "a text"},
-        "global_step": 12,
+        "text": "a text",
+        "step": 12,
+        "val_loss": None,
         "model_config": vars(config),
     }
 
@@ -511,12 +512,12 @@ def test_prompt_and_continuation_are_told_apart(show: Callable[..., Any], length
 def test_names_and_vocabularies_that_look_like_html(show: Callable[..., Any]) -> None:
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
-    meta["data"]["name"] = f"{markup}&amp; ${{style}} $style"
+    meta["text"] = f"{markup}&amp; ${{style}} $style"
     page = show(model, meta)
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
-    assert page.text_content("h1") == meta["data"]["name"] == page.title().removesuffix(" · chargpt")
+    assert page.text_content("h1") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
 def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> None:
@@ -616,9 +617,9 @@ def test_what_is_known_of_the_model(show: Callable[..., Any]) -> None:
     facts = page.text_content("#facts").split(" · ")
     assert f"{model.num_parameters():,} parameters" in facts and "context 7" in facts
     assert not any("loss" in fact for fact in facts)
-    meta["callbacks"] = {"Checkpoints": {"best_loss": 1.23456, "best_step": 12}}
+    meta["val_loss"] = 1.23456
     assert show(model, meta).text_content("#facts").endswith("validation loss 1.2346 nats per character")
-    meta["callbacks"]["Checkpoints"]["best_step"] = 11  # of other weights
+    meta["val_loss"] = None  # saved between two validations
     assert "loss" not in show(model, meta).text_content("#facts")
     assert "context 7, window 3" in show(*make(WINDOWED)).text_content("#facts").split(" · ")
 

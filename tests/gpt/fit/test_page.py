@@ -79,10 +79,10 @@ def data_of(made: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(TEXT), ByteTokenizer()], ids=["characters", "bytes"])
 def test_characters_cost_what_score_says(workplace: Path, score: Call, tokenizer: Tokenizer) -> None:
-    write("model.ckpt", tokenizer, context=200)
-    model, _ = load_checkpoint("model.ckpt")
+    write("model.safetensors", tokenizer, context=200)
+    model, _ = load_checkpoint("model.safetensors")
     Path("passage.txt").write_text(TEXT[:90], encoding="utf-8", newline="")
-    ended = score("model.ckpt", "passage.txt", "--per-char", "--window", "disjoint")
+    ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
     lines = [json.loads(line) for line in ended.out.splitlines()]
     passage = report(tokenizer=tokenizer, model=model)["passage"]
     assert passage["letters"] == TEXT[:90] and len(lines) == 90 == len(passage["bits"])
@@ -165,13 +165,6 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     shown = visit("report.html")
     assert shown.locator("#map .left i").all_inner_texts() == ["A9", "F0", "9F", "98", "80", "b"]
     assert "1.0000 nats per byte" in shown.inner_text("#figures")
-
-
-def test_checkpoints_without_a_history(workplace: Path, visit: Callable[..., Any]) -> None:
-    report(callbacks={"Watch": {"seconds": 1.0}})
-    shown = visit("report.html")
-    assert "keeps no history" in shown.inner_text("#curves")
-    assert "No samples were taken" in shown.inner_text("#samples") and shown.is_visible("#sample")
 
 
 # -- Of a run ----------------------------------------------------------------------------------------------

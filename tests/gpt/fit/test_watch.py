@@ -20,7 +20,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 import gpt.fit.callbacks
 from data.arrays import open_text
 from data.config import DataConfig
-from gpt.checkpoint import read, save
 from gpt.config import ModelConfig
 from gpt.fit import report
 from gpt.fit.callbacks import PARTS, Laps, group_of
@@ -295,23 +294,6 @@ def test_the_checkpoint_knows_what_was_logged(train: Train) -> None:
     trained = scalars("a", "train/loss")
     assert list(trained) == list(range(5, 41, 5))
     assert dict(history["losses"]["entries"]) == pytest.approx(trained, rel=1e-6)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(train: Train) -> None:
-    assert train("name=a").status == 0
-    path = Path("runs/a/checkpoints/last.ckpt").resolve()
-    contents = read(path)
-    for key in ("history", "clipped", "peak"):
-        del contents["callbacks"]["Watch"][key]
-    for file in path.parent.iterdir():
-        file.unlink()
-    save(path.with_name("step-00000030.ckpt"), contents)
-    ended = train("resume=runs/a", "trainer.max_steps=40", defaults=False)
-    assert ended.status == 0, ended.err
-    history = last("a")["callbacks"]["Watch"]["history"]
-    assert [step for step, _ in history["losses"]["entries"]] == [35, 40]
-    assert [step for step, *_ in history["validations"]["entries"]] == [40]
-    assert re.search(r"^training   \S{2}  loss [\d.]+ to [\d.]+$", ended.out, re.MULTILINE)
 
 
 def test_every_weight_has_a_group() -> None:
