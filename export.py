@@ -58,6 +58,7 @@ def work(options: argparse.Namespace) -> None:
 
     try:
         with atomic(out) as new:
+            (new.touch if suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
             note = export(options, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:

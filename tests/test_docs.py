@@ -1,6 +1,5 @@
 """The commands and the code in the docs run, long ones with their steps cut."""
 
-import importlib.util
 import io
 import re
 import shlex
@@ -196,9 +195,7 @@ def test_scoring_and_exporting_commands_of_the_readme(
 ) -> None:
     assert train("name=first").status == 0 and train("name=second", "seed=1").status == 0
     scores, exports = ([c for c in COMMANDS if script in c] for script in ("score.py", "export.py"))
-    assert len(scores) == 3 and len(exports) == 2
-    if importlib.util.find_spec("safetensors") is None:
-        exports = [command for command in exports if "safetensors" not in command]
+    assert len(scores) == 3 and len(exports) == 1
     export = caller(export_script.cli, capsys)
     for call, commands in ((score, scores), (export, exports)):
         for command in commands:

@@ -97,7 +97,7 @@ def test_a_model_that_says_something_else_is_not_kept(
         ("first --to gguf model.gguf", "argument --to: invalid choice: 'gguf' (choose from"),
         ("first --to onnx", "the following arguments are required: OUT"),
         ("first model.onnx", "the following arguments are required: --to"),
-        ("first --t onnx model.onnx", "nearest: --to"),
+        ("first --to onnx model.onnx --tow", "nearest: --to"),
     ],
 )
 def test_wrong_words_get_one_line_and_leave_nothing(arguments: str, said: str, checkpoint: Path, export: Call) -> None:
