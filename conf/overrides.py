@@ -23,8 +23,7 @@ MOST_TRIALS = 10_000  # values of one key in a sweep
 # Groups whose files set keys of the whole configuration.
 GLOBAL = ("experiment", "debug")
 PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
-# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
-LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
+SHAPE = {"layers", "heads", "dim"}  # what presets that `minutes` chooses from differ in
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -52,6 +51,9 @@ def fields() -> dict[str, tuple[Any, dataclasses.Field]]:
     return found
 
 
+# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
+LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
+HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
 PLUGINS = {
     f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
     for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
@@ -74,27 +76,15 @@ def groups() -> dict[str, list[str]]:
     }
 
 
-def plugin_classes() -> set[str]:
-    """Names of the classes that the groups `callbacks` and `logger` can make."""
-    files = [file for group in ("callbacks", "logger") for file in (CONF / group).glob("*.yaml")]
-    entries = [entry for file in files for entry in yaml.safe_load(file.read_text("utf-8")).values()]
-    return {entry["_target_"] for entry in entries}
-
-
-def targets(entry: Any) -> Iterator[Any]:
-    """Every `_target_` in nested dicts and lists: Hydra makes inner ones, too."""
-    if isinstance(entry, dict):
-        yield from (value for key, value in entry.items() if key == "_target_")
-        entry = list(entry.values())
-    if isinstance(entry, list):
-        for part in entry:
-            yield from targets(part)
+def choice_values(group: str, choice: str) -> dict[str, Any]:
+    """What a file of conf/ sets."""
+    return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 
 def presets() -> list[ModelConfig]:
-    """The presets of `model=`, from small to large."""
-    found = [ModelConfig(**yaml.safe_load(file.read_text("utf-8"))) for file in (CONF / "model").glob("*.yaml")]
-    return sorted(found, key=lambda preset: preset.layers * preset.dim**2)
+    """The presets of `model=` that differ in their shape alone, from small to large."""
+    found = [values for name in groups()["model"] if (values := choice_values("model", name)).keys() <= SHAPE]
+    return sorted((ModelConfig(**each) for each in found), key=lambda preset: preset.layers * preset.dim**2)
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -154,7 +144,7 @@ def check_overrides(
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
         if group == "launcher" and name and "launcher" not in typed:
-            raise ValueError(f"{argument}: goes with launcher={' or launcher='.join(choices['launcher'])}")
+            raise ValueError(f"{argument}: goes with launcher=slurm")
         if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
@@ -170,7 +160,7 @@ def check_overrides(
             ) from None
         _check_override(override, argument, known, choices, sweep or search, search)
     for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
-        minutes = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text("utf-8")).get("minutes")
+        minutes = choice_values("experiment", experiment).get("minutes")
         if minutes and f"experiment={experiment}" in arguments:
             raise ValueError(
                 f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
@@ -280,13 +270,12 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
         if group in PLUGGED:
             keys.append(group)
             return
-        files = [f"{choice}.yaml"] if group in GLOBAL else [f"{name}.yaml" for name in choices[group]]
-        for file in files:
-            content = yaml.safe_load((CONF / group / file).read_text("utf-8")) or {}
+        for name in [choice] if group in GLOBAL else choices[group]:
+            content = choice_values(group, name)
             for entry in content.pop("defaults", []):
                 if isinstance(entry, dict):
-                    for name, value in entry.items():
-                        decided(name.removeprefix("override ").strip("/ "), value)
+                    for other, value in entry.items():
+                        decided(other.removeprefix("override ").strip("/ "), value)
             prefix = "" if group in GLOBAL else f"{group}."
             keys.extend(key for key, _ in leaves(content, prefix) if key in known)
 

@@ -22,10 +22,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from conf.fields import InputError, allowed, check_value, one_line, shown
-from conf.overrides import CONF, PLUGINS, check_overrides, fields
+from conf.overrides import CONF, HOW, PLUGINS, check_overrides, fields
 from conf.progress import Progress
 from conf.schema import SearchConfig
-from conf.sweep import HOW, Outcome, Trial, check_sweep, conclude, describe, rows, run_trials, say, write_table
+from conf.sweep import Outcome, Trial, check_sweep, conclude, describe, rows, run_trials, say, write_table
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
         raise InputError(
             "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
         )
-    for key in set(given) & set(HOW):
+    for key in set(given) & HOW:
         if given[key].is_sweep_override():
             raise InputError(f"{key}: is the same for all trials of a search")
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1

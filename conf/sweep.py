@@ -25,16 +25,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from base.files import write_text
 from conf.fields import InputError, clock, one_line, shown
+from conf.overrides import HOW
 from conf.progress import Progress, hidden
-from conf.resume import changed
-from conf.schema import Config, from_yaml
+from conf.resume import changed, read_config
+from conf.schema import Config
 from gpt import job, runs
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 LONGEST = 100  # characters of a trial's name
 SHOWN = 20  # trials on the leaderboard
-HOW = ("name", "resume", "allow", "workers", "launcher")  # say where and how trials run, not what they are
 STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
 
 
@@ -124,12 +124,9 @@ def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
     Raises:
         InputError: it is there with other settings, which are named.
     """
-    try:
-        old = from_yaml((trial.directory / "config.yaml").read_text("utf-8"))
-    except FileNotFoundError:
+    if not (trial.directory / "config.yaml").exists():
         return False
-    except (OSError, ValueError) as error:
-        raise InputError(f"{trial.directory}: cannot go on: {one_line(error)}") from None
+    old = read_config(trial.directory)
     if differing := changed(old, config, keys):
         raise InputError(f"{trial.directory}: is another run; name=… begins another sweep: {'; '.join(differing)}")
     finished = runs.summary_of(trial.directory).get("status") == "finished"
