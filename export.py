@@ -68,7 +68,7 @@ def work(options: argparse.Namespace) -> None:
             note = export(options, new) if options.to else bring_back(options, new)
             size = sum(file.stat().st_size for file in new.parent.rglob("*") if file.is_file())
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed: pip install -e .[export]") from None
+        raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
     print(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}")
 
 

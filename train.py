@@ -1132,7 +1132,7 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
         return [instantiate(entry, **arguments) for entry in entries.values()]
     except (InstantiationException, ModuleNotFoundError, TypeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        extra = "; pip install -e .[wandb]" if "wandb" in reason else ""
+        extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
 
 

@@ -30,7 +30,7 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
     try:
         import submitit
     except ModuleNotFoundError:
-        raise InputError("launcher=slurm: needs submitit; pip install -e .[launcher]") from None
+        raise InputError("launcher=slurm: needs submitit; pip install -c constraints.txt -e '.[launcher]'") from None
     for key in {"nodes", "tasks_per_node"} & set(launcher):
         raise InputError(f"launcher.{key}: a trial is one task, which starts a process for each of trainer.devices")
     try:
@@ -43,11 +43,7 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it.
-
-    Attributes:
-        trial: which.
-    """
+    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it."""
 
     trial: Trial
 

@@ -35,36 +35,22 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def fields() -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Every key of the configuration with its type and its field."""
+def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
+    """Every key of a configuration with its type and its field."""
     found: dict[str, tuple[Any, dataclasses.Field]] = {}
-
-    def walk(config: type, prefix: str) -> None:
-        hints = typing.get_type_hints(config)
-        for field in dataclasses.fields(config):
-            if dataclasses.is_dataclass(hints[field.name]):
-                walk(typing.cast(type, hints[field.name]), f"{prefix}{field.name}.")
-            else:
-                found[prefix + field.name] = (hints[field.name], field)
-
-    walk(Config, "")
+    for name, hint in typing.get_type_hints(config).items():
+        inner = dataclasses.is_dataclass(hint)
+        own = {prefix + name: (hint, config.__dataclass_fields__[name])}  # type: ignore[attr-defined]
+        found |= fields(typing.cast(type, hint), f"{prefix}{name}.") if inner else own
     return found
 
 
 # Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
+# They say where and how the trials of a sweep run, not what they are.
 HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
-PLUGINS = {
-    f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
-    for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
-    for field in dataclasses.fields(config)
-}
-
-SEARCH = {
-    f"hparams_search.{field.name}": (typing.get_type_hints(SearchConfig)[field.name], field)
-    for field in dataclasses.fields(SearchConfig)
-    if "help" in field.metadata
-}
+PLUGINS = fields(EarlyStopping, "callbacks.early_stopping.") | fields(Ema, "callbacks.ema.")
+SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
 
 
 def groups() -> dict[str, list[str]]:
@@ -217,7 +203,11 @@ def _check_override(
             several = isinstance(value, list) and key in ("callbacks", "logger")
             for choice in value if several else [value]:
                 if choice is not None and choice not in choices[key]:  # null leaves a group out
-                    _refuse_choice(key, shown(choice), choices[key])
+                    text = shown(choice)
+                    hint = nearest(text, choices[key])
+                    if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
+                        hint = f"; for your own text: data.path={text}"
+                    raise ValueError(f"{key}={text}: must be one of {', '.join(choices[key])}{hint}")
         else:
             hint, field = known[key]
             check_value(key, value, hint, field.metadata)
@@ -244,13 +234,6 @@ def _nearest_key(key: str, names: list[str]) -> str:
     by_last = {name.rpartition(".")[2]: name for name in names}
     close = close or [by_last[name] for name in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
     return f"; nearest: {close[0]}" if close else nearest(key, names)
-
-
-def _refuse_choice(group: str, choice: str, choices: list[str]) -> None:
-    hint = nearest(choice, choices)
-    if group == "data" and not hint and ("." in choice or "/" in choice or Path(choice).exists()):
-        hint = f"; for your own text: data.path={choice}"
-    raise ValueError(f"{group}={choice}: must be one of {', '.join(choices)}{hint}")
 
 
 def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
@@ -322,8 +305,6 @@ def usage() -> str:
         if group != section:
             section = group
             lines += ["", f"{group or 'run'}"]
-        default = [] if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = field.default_factory() if callable(field.default_factory) else field.default
         lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
     return "\n".join(lines)

@@ -197,7 +197,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     fixed = tuple(str(each.input_line) for each in given.values() if not each.is_sweep_override())
     literal = tuple(f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW)
     if importlib.util.find_spec("optuna") is None:
-        raise InputError(f"{GROUP}: needs optuna: pip install -e .[search]")
+        raise InputError(f"{GROUP}: needs optuna: pip install -c constraints.txt -e '.[search]'")
     search = Search(literals.get("name") or "", config, space, fixed, literal, workers)
     if not search.name:
         digest = hashlib.sha256(json.dumps(kept(search, None)).encode("utf-8", "surrogateescape")).hexdigest()

@@ -172,7 +172,7 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(
     monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
     ended = export("first", "--to", format, "out" + export_script.FORMATS[format][0])
     assert ended.status == 2 and ended.out == ""
-    assert ended.err == f"export.py: {package} is not installed: pip install -e .[export]\n"
+    assert ended.err == f"export.py: {package} is not installed: pip install -c constraints.txt -e '.[export]'\n"
     assert sorted(os.listdir()) == ["book.txt", "runs"]
 
 

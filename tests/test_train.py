@@ -435,7 +435,7 @@ def test_wandb_is_named_with_the_command_that_adds_it(train: Train) -> None:
         import wandb  # noqa: F401
     except ImportError:
         ended = train("logger=wandb")
-        assert ended.status == 2 and "pip install -e .[wandb]" in ended.err
+        assert ended.status == 2 and "pip install -c constraints.txt -e '.[wandb]'" in ended.err
     else:
         pytest.skip("wandb is installed")
 
