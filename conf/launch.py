@@ -18,11 +18,7 @@ MANY = 10**6  # times that a job may come to the end of its time
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
-    """What submits jobs.
-
-    Args:
-        folder: where submitit keeps its files.
-        launcher: the configuration's `launcher`.
+    """Make what submits jobs, which keeps its files in `folder`.
 
     Raises:
         InputError: submitit or SLURM is not there, or takes no such key or value.
@@ -63,15 +59,7 @@ class Job:
 
 
 def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials as jobs and wait for them; a signal cancels those that run. As `run_trials`.
-
-    Args:
-        trials: to run.
-        executor: what submits them.
-        ended: told of each end.
-
-    Returns:
-        The signal that was received, if any.
+    """Run trials as jobs and wait for them, as `run_trials` does; a signal cancels those that run.
 
     Raises:
         InputError: the cluster takes no such jobs.

@@ -51,18 +51,12 @@ def untrusted(config: Config) -> list[str]:
         return choice_values(group, name).get(name, {}) | bounded == entry != {}
 
     remote = ["data.path"] if "://" in (config.data.path or "") else []
-    entries = [(group, *entry) for group in ("callbacks", "logger") for entry in getattr(config, group).items()]
-    return remote + list(dict.fromkeys(group for group, name, entry in entries if not own(group, name, entry)))
+    plugged = {group: getattr(config, group).items() for group in ("callbacks", "logger")}
+    return remote + [group for group in plugged if not all(own(group, *each) for each in plugged[group])]
 
 
 def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
-    """Put what was typed on top of the configuration of the run that is resumed.
-
-    Args:
-        old: the run's own configuration.
-        typed: the configuration that the typed overrides make.
-        keys: which keys of `typed` were typed.
-    """
+    """Put what was typed, the values of `keys`, on top of the configuration of the run that is resumed."""
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
     # Compiled code is kept there and run: a place for whoever resumes to name, not for a run from somewhere else.
     set_leaf(values, "data.cache_dir", typed.data.cache_dir)
@@ -106,11 +100,6 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
 
 def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
     """Compare a run with a command that would make it afresh.
-
-    Args:
-        old: the run's own configuration.
-        typed: the configuration that the command means.
-        keys: the keys that were typed.
 
     Returns:
         What the command means otherwise, as `key=value (the run has value)`; typing more steps only goes on longer.

@@ -207,12 +207,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
 
 
 def kept(search: Search, text: str | None) -> dict[str, Any]:
-    """What must be as it was for a search to go on, as the study keeps it.
-
-    Args:
-        search: the search.
-        text: fingerprint of the text, where it is known.
-    """
+    """What must be as it was for a search to go on, as the study keeps it, with the fingerprint of the text."""
     how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
     fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
     return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}
@@ -270,12 +265,7 @@ def open_study(directory: Path) -> "optuna.Study":
 
 
 def make_sampler(config: SearchConfig, count: int) -> Any:
-    """What proposes a trial: a function of the seed and of the trials so far, wherever a search was interrupted.
-
-    Args:
-        config: the search.
-        count: trials so far.
-    """
+    """What proposes a trial: a function of the seed and of the trials so far, wherever a search was interrupted."""
     import optuna
 
     seed = int.from_bytes(hashlib.blake2b(f"{config.seed} {count}".encode(), digest_size=4).digest())
