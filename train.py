@@ -97,11 +97,7 @@ def start_again(number: int, _: Any) -> None:
 
 
 def run_typed(arguments: list[str]) -> int:
-    """Run what was typed: one configuration, or with `-m` several, each in a process of its own.
-
-    Args:
-        arguments: overrides and flags.
-    """
+    """Run what was typed: one configuration, or with `-m` several, each in a process of its own."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     if {"-h", "--help"} & set(arguments):
@@ -167,12 +163,6 @@ def run_typed(arguments: list[str]) -> int:
 
 def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
     """Check a search at both ends of its ranges before there is anything of it, and run it.
-
-    Args:
-        config: the search.
-        flags: as typed.
-        rest: the overrides as typed, without those of the search.
-        literals: values of the literal keys.
 
     Raises:
         ValueError: what is wrong, in one line.
@@ -267,10 +257,6 @@ def plan_sweep(
 def check_world(config: Config, keys: "Sequence[str]" = ()) -> str | None:
     """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
 
-    Args:
-        config: the configuration as typed.
-        keys: the keys that were typed.
-
     Returns:
         The fingerprint of the text; None where it depends on the model that the run starts from.
 
@@ -354,10 +340,6 @@ def explain(error: Exception) -> int | None:
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     """Settle the configuration before anything heavy is loaded, and keep others out of a run that is resumed.
-
-    Args:
-        typed: the configuration as typed.
-        keys: the keys that were typed.
 
     Returns:
         The configuration to run and the run directory to go on in, None for a fresh run.

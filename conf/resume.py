@@ -74,12 +74,6 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
     Dropout, the attention kernel, its window and the context can be typed: no weight depends on them, but for the
     learned positions, of which fewer will do.
 
-    Args:
-        typed: the configuration that the typed overrides make.
-        keys: which keys of `typed` were typed.
-        model: the trained model's own `model.*`.
-        tokenizer: its kind of tokens.
-
     Raises:
         ValueError: one line that lists what was typed and is otherwise in the trained model.
     """

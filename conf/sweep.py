@@ -365,13 +365,6 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
 def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
     """Show what came of several trials.
 
-    Args:
-        results: the table of them.
-        failed: names of those that failed.
-        count: of how many.
-        table: where the table is kept.
-        received: the signal that was received, if any.
-
     Returns:
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
     """
