@@ -212,11 +212,6 @@ def plan_sweep(
 ) -> tuple[list[Trial], set[str], Runner]:
     """Check every trial of a sweep before there is anything of it.
 
-    Args:
-        rest: the overrides as typed.
-        literals: values of the literal keys.
-        typed: what they mean for each trial.
-
     Returns:
         The trials, in order, the names of those that have finished before, and what runs the others.
 

@@ -308,10 +308,6 @@ def judge(directory: Path, number: int, shortest: int, longest: int) -> Callable
 def run_search(search: Search, text: str | None) -> int:
     """Run the trials of a search to their number, and show what came of them.
 
-    Args:
-        search: which.
-        text: fingerprint of the text, where it is known.
-
     Returns:
         The exit status: 0, 1 where a trial has failed for another reason than its settings or none has finished, 128
         and its number for a signal.
