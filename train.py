@@ -31,23 +31,21 @@ from base.files import remove_unfinished, write_text
 from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
     CONF,
+    HOW,
     apply_literals,
     check_flags,
     check_overrides,
     leaves,
-    plugin_classes,
     presets,
     split_literals,
-    targets,
     typed_keys,
     usage,
 )
 from conf.progress import Progress
-from conf.resume import check_unchanged, merge_resumed, merge_started, settings
-from conf.schema import Config, SearchConfig, from_yaml, to_dict, to_yaml
+from conf.resume import check_unchanged, merge_resumed, merge_started, read_config, settings, untrusted
+from conf.schema import Config, SearchConfig, to_dict, to_yaml
 from conf.search import check_study, judge, plan_search, run_search, take_search
 from conf.sweep import (
-    HOW,
     Outcome,
     Runner,
     Trial,
@@ -99,11 +97,7 @@ def start_again(number: int, _: Any) -> None:
 
 
 def run_typed(arguments: list[str]) -> int:
-    """Run what was typed: one configuration, or with `-m` several, each in a process of its own.
-
-    Args:
-        arguments: overrides and flags.
-    """
+    """Run what was typed: one configuration, or with `-m` several, each in a process of its own."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     if {"-h", "--help"} & set(arguments):
@@ -170,12 +164,6 @@ def run_typed(arguments: list[str]) -> int:
 def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
     """Check a search at both ends of its ranges before there is anything of it, and run it.
 
-    Args:
-        config: the search.
-        flags: as typed.
-        rest: the overrides as typed, without those of the search.
-        literals: values of the literal keys.
-
     Raises:
         ValueError: what is wrong, in one line.
     """
@@ -224,11 +212,6 @@ def plan_sweep(
 ) -> tuple[list[Trial], set[str], Runner]:
     """Check every trial of a sweep before there is anything of it.
 
-    Args:
-        rest: the overrides as typed.
-        literals: values of the literal keys.
-        typed: what they mean for each trial.
-
     Returns:
         The trials, in order, the names of those that have finished before, and what runs the others.
 
@@ -258,21 +241,16 @@ def plan_sweep(
 
     with tempfile.TemporaryDirectory() as folder:
         make_executor(Path(folder), launcher)  # raises what is wrong before there is a sweep
-    at_once = workers if launcher["cluster"] == "local" else None
 
     def run(left: "Iterator[Trial]", ended: "Callable[[Trial, Outcome], None]") -> int | None:
-        folder = runs.RUNS / sweep / ".submitit" / ("" if launcher["cluster"] == "local" else "%j")  # SLURM's job
-        return launch_trials(left, make_executor(folder, launcher), at_once, ended)
+        executor = make_executor(runs.RUNS / sweep / ".submitit" / "%j", launcher)  # SLURM's job
+        return launch_trials(left, executor, ended)
 
     return list(trials.values()), finished, run
 
 
 def check_world(config: Config, keys: "Sequence[str]" = ()) -> str | None:
     """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
-
-    Args:
-        config: the configuration as typed.
-        keys: the keys that were typed.
 
     Returns:
         The fingerprint of the text; None where it depends on the model that the run starts from.
@@ -358,10 +336,6 @@ def explain(error: Exception) -> int | None:
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     """Settle the configuration before anything heavy is loaded, and keep others out of a run that is resumed.
 
-    Args:
-        typed: the configuration as typed.
-        keys: the keys that were typed.
-
     Returns:
         The configuration to run and the run directory to go on in, None for a fresh run.
     """
@@ -380,11 +354,12 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         runs.hold(directory)
     if run is None:
         return typed, None
-    try:
-        old = from_yaml((run / "config.yaml").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{run}: cannot go on: {one_line(error)}") from None
-    check_classes(run, old, keys)
+    old = read_config(run)
+    for key in untrusted(old):
+        if key not in keys:
+            raise ConfigError(
+                f"{run / 'config.yaml'}: its {key} is not taken; if you trust it, repeat {key}=… on the command line"
+            )
     return merge_resumed(old, typed, keys), run
 
 
@@ -414,22 +389,6 @@ def newest_to_go_on() -> Path:
             os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
     raise runs.RunError(f"resume=auto: no unfinished run in {runs.RUNS}/{'; '.join(['', *passed])}")
-
-
-def check_classes(run: Path, old: Config, keys: list[str]) -> None:
-    """Refuse classes that a run's config.yaml names and neither this project nor the person who resumes it does.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    known = plugin_classes()
-    for group in ("callbacks", "logger"):
-        for name, entry in ({} if group in keys else getattr(old, group)).items():
-            if not set(targets(entry)) <= known or not isinstance(entry, dict):
-                raise ConfigError(
-                    f"{run / 'config.yaml'}: {group}.{name} is a class that this project does not know; "
-                    f"who trusts it types the {group} again"
-                )
 
 
 def main(typed: Config, keys: list[str], started: float) -> float | None:
@@ -879,17 +838,17 @@ def fit(
             say(f"profile    {profile}")
         return loss
     except Stopped as stop:
-        say(f"{stop}; {way_on(run)}")
+        say(f"{stop}; {way_on(run, config)}")
         if say.log is None and first_process:
             print(f"{stop}; there is no run yet", file=sys.stderr)
         raise
     except Diverged as error:
-        say(f"{error}; {way_on(run)}")
-        raise Diverged(f"{error}; {way_on(run)}") from None
+        say(f"{error}; {way_on(run, config)}")
+        raise Diverged(f"{error}; {way_on(run, config)}") from None
     except RuntimeError as error:
         if not is_lost_process(error):
             raise
-        raise RunFailed(f"another process of this run has died or is silent; {way_on(run)}") from error
+        raise RunFailed(f"another process of this run has died or is silent; {way_on(run, config)}") from error
     finally:
         if pictures:
             pictures.end()
@@ -937,14 +896,16 @@ class RunFailed(Exception):
     """A run that could not go on, in one line."""
 
 
-def way_on(run: Path) -> str:
+def way_on(run: Path, config: Config) -> str:
     """What is left of a run that has ended early, and the command that goes on with it."""
+    from conf.defaults import typed_again
     from gpt.fit.report import python
 
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
     if not steps:
         return "there is no checkpoint yet"
-    return f"the newest checkpoint is {steps[-1]}: {python()} train.py resume={run}"
+    command = shlex.join(["train.py", f"resume={run}", *typed_again(config)])
+    return f"the newest checkpoint is {steps[-1]}: {python()} {command}"
 
 
 @contextmanager
@@ -1148,7 +1109,7 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
         return [instantiate(entry, **arguments) for entry in entries.values()]
     except (InstantiationException, ModuleNotFoundError, TypeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
-        extra = "; pip install -e .[wandb]" if "wandb" in reason else ""
+        extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
         raise ConfigError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
 
 
@@ -1255,7 +1216,7 @@ def write_summary(run: Path, summary: dict[str, Any]) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """The settings of a run as one compares them with those of others: what its result depends on, where it is set."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - set(HOW)
+    kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - HOW
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
 
 

@@ -4,12 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import yaml
-
 from conf.fields import shown
-from conf.overrides import CONF, PLUGGED, leaves
+from conf.overrides import HOW, PLUGGED, choice_values, groups, leaves
+from conf.resume import untrusted
 from conf.schema import Config, from_dict, to_dict
-from conf.sweep import HOW
 
 
 class Difference(NamedTuple):
@@ -23,10 +21,10 @@ class Difference(NamedTuple):
 def plain() -> Config:
     """The configuration of `python train.py` without a word."""
     values = to_dict(Config())
-    for entry in yaml.safe_load((CONF / "train.yaml").read_text("utf-8"))["defaults"]:
+    for entry in choice_values("", "train")["defaults"]:
         for group, choice in entry.items() if isinstance(entry, dict) else ():
             if group in values and isinstance(choice, str):
-                values[group] |= _group(group, choice)
+                values[group] |= choice_values(group, choice)
     return from_dict(values)
 
 
@@ -51,23 +49,25 @@ def overrides(config: Config) -> list[str]:
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
 
 
+def typed_again(config: Config) -> list[str]:
+    """What to type after `resume=`: of what a run has, that which its config.yaml may not decide."""
+    again = untrusted(config)
+    paths = [f"data.path={config.data.path}"] if "data.path" in again else []
+    groups = [each for group in again if group in PLUGGED for each in _plugged(group, getattr(config, group), {})]
+    return paths + [f"{key}={value}" for key, value, _ in groups]
+
+
 def _plugged(group: str, entries: dict[str, Any], defaults: dict[str, Any]) -> Iterator[Difference]:
     """Someone else's classes: which files of the group name them, and what is otherwise than there."""
-    chosen, before = (
-        [name for name in names if (CONF / group / f"{name}.yaml").exists()] for names in (entries, defaults)
-    )
+    chosen, before = ([name for name in names if name in groups()[group]] for names in (entries, defaults))
     if chosen != before:
         yield Difference(group, shown(chosen) if chosen else "none", shown(before))
     for name, entry in entries.items():
-        known = dict(leaves(_group(group, name).get(name, {}))) if name in chosen else {}
+        known = dict(leaves(choice_values(group, name).get(name, {}))) if name in chosen else {}
         for key, value in leaves(entry):
             if key not in known or known[key] != value:
                 new = "" if key in known else "+"
                 yield Difference(f"{new}{group}.{name}.{key}", _quoted(value), _quoted(known.get(key)))
-
-
-def _group(group: str, choice: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 
 def _quoted(value: Any) -> str:

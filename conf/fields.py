@@ -6,7 +6,7 @@ A field is declared with `option(...)`; the same declaration is what `check` enf
 
 import dataclasses
 import difflib
-import math
+import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,11 @@ def option(
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    on_resume: str = "",
+    literal: bool = False,
+    per_trial: bool = True,
 ) -> Any:
-    """Declare a dataclass field together with its meaning and its range.
+    """Declare a dataclass field together with its meaning, its range and where it may change.
 
     Args:
         default: value when nothing is given; lists are copied per instance.
@@ -39,10 +42,16 @@ def option(
         most: largest allowed value.
         above: value must be larger than this.
         below: value must be smaller than this.
+        on_resume: whether a resumed run may have another value: `free`, `allow` (with allow=) or `fixed` (never);
+            empty for what the field of the whole group says, or `allow`.
+        literal: whether the value is taken as it is typed, without Hydra's grammar.
+        per_trial: whether it may differ between the trials of a sweep; else it says where and how they run, and is
+            free on resume.
     """
     metadata = {
         "help": help, "choices": tuple(choices),
         "least": least, "most": most, "above": above, "below": below,
+        "on_resume": on_resume, "literal": literal, "per_trial": per_trial,
     }  # fmt: skip
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -92,7 +101,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)

@@ -1,65 +1,51 @@
-"""Trials of a sweep as jobs of submitit's: on SLURM, or as processes of this machine."""
+"""Trials of a sweep as SLURM jobs, which submitit submits."""
 
 import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stderr
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.fields import InputError, one_line
-from conf.sweep import Outcome, Trial, cpus, receiving, run_trials
+from conf.sweep import Outcome, Trial, receiving, run_trials
 
 SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
 MANY = 10**6  # times that a job may come to the end of its time
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
-    """What submits jobs.
-
-    Args:
-        folder: where submitit keeps its files.
-        launcher: the configuration's `launcher`.
+    """Make what submits jobs, which keeps its files in `folder`.
 
     Raises:
-        InputError: submitit or its cluster is not there, or takes no such key or value.
+        InputError: submitit or SLURM is not there, or takes no such key or value.
     """
-    cluster = launcher["cluster"]
     try:
         import submitit
     except ModuleNotFoundError:
-        raise InputError(f"launcher={cluster}: needs submitit; pip install -e .[launcher]") from None
-    given = {key: value for key, value in launcher.items() if key != "cluster"}
-    for key in {"nodes", "tasks_per_node"} & set(given):
+        raise InputError("launcher=slurm: needs submitit; pip install -c constraints.txt -e '.[launcher]'") from None
+    for key in {"nodes", "tasks_per_node"} & set(launcher):
         raise InputError(f"launcher.{key}: a trial is one task, which starts a process for each of trainer.devices")
     try:
-        executor = submitit.AutoExecutor(folder, cluster, **{f"{cluster}_max_num_timeout": MANY})
-        executor.update_parameters(**{key if key in SHARED else f"{cluster}_{key}": given[key] for key in given})
+        executor = submitit.AutoExecutor(folder, "slurm", slurm_max_num_timeout=MANY)
+        executor.update_parameters(**{key if key in SHARED else f"slurm_{key}": launcher[key] for key in launcher})
     except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"launcher={cluster}: {one_line(error)[:300]}") from None
+        raise InputError(f"launcher=slurm: {one_line(error)[:300]}") from None
     return executor
 
 
+@dataclass(frozen=True)
 class Job:
-    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it.
+    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it."""
 
-    Args:
-        trial: which.
-        beside: among how many such jobs of one machine its CPU's threads are divided.
-    """
-
-    def __init__(self, trial: Trial, beside: int) -> None:
-        """Keep both."""
-        self.trial, self.beside = trial, beside
+    trial: Trial
 
     def __call__(self) -> Outcome | None:
         """Run the trial; at the end of the job's time it saves, and the job is queued again."""
         told: list[Outcome] = []
-        if self.beside > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // self.beside)))
         received = run_trials(iter([self.trial]), 1, lambda _, result: told.append(result))
         if received == signal.SIGUSR2:
             signal.raise_signal(received)  # submitit's own handler
@@ -72,19 +58,8 @@ class Job:
         return DelayedSubmission(self)
 
 
-def launch_trials(
-    trials: Iterator[Trial], executor: Any, at_once: int | None, ended: Callable[[Trial, Outcome], None]
-) -> int | None:
-    """Run trials as jobs and wait for them; a signal cancels those that run. As `run_trials`.
-
-    Args:
-        trials: to run.
-        executor: what submits them.
-        at_once: how many jobs there are at a time; None leaves that to the cluster.
-        ended: told of each end.
-
-    Returns:
-        The signal that was received, if any.
+def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial, Outcome], None]) -> int | None:
+    """Run trials as jobs and wait for them, as `run_trials` does; a signal cancels those that run.
 
     Raises:
         InputError: the cluster takes no such jobs.
@@ -94,17 +69,14 @@ def launch_trials(
     jobs: dict[Any, Trial] = {}
     cancelled = False
     with receiving() as received:
-        while True:
-            some = [] if received else list(islice(trials, None if at_once is None else at_once - len(jobs)))
-            if some:
-                try:
-                    with redirect_stderr(io.StringIO()), executor.batch():
-                        submitted = [executor.submit(Job(trial, at_once or 1)) for trial in some]
-                except RuntimeError as refusal:  # what sbatch says
-                    raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
-                jobs |= zip(submitted, some, strict=True)
-            if not jobs:
-                return received[0] if received else None
+        if some := [] if received else list(trials):
+            try:
+                with redirect_stderr(io.StringIO()), executor.batch():
+                    submitted = [executor.submit(Job(trial)) for trial in some]
+            except RuntimeError as refusal:  # what sbatch says
+                raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
+            jobs |= zip(submitted, some, strict=True)
+        while jobs:
             if received and not cancelled:
                 cancelled = True
                 for job in jobs:
@@ -116,3 +88,4 @@ def launch_trials(
                     continue  # another process had it in hand, as the job's output says
                 failed = Outcome("interrupted") if cancelled else Outcome("failed", one_line(error)[:200])
                 ended(trial, failed if error is not None else job.result())
+    return received[0] if received else None

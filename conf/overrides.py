@@ -23,8 +23,7 @@ MOST_TRIALS = 10_000  # values of one key in a sweep
 # Groups whose files set keys of the whole configuration.
 GLOBAL = ("experiment", "debug")
 PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
-# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
-LITERAL = ("data.path", "data.cache_dir", "name", "resume", "init_from")
+SHAPE = {"layers", "heads", "dim"}  # what presets that `minutes` chooses from differ in
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -36,33 +35,22 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def fields() -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Every key of the configuration with its type and its field."""
+def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
+    """Every key of a configuration with its type and its field."""
     found: dict[str, tuple[Any, dataclasses.Field]] = {}
-
-    def walk(config: type, prefix: str) -> None:
-        hints = typing.get_type_hints(config)
-        for field in dataclasses.fields(config):
-            if dataclasses.is_dataclass(hints[field.name]):
-                walk(typing.cast(type, hints[field.name]), f"{prefix}{field.name}.")
-            else:
-                found[prefix + field.name] = (hints[field.name], field)
-
-    walk(Config, "")
+    for name, hint in typing.get_type_hints(config).items():
+        inner = dataclasses.is_dataclass(hint)
+        own = {prefix + name: (hint, config.__dataclass_fields__[name])}  # type: ignore[attr-defined]
+        found |= fields(typing.cast(type, hint), f"{prefix}{name}.") if inner else own
     return found
 
 
-PLUGINS = {
-    f"callbacks.{name}.{field.name}": (typing.get_type_hints(config)[field.name], field)
-    for name, config in (("early_stopping", EarlyStopping), ("ema", Ema))
-    for field in dataclasses.fields(config)
-}
-
-SEARCH = {
-    f"hparams_search.{field.name}": (typing.get_type_hints(SearchConfig)[field.name], field)
-    for field in dataclasses.fields(SearchConfig)
-    if "help" in field.metadata
-}
+# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
+LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
+# They say where and how the trials of a sweep run, not what they are.
+HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
+PLUGINS = fields(EarlyStopping, "callbacks.early_stopping.") | fields(Ema, "callbacks.ema.")
+SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
 
 
 def groups() -> dict[str, list[str]]:
@@ -74,27 +62,15 @@ def groups() -> dict[str, list[str]]:
     }
 
 
-def plugin_classes() -> set[str]:
-    """Names of the classes that the groups `callbacks` and `logger` can make."""
-    files = [file for group in ("callbacks", "logger") for file in (CONF / group).glob("*.yaml")]
-    entries = [entry for file in files for entry in yaml.safe_load(file.read_text("utf-8")).values()]
-    return {entry["_target_"] for entry in entries}
-
-
-def targets(entry: Any) -> Iterator[Any]:
-    """Every `_target_` in nested dicts and lists: Hydra makes inner ones, too."""
-    if isinstance(entry, dict):
-        yield from (value for key, value in entry.items() if key == "_target_")
-        entry = list(entry.values())
-    if isinstance(entry, list):
-        for part in entry:
-            yield from targets(part)
+def choice_values(group: str, choice: str) -> dict[str, Any]:
+    """What a file of conf/ sets."""
+    return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 
 def presets() -> list[ModelConfig]:
-    """The presets of `model=`, from small to large."""
-    found = [ModelConfig(**yaml.safe_load(file.read_text("utf-8"))) for file in (CONF / "model").glob("*.yaml")]
-    return sorted(found, key=lambda preset: preset.layers * preset.dim**2)
+    """The presets of `model=` that differ in their shape alone, from small to large."""
+    found = [values for name in groups()["model"] if (values := choice_values("model", name)).keys() <= SHAPE]
+    return sorted((ModelConfig(**each) for each in found), key=lambda preset: preset.layers * preset.dim**2)
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -154,7 +130,7 @@ def check_overrides(
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
         if group == "launcher" and name and "launcher" not in typed:
-            raise ValueError(f"{argument}: goes with launcher={' or launcher='.join(choices['launcher'])}")
+            raise ValueError(f"{argument}: goes with launcher=slurm")
         if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
             raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
@@ -170,7 +146,7 @@ def check_overrides(
             ) from None
         _check_override(override, argument, known, choices, sweep or search, search)
     for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
-        minutes = yaml.safe_load((CONF / f"experiment/{experiment}.yaml").read_text("utf-8")).get("minutes")
+        minutes = choice_values("experiment", experiment).get("minutes")
         if minutes and f"experiment={experiment}" in arguments:
             raise ValueError(
                 f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
@@ -227,7 +203,11 @@ def _check_override(
             several = isinstance(value, list) and key in ("callbacks", "logger")
             for choice in value if several else [value]:
                 if choice is not None and choice not in choices[key]:  # null leaves a group out
-                    _refuse_choice(key, shown(choice), choices[key])
+                    text = shown(choice)
+                    hint = nearest(text, choices[key])
+                    if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
+                        hint = f"; for your own text: data.path={text}"
+                    raise ValueError(f"{key}={text}: must be one of {', '.join(choices[key])}{hint}")
         else:
             hint, field = known[key]
             check_value(key, value, hint, field.metadata)
@@ -256,13 +236,6 @@ def _nearest_key(key: str, names: list[str]) -> str:
     return f"; nearest: {close[0]}" if close else nearest(key, names)
 
 
-def _refuse_choice(group: str, choice: str, choices: list[str]) -> None:
-    hint = nearest(choice, choices)
-    if group == "data" and not hint and ("." in choice or "/" in choice or Path(choice).exists()):
-        hint = f"; for your own text: data.path={choice}"
-    raise ValueError(f"{group}={choice}: must be one of {', '.join(choices)}{hint}")
-
-
 def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
     """The configuration with the literal values in place."""
     values = to_dict(config)
@@ -280,13 +253,12 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
         if group in PLUGGED:
             keys.append(group)
             return
-        files = [f"{choice}.yaml"] if group in GLOBAL else [f"{name}.yaml" for name in choices[group]]
-        for file in files:
-            content = yaml.safe_load((CONF / group / file).read_text("utf-8")) or {}
+        for name in [choice] if group in GLOBAL else choices[group]:
+            content = choice_values(group, name)
             for entry in content.pop("defaults", []):
                 if isinstance(entry, dict):
-                    for name, value in entry.items():
-                        decided(name.removeprefix("override ").strip("/ "), value)
+                    for other, value in entry.items():
+                        decided(other.removeprefix("override ").strip("/ "), value)
             prefix = "" if group in GLOBAL else f"{group}."
             keys.extend(key for key, _ in leaves(content, prefix) if key in known)
 
@@ -333,8 +305,6 @@ def usage() -> str:
         if group != section:
             section = group
             lines += ["", f"{group or 'run'}"]
-        default = [] if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = field.default_factory() if callable(field.default_factory) else field.default
         lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
     return "\n".join(lines)

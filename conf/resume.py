@@ -1,34 +1,62 @@
 """Going on with a run, or from its model: which settings stay, and what must be as it was for the bits of a run."""
 
+from pathlib import Path
 from typing import Any
 
-from conf.fields import nearest, shown
-from conf.overrides import leaves, set_leaf
-from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
+from conf.fields import InputError, fits, nearest, one_line, shown
+from conf.overrides import HOW, PLUGINS, choice_values, fields, groups, leaves, set_leaf
+from conf.schema import MAX_YAML, Config, from_dict, from_yaml, to_dict, to_yaml
 
-# May change without a word: how long the run goes on, what is watched, and where things are. What stands behind a
-# path or a number of devices is compared itself: the text, the kind of device, how many there are.
-FREE = (
-    "name", "resume", "allow", "workers", "launcher", "logger",
-    "watch.pictures", "watch.attention_heads", "watch.histograms",
-    "data.path", "data.corpus", "data.cache_dir", "data.cache_gb",
-    "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps", "trainer.profiler",
-    "trainer.detect_anomaly", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
-    "trainer.timeout",
-)  # fmt: skip
-# What no `allow` can change: the weights would not fit, or mean something else.
-FIXED = ("model.", "data.tokenizer", "optim.name", "minutes", "vocabulary", "init_from")
-LOOSE = ("model.dropout", "model.attention")  # of those, what leaves the weights as they are
+
+def _rule(key: str, field: Any) -> str:
+    group = Config.__dataclass_fields__[key.partition(".")[0]]
+    return "free" if key in HOW else field.metadata.get("on_resume") or group.metadata.get("on_resume", "allow")
+
+
+# What `on_resume` of `option` says of each key: its own, or its group's.
+RULES = {key: _rule(key, field) for key, (_, field) in fields().items()}
+
+
+def read_config(run: Path) -> Config:
+    """Read a run's config.yaml as plain data.
+
+    Raises:
+        InputError: it is not there or cannot be used, in one line.
+    """
+    path = run / "config.yaml"
+    try:
+        if not path.is_file():
+            raise FileNotFoundError(f"has no {path.name}")
+        with open(path, encoding="utf-8") as file:
+            return from_yaml(file.read(MAX_YAML + 1))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{run}: cannot go on: {one_line(error)[:300]}") from None
+
+
+def untrusted(config: Config) -> list[str]:
+    """The keys of a run's configuration that count only where they are typed again.
+
+    Those are addresses, which are asked over the network, and callbacks and loggers that are not as the files of conf/
+    have them, but for values that `PLUGINS` bounds: they are code, and Hydra resolves what is written in them.
+    """
+
+    def own(group: str, name: str, entry: Any) -> bool:
+        if name not in groups()[group] or not isinstance(entry, dict):
+            return False
+        bounded = {
+            key: value
+            for key, value in entry.items()
+            if (plugin := PLUGINS.get(f"{group}.{name}.{key}")) and fits(value, plugin[0], plugin[1].metadata)
+        }
+        return choice_values(group, name).get(name, {}) | bounded == entry != {}
+
+    remote = ["data.path"] if "://" in (config.data.path or "") else []
+    plugged = {group: getattr(config, group).items() for group in ("callbacks", "logger")}
+    return remote + [group for group in plugged if not all(own(group, *each) for each in plugged[group])]
 
 
 def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
-    """Put what was typed on top of the configuration of the run that is resumed.
-
-    Args:
-        old: the run's own configuration.
-        typed: the configuration that the typed overrides make.
-        keys: which keys of `typed` were typed.
-    """
+    """Put what was typed, the values of `keys`, on top of the configuration of the run that is resumed."""
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
     # Compiled code is kept there and run: a place for whoever resumes to name, not for a run from somewhere else.
     set_leaf(values, "data.cache_dir", typed.data.cache_dir)
@@ -46,19 +74,13 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
     Dropout, the attention kernel, its window and the context can be typed: no weight depends on them, but for the
     learned positions, of which fewer will do.
 
-    Args:
-        typed: the configuration that the typed overrides make.
-        keys: which keys of `typed` were typed.
-        model: the trained model's own `model.*`.
-        tokenizer: its kind of tokens.
-
     Raises:
         ValueError: one line that lists what was typed and is otherwise in the trained model.
     """
     values, new = to_dict(typed), dict(leaves(to_dict(typed)))
     trained = {f"model.{key}": value for key, value in model.items()} | {"data.tokenizer": tokenizer}
     longer = typed.model.context > model["context"]
-    free = [*LOOSE, "model.window"]
+    free = [*(key for key in trained if RULES[key] != "fixed"), "model.window"]
     if model["positions"] != "learned" or not longer:
         free.append("model.context")
     wrong = [key for key in trained if key in keys and key not in free and new[key] != trained[key]]
@@ -73,11 +95,6 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
 def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
     """Compare a run with a command that would make it afresh.
 
-    Args:
-        old: the run's own configuration.
-        typed: the configuration that the command means.
-        keys: the keys that were typed.
-
     Returns:
         What the command means otherwise, as `key=value (the run has value)`; typing more steps only goes on longer.
     """
@@ -88,7 +105,7 @@ def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
     return [
         f"{key}={shown(ours[key])} (the run has {shown(theirs[key])})"
         for key in ours
-        if (key not in FREE or key in ("data.path", "data.corpus", "trainer.max_steps"))
+        if (RULES[key] != "free" or key in ("data.path", "data.corpus", "trainer.max_steps"))
         and ours[key] not in (theirs[key], "auto")
         and not (key == "trainer.max_steps" and longer)
         and not (key.startswith(tuple(chosen)) and key not in keys)
@@ -98,12 +115,12 @@ def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
 
 def settings(config: Config) -> dict[str, Any]:
     """Every setting that the bits of a run depend on, by its key."""
-    return {key: value for key, value in leaves(to_dict(config)) if key not in FREE}
+    return {key: value for key, value in leaves(to_dict(config)) if RULES[key] != "free"}
 
 
 def is_fixed(name: str) -> bool:
-    """Whether no `allow` can change it."""
-    return name.startswith(FIXED) and name not in LOOSE
+    """Whether no `allow` can change it: the weights would not fit, or mean something else."""
+    return name == "vocabulary" or RULES.get(name) == "fixed"
 
 
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:

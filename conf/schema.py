@@ -45,6 +45,8 @@ REFUSED = {
     "default_root_dir": "use name; runs are kept in runs/<name>",
     "enable_autolog_hparams": "every setting is logged",
 }
+MAX_YAML = 2**17  # characters of a config.yaml; most have 1,300
+MAX_DEPTH, MAX_DIGITS = 20, 30  # in it: values inside each other; characters of a number
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -60,13 +62,18 @@ class TrainerConfig:
     )
     num_nodes: int = option(1, "machines", least=1)
     timeout: float = option(600.0, "seconds after which devices give up one that is silent", above=0, most=10**6)
-    precision: str = option("auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS)
+    precision: str = option(
+        "auto", "arithmetic; auto takes bf16-mixed where it is fast", choices=PRECISIONS, on_resume="allow"
+    )
     val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
     log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
-        False, "refuse operations that differ from run to run; warn only names them", choices=("true", "false", "warn")
+        False,
+        "refuse operations that differ from run to run; warn only names them",
+        choices=("true", "false", "warn"),
+        on_resume="allow",
     )
-    benchmark: bool | None = option(None, "let cuDNN try which of its algorithms is fastest")
+    benchmark: bool | None = option(None, "let cuDNN try which of its algorithms is fastest", on_resume="allow")
     detect_anomaly: bool = option(False, "say which operation made a gradient that is no number; slow")
     profiler: str | None = option(
         None, "time training by hook, by function, or by operator as a page", choices=("simple", "advanced", "pytorch")
@@ -123,7 +130,7 @@ class WatchConfig:
 
 @dataclass
 class EarlyStopping:
-    """What can be typed about `callbacks=early_stopping`; one's own is `+callbacks.NAME._target_=CLASS`."""
+    """What can be typed about `callbacks=early_stopping`."""
 
     monitor: str = option("val/loss", "the value watched", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: int = option(5, "validations without a better value", least=0)
@@ -158,33 +165,45 @@ class SearchConfig:
 class Config:
     """The whole configuration of a run."""
 
-    name: str | None = option(None, "directory of the run below runs/; null makes one up")
+    name: str | None = option(
+        None, "directory of the run below runs/; null makes one up", literal=True, per_trial=False
+    )
     seed: int = option(0, "seed of weights, batches and dropout", least=0, most=2**32 - 1)
-    resume: str | None = option(None, "go on with a run: a run directory, a checkpoint, or auto")
-    init_from: str | None = option(None, "start from a trained model: a run or a checkpoint")
+    resume: str | None = option(
+        None, "go on with a run: a run directory, a checkpoint, or auto", literal=True, per_trial=False
+    )
+    init_from: str | None = option(
+        None, "start from a trained model: a run or a checkpoint", on_resume="fixed", literal=True
+    )
     minutes: float | None = option(
         None,
         "instead of trainer.max_steps: the best training that fits into so many minutes, start to end",
         above=0,
         most=525_600,
+        on_resume="fixed",
     )
-    allow: list[str] = option([], "keys that may differ from the run that is resumed")
-    workers: int = option(1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1)
+    allow: list[str] = option([], "keys that may differ from the run that is resumed", per_trial=False)
+    workers: int = option(
+        1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1, per_trial=False
+    )
     compile: Any = option(
         "auto", "torch.compile the training step; a GPU also repeats it as a whole", choices=("auto", "true", "false")
     )
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=ModelConfig, metadata={"on_resume": "fixed"})
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"on_resume": "free"})
+    watch: WatchConfig = field(default_factory=WatchConfig, metadata={"on_resume": "free"})
     callbacks: dict[str, Any] = field(default_factory=dict)
-    logger: dict[str, Any] = field(default_factory=dict)
-    launcher: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=dict, metadata={"on_resume": "free"})
+    launcher: dict[str, Any] = field(default_factory=dict, metadata={"per_trial": False})
 
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
+        for group in ("callbacks", "logger", "launcher"):
+            if not isinstance(getattr(self, group), dict):
+                raise ValueError(f"{group}: must be a mapping")
         # Hydra and YAML read true and false as truth values; what is kept is the word.
         self.compile = shown(self.compile)
         parts = [] if self.name is None else self.name.split("/")
@@ -234,14 +253,38 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Reads plain data alone, in time and memory that the length of the text bounds."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        wrong = (
+            "an anchor, an alias or a tag" if isinstance(event, yaml.AliasEvent) or event.anchor or event.tag else ""
+        )
+        self.depth += 1
+        node = None if wrong or self.depth > MAX_DEPTH else super().compose_node(parent, index)
+        self.depth -= 1
+        if node is None:
+            wrong = wrong or f"more than {MAX_DEPTH} values inside each other"
+        elif node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
+            wrong = f"a number of more than {MAX_DIGITS} digits"
+        if wrong:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has {wrong}")
+        return node
+
+
 def from_yaml(text: str) -> Config:
     """Read what `to_yaml` wrote.
 
     Raises:
         ValueError: the text is no YAML, or not that of a configuration.
     """
+    if len(text) > MAX_YAML:
+        raise ValueError(f"config.yaml: has more than {MAX_YAML:,} characters")
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _PlainLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"config.yaml: cannot be read: {error}") from None
     if not isinstance(values, dict):

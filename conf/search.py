@@ -22,10 +22,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from conf.fields import InputError, allowed, check_value, one_line, shown
-from conf.overrides import CONF, PLUGINS, check_overrides, fields
+from conf.overrides import CONF, HOW, PLUGINS, check_overrides, fields
 from conf.progress import Progress
 from conf.schema import SearchConfig
-from conf.sweep import HOW, Outcome, Trial, check_sweep, conclude, describe, rows, run_trials, say, write_table
+from conf.sweep import Outcome, Trial, check_sweep, conclude, describe, rows, run_trials, say, write_table
 from gpt import runs
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
         raise InputError(
             "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
         )
-    for key in set(given) & set(HOW):
+    for key in set(given) & HOW:
         if given[key].is_sweep_override():
             raise InputError(f"{key}: is the same for all trials of a search")
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
@@ -197,7 +197,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     fixed = tuple(str(each.input_line) for each in given.values() if not each.is_sweep_override())
     literal = tuple(f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW)
     if importlib.util.find_spec("optuna") is None:
-        raise InputError(f"{GROUP}: needs optuna: pip install -e .[search]")
+        raise InputError(f"{GROUP}: needs optuna: pip install -c constraints.txt -e '.[search]'")
     search = Search(literals.get("name") or "", config, space, fixed, literal, workers)
     if not search.name:
         digest = hashlib.sha256(json.dumps(kept(search, None)).encode("utf-8", "surrogateescape")).hexdigest()
@@ -207,12 +207,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
 
 
 def kept(search: Search, text: str | None) -> dict[str, Any]:
-    """What must be as it was for a search to go on, as the study keeps it.
-
-    Args:
-        search: the search.
-        text: fingerprint of the text, where it is known.
-    """
+    """What must be as it was for a search to go on, as the study keeps it, with the fingerprint of the text."""
     how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
     fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
     return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}
@@ -270,12 +265,7 @@ def open_study(directory: Path) -> "optuna.Study":
 
 
 def make_sampler(config: SearchConfig, count: int) -> Any:
-    """What proposes a trial: a function of the seed and of the trials so far, wherever a search was interrupted.
-
-    Args:
-        config: the search.
-        count: trials so far.
-    """
+    """What proposes a trial: a function of the seed and of the trials so far, wherever a search was interrupted."""
     import optuna
 
     seed = int.from_bytes(hashlib.blake2b(f"{config.seed} {count}".encode(), digest_size=4).digest())
@@ -317,10 +307,6 @@ def judge(directory: Path, number: int, shortest: int, longest: int) -> Callable
 
 def run_search(search: Search, text: str | None) -> int:
     """Run the trials of a search to their number, and show what came of them.
-
-    Args:
-        search: which.
-        text: fingerprint of the text, where it is known.
 
     Returns:
         The exit status: 0, 1 where a trial has failed for another reason than its settings or none has finished, 128

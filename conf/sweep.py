@@ -25,16 +25,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from base.files import write_text
 from conf.fields import InputError, clock, one_line, shown
+from conf.overrides import HOW
 from conf.progress import Progress, hidden
-from conf.resume import changed
-from conf.schema import Config, from_yaml
+from conf.resume import changed, read_config
+from conf.schema import Config
 from gpt import job, runs
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 LONGEST = 100  # characters of a trial's name
 SHOWN = 20  # trials on the leaderboard
-HOW = ("name", "resume", "allow", "workers", "launcher")  # say where and how trials run, not what they are
 STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
 
 
@@ -100,13 +100,7 @@ def varied_keys(arguments: Iterable[str]) -> list[str]:
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
-    """One trial of a sweep.
-
-    Args:
-        sweep: the sweep's name.
-        varied: the keys that set its trials apart.
-        settings: overrides that make this one.
-    """
+    """Make the trial of a sweep that has these settings; the varied keys set it apart from others."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     apart = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if _group(setting) not in ("workers", "launcher"))
@@ -116,20 +110,12 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Tr
 def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
     """Whether a trial has finished, in an earlier call.
 
-    Args:
-        trial: which.
-        config: its configuration, as typed.
-        keys: the keys that were typed.
-
     Raises:
         InputError: it is there with other settings, which are named.
     """
-    try:
-        old = from_yaml((trial.directory / "config.yaml").read_text("utf-8"))
-    except FileNotFoundError:
+    if not (trial.directory / "config.yaml").exists():
         return False
-    except (OSError, ValueError) as error:
-        raise InputError(f"{trial.directory}: cannot go on: {one_line(error)}") from None
+    old = read_config(trial.directory)
     if differing := changed(old, config, keys):
         raise InputError(f"{trial.directory}: is another run; name=… begins another sweep: {'; '.join(differing)}")
     finished = runs.summary_of(trial.directory).get("status") == "finished"
@@ -138,10 +124,6 @@ def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
 
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
     """Check what concerns a sweep as a whole.
-
-    Args:
-        arguments: the overrides as typed, without literals.
-        literals: values of the literal keys.
 
     Returns:
         Its name, and those of the literals that its trials are given.
@@ -192,9 +174,7 @@ Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | Non
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     """Start the process of a trial, which is ended with this one. All that it prints is in its `console.log`.
 
-    Args:
-        trial: which.
-        workers: among how many trials the CPU's threads are divided.
+    The CPU's threads are divided among `workers` trials.
     """
     # To SLURM the sweep is the job: it asks for more time, and a trial starts its own further processes.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
@@ -221,13 +201,7 @@ def cpus() -> int:
 
 
 def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
-    """How a trial has ended.
-
-    Args:
-        trial: which.
-        status: exit status of its process, negative for a signal.
-        stopped: whether it was asked to stop.
-    """
+    """How a trial has ended: by the exit status of its process and whether it was asked to stop."""
     if status == 0:
         return Outcome(str(runs.summary_of(trial.directory).get("status")))
     if stopped:
@@ -295,13 +269,7 @@ def receiving() -> Iterator[list[int]]:
 
 
 def rows(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
-    """The table of a sweep, the best trial first: those of this command, and those that are there from before.
-
-    Args:
-        sweep: its name.
-        trials: of this command.
-        outcomes: by name of the trial, as far as they have ended.
-    """
+    """The table of a sweep, the best trial first: those of this command, and those that are there from before."""
     directory = runs.RUNS / sweep
     try:
         with open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
@@ -396,13 +364,6 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
 
 def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
     """Show what came of several trials.
-
-    Args:
-        results: the table of them.
-        failed: names of those that failed.
-        count: of how many.
-        table: where the table is kept.
-        received: the signal that was received, if any.
 
     Returns:
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.

@@ -167,7 +167,9 @@ def _reason(error: Exception, address: str) -> str:
     cause = error.__cause__ or error
     if isinstance(error, ImportError):
         package = next((package for package in EXTRAS if package in str(error)), None)
-        return f"needs {package}: pip install -e .[{EXTRAS[package]}]" if package else one_line(error)
+        if package is None:
+            return one_line(error)
+        return f"needs {package}: pip install -c constraints.txt -e '.[{EXTRAS[package]}]'"
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
         known = sorted(fsspec.available_protocols())
         return f"no such kind of address{nearest(address.partition('://')[0], known)}"

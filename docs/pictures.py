@@ -6,7 +6,7 @@ RUN is a finished run with many validations, SWEEP the directory of a sweep; the
     python train.py -m name=sweep data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4
 
 TensorBoard and Chromium are started on them, its pages are shot as a person sees them, and learning.gif goes through
-the validations of RUN. It needs `pip install -e .[dev]` and chromium.
+the validations of RUN. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
 """
 
 import argparse

@@ -14,7 +14,9 @@ class ModelConfig:
     heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
     context: int = option(256, "longest window in characters", least=1, most=2**20)
-    dropout: float = option(0.0, "dropout on embeddings, attention and residual branches", least=0, below=1)
+    dropout: float = option(
+        0.0, "dropout on embeddings, attention and residual branches", least=0, below=1, on_resume="allow"
+    )
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
@@ -30,6 +32,7 @@ class ModelConfig:
         "auto",
         "attention kernel; auto is explicit on a CPU, but for 1024 places or more at once, and sdpa elsewhere",
         choices=("auto", "explicit", "sdpa"),
+        on_resume="allow",
     )
 
     def __post_init__(self) -> None:
@@ -103,7 +106,10 @@ class OptimConfig:
     """The optimizer and its learning-rate schedule."""
 
     name: str = option(
-        "muon", "muon for the matrices of the blocks, adamw for the rest or all", choices=("muon", "adamw")
+        "muon",
+        "muon for the matrices of the blocks, adamw for the rest or all",
+        choices=("muon", "adamw"),
+        on_resume="fixed",
     )
     lr: float = option(6.0e-3, "highest learning rate of adamw", above=0)
     muon_lr: float = option(0.01, "highest learning rate of muon, which follows the same schedule", above=0)

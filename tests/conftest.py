@@ -50,7 +50,7 @@ def needs(*packages: str, extra: str = "export") -> None:
     """Skip a test unless the packages of an extra are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            missing(f"{package} is not installed: pip install -e .[{extra}]")
+            missing(f"{package} is not installed: pip install -c constraints.txt -e '.[{extra}]'")
 
 
 @pytest.hookimpl(trylast=True)

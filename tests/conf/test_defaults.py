@@ -8,9 +8,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from conf.defaults import differences, overrides, plain
-from conf.overrides import apply_literals, check_overrides, split_literals
+from conf.overrides import HOW, apply_literals, check_overrides, split_literals
 from conf.schema import Config, from_dict, to_dict
-from conf.sweep import HOW
 from tests.conftest import ROOT
 
 

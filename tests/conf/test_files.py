@@ -35,9 +35,8 @@ REPLACED = {
 # What a file needs beside its own choice, and where the run then is.
 MORE = {
     "hparams_search": (["hparams_search.trials=1"], "trial-000"),
-    "launcher": (["-m", "seed=0,1"], "seed=0"),
 }
-PACKAGES = {"logger/wandb": "wandb", "launcher/local": "submitit", "hparams_search/default": "optuna"}
+PACKAGES = {"logger/wandb": "wandb", "hparams_search/default": "optuna"}
 
 
 def contents(file: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -70,7 +69,7 @@ def test_a_model_has_as_many_weights_as_its_file_says(file: str) -> None:
 def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     group, _, choice = file.rpartition("/")
     if file in PACKAGES:
-        needs(PACKAGES[file], extra={"hparams_search": "search", "launcher": "launcher"}.get(group, choice))
+        needs(PACKAGES[file], extra={"hparams_search": "search"}.get(group, choice))
     monkeypatch.setenv("WANDB_MODE", "offline")
     for module in ("train", "gpt.fit.pictures"):
         monkeypatch.setattr(f"{module}.SAMPLE_LENGTH", 5)
@@ -91,7 +90,8 @@ def test_every_file_runs(file: str, train: Callable[..., Ended], monkeypatch: py
         if group not in MORE:  # which say how several runs are made, not what they are
             assert values[key] == ("run" if key == "name" else replaced.get(key, value)), key
     for other, name in others.items():  # such as `override /logger: none`
-        assert values[other] == yaml.safe_load((CONF / other / f"{name}.yaml").read_text("utf-8"))
+        for key, value in contents(f"{other}/{name}")[0].items():
+            assert values[key] == expected.get(key, replaced.get(key, value)), key
 
 
 @pytest.mark.slow

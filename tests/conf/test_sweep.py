@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from conf.launch import launch_trials
 from conf.overrides import apply_literals, split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
@@ -76,10 +78,10 @@ def trials_of(parent: int | None = None) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen) -> None:
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen | None = None) -> None:
     until = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < until and process.poll() is None, Path("out.txt").read_text()
+        assert time.monotonic() < until and (process is None or process.poll() is None), Path("out.txt").read_text()
         time.sleep(0.005)
 
 
@@ -369,55 +371,75 @@ def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trai
 
 
 @pytest.mark.slow
-def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path) -> None:
+def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is told that its time is up saves, is queued again and goes on; the result is that of a plain run."""
     needs("submitit", extra="launcher")
-    sweep = start("seed=1,2", "launcher=local", "model.dropout=0.1", "trainer.max_steps=100", "name=s")
-    wait_for(lambda: Path("runs/s/seed=1/checkpoints/last.ckpt").exists(), sweep)
-    (trial,) = trials_of()
-    job = int(Path(f"/proc/{trial}/stat").read_text().rpartition(")")[2].split()[1])
-    assert "submitit.core._submit" in Path(f"/proc/{job}/cmdline").read_text()
-    os.kill(job, signal.SIGUSR2)
-    ended = finish(sweep)
-    assert ended.status == 0 and ended.err == "", ended
+    import submitit
+
+    monkeypatch.setenv("PYTHONPATH", "")  # which is set for jobs
+    settings = [*(each for each in GIVEN if "max_steps" not in each), "model.dropout=0.1", "trainer.max_steps=100"]
+    trials = [make_trial("s", ["seed"], [*settings, f"seed={seed}"]) for seed in (1, 2)]
+    executor = submitit.AutoExecutor("jobs", "local", local_max_num_timeout=10)  # processes of this machine
+    executor.update_parameters(timeout_min=60)
+    told: list[str] = []
+
+    def tell() -> None:
+        wait_for(lambda: Path("runs/s/seed=1/checkpoints/last.ckpt").exists())
+        (trial,) = (each for each in trials_of() if b"name=s/seed=1" in Path(f"/proc/{each}/cmdline").read_bytes())
+        job = int(Path(f"/proc/{trial}/stat").read_text().rpartition(")")[2].split()[1])
+        told.append(Path(f"/proc/{job}/cmdline").read_text())
+        os.kill(job, signal.SIGUSR2)
+
+    time_is_up = threading.Thread(target=tell)
+    time_is_up.start()
+    outcomes: dict[str, str] = {}
+    assert launch_trials(trials, executor, lambda trial, each: outcomes.update({trial.name: each.status})) is None
+    time_is_up.join()
+    assert "submitit.core._submit" in told[0] and outcomes == {"seed=1": "finished", "seed=2": "finished"}
     log = Path("runs/s/seed=1/train.log").read_text()
     assert log.count("stopped by SIGTERM after step") == 1 and log.count("100 steps of 8 windows") == 2
-    assert [row["status"] for row in table("s")] == ["finished"] * 2
     assert train("seed=1", "model.dropout=0.1", "trainer.max_steps=100", "name=alone").status == 0
     assert_same_weights("s/seed=1", "alone")
-    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "seed=2", "sweep.csv", ".submitit"}
 
 
 def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("submitit", extra="launcher")
-    monkeypatch.setenv("PATH", "")
     for arguments, said in (
-        (["launcher=slurm"], "launcher=slurm: "),
-        (["launcher=slrum"], "launcher=slrum: must be one of local, slurm; nearest: slurm"),
-        (["launcher=local", "+launcher.partition=x"], "launcher=local: "),
-        (["launcher=local", "+launcher.nodes=2"], "launcher.nodes: a trial is one task"),
-        (["launcher=local", "launcher.timeout_min=soon"], "launcher=local: "),
-        (["launcher=local", "launcher.timeout_mins=5"], "launcher.timeout_mins"),
-        (["launcher=local,slurm"], "launcher: is the same for all trials"),
+        (["launcher=slurm"], "launcher=slurm: "),  # which is not here
+        (["launcher=slrum"], "launcher=slrum: must be one of slurm; nearest: slurm"),
+        (["launcher=slurm,slurm"], "launcher: is the same for all trials"),
     ):
-        ended = train("-m", "seed=1,2", *arguments)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("PATH", "")
+            ended = train("-m", "seed=1,2", *arguments)
         assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
-    ended = train("launcher=local")
+    pretend_slurm("exit 1", monkeypatch)
+    for argument, said in (
+        ("+launcher.partitions=x", "launcher=slurm: "),
+        ("+launcher.nodes=2", "launcher.nodes: a trial is one task"),
+        ("launcher.timeout_min=soon", "launcher=slurm: "),
+        ("launcher.timeout_mins=5", "launcher.timeout_mins"),
+    ):
+        ended = train("-m", "seed=1,2", "launcher=slurm", argument)
+        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
+    ended = train("launcher=slurm")
     assert ended.status == 2 and "launcher: goes with -m" in ended.err
     assert not Path("runs").exists()
 
 
-def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend_slurm(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts stand for SLURM's programs."""
-    needs("submitit", extra="launcher")
     Path("bin").mkdir()
     for name in ("srun", "sbatch"):
-        Path("bin", name).write_text(
-            '#!/bin/sh\nfor last; do :; done; cat "$last" > script\n'
-            "echo sbatch: error: invalid partition specified: gpux >&2\nexit 1\n"
-        )
+        Path("bin", name).write_text(f"#!/bin/sh\n{does}\n")
         Path("bin", name).chmod(0o755)
     monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
+
+
+def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("submitit", extra="launcher")
+    refuses = "echo sbatch: error: invalid partition specified: gpux >&2; exit 1"
+    pretend_slurm(f'for last; do :; done; cat "$last" > script; {refuses}', monkeypatch)
     ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
     assert ended.status == 2, ended
     assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
@@ -443,7 +465,7 @@ def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_swee
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["-m", "seed=1,2", "+launcher.timeout_min=5"], "+launcher.timeout_min=5: goes with launcher=local or"),
+        (["-m", "seed=1,2", "+launcher.timeout_min=5"], "+launcher.timeout_min=5: goes with launcher=slurm"),
         (["-m", "seed=1,2", "debug=fast"], "debug: looks for faults in one run, and is not taken with -m"),
     ],
 )

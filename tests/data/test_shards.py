@@ -346,7 +346,7 @@ def test_from_the_web(tmp_path, opened, monkeypatch):
         ("BUCKET/no/*.txt", "no file matches"),
         ("[BUCKET/a.txt,BUCKET/b.txt]", r"data\.path=BUCKET/b\.txt: no such file"),
         ("s4://books/a.txt", "no such kind of address; nearest: s3"),
-        ("gs://books/a.txt", r"needs gcsfs: pip install -e \.\[gs\]"),
+        ("gs://books/a.txt", r"needs gcsfs: pip install -c constraints\.txt -e '\.\[gs\]'"),
         ("file:///no/such/dir", "no such file, directory or bucket"),
         ("BUCKET/empty", r"BUCKET/empty/0\.txt: is empty"),
         ("BUCKET/latin", r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding="),

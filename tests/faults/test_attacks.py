@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from gpt.checkpoint import CheckpointError, load_checkpoint, read
 from tests.conftest import ROOT, Ended
@@ -275,35 +274,6 @@ def test_parts_to_go_on_from_that_do_not_fit(part: str, train: Callable[..., End
         torch.save({**saved, part: other}, path)
         ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
         assert ended.status == 2 and ended.err.count("\n") == 1 and "train.py: " in ended.err, (other, ended)
-
-
-def test_a_run_s_configuration_makes_no_class_of_its_own(train: Callable[..., Ended]) -> None:
-    """config.yaml names classes; of those, only the project's own are made without being asked for."""
-    assert train("name=a", "trainer.max_steps=10").status == 0
-    path = Path("runs/a/config.yaml")
-    settings = yaml.safe_load(path.read_text())
-    for group in ("callbacks", "logger"):
-        changed = {**settings, group: {"evil": {"_target_": "os.system", "command": "touch got-in"}}}
-        path.write_text(yaml.safe_dump(changed))
-        ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
-        assert ended.status == 2 and ended.err.count("\n") == 1 and f"{group}.evil" in ended.err, ended
-    inner = {"_target_": "shutil.copy", "src": "book.txt", "dst": "got-in"}
-    nested = {"tensorboard": {**settings["logger"]["tensorboard"], "prefix": [inner]}}
-    path.write_text(yaml.safe_dump({**settings, "logger": nested}))
-    ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
-    assert ended.status == 2 and ended.err.count("\n") == 1 and "logger.tensorboard" in ended.err, ended
-    path.write_text("x: !!python/object/apply:os.system ['touch got-in']")
-    ended = train("resume=runs/a", "trainer.max_steps=20", defaults=False)
-    assert ended.status == 2 and ended.err.count("\n") == 1, ended
-    assert not list(Path().rglob("got-in"))
-
-
-def test_a_run_names_no_place_for_compiled_code(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which would be loaded and run: it is kept where whoever resumes wants it."""
-    assert train("name=a", "trainer.max_steps=10", "data.cache_dir=theirs").status == 0
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    assert train("resume=runs/a", "trainer.max_steps=20", defaults=False).status == 0
-    assert "theirs" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 def test_links_in_a_run_lead_nowhere(train: Callable[..., Ended]) -> None:
