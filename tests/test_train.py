@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -82,6 +83,16 @@ def test_a_run_leaves_what_it_promises(train: Train) -> None:
     speed = f"{summary['characters_per_second']:,.0f} characters/s\n"
     for said in (f"{summary['val_loss']:.4f} nats", speed, "sample.py runs/first", "tensorboard --logdir runs"):
         assert said in ended.out
+
+
+def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train) -> None:
+    """While it trains, what TensorBoard's writer fails at is raised by the next call, and told once."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt.fit.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
+        before = threading.excepthook
+        assert train("name=a", "trainer.max_steps=10").status == 0
+    assert threading.excepthook is before and seen == [train_script.hide_failed_writes]
 
 
 def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(train: Train) -> None:
