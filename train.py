@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -458,16 +457,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             if point.pruned:
                 write_summary(run, trained | {"status": "pruned"})
                 return None
-            from gpt.fit.pictures import Pictures
-
-            cut_logs(point, run)
-            say = Speaker(run / "train.log")
-            pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
-            pictures.load_state_dict(point.contents["callbacks"].get("Pictures", {"waiting": []}))
-            try:
-                return finish(run, config, text, say, trained, pictures)
-            finally:
-                pictures.end()
+            return finish(run, config, text, Speaker(run / "train.log"), trained, None)
         return done.get("val_loss")
     return fit(run, config, keys, text, choices, start, point, fresh=resume is None, started=started)
 
@@ -666,7 +656,7 @@ def fit(
     Returns:
         As `main` does.
     """
-    with Progress("loading Lightning"), with_few_packages():
+    with Progress("loading Lightning"):
         import lightning as L
         import torch
         from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -683,13 +673,14 @@ def fit(
         SameStart,
         Stopped,
         StopSignals,
+        cut_events,
         is_lost_process,
         make_environment,
         make_strategy,
     )
     from gpt.fit.module import Diverged, LitGPT
     from gpt.fit.pictures import Pictures, Samples
-    from gpt.fit.profile import make_profiler
+    from gpt.fit.profile import StepProfiler, make_profiler
     from gpt.fit.report import Speaker
     from gpt.fit.waits import Waits
     from gpt.model import init_from
@@ -728,6 +719,7 @@ def fit(
     stops = StopSignals(checkpoints)
     say = Speaker(None)
     pictures: Pictures | None = None
+    thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
     try:
         notes = [describe_start(start, tokenizer.vocabulary)] if start else []
         if config.minutes is not None and not point:
@@ -756,14 +748,13 @@ def fit(
         samples = Samples(prompts(text), tokenizer.decode)
         pictures = Pictures(config.watch, what_is_shown(text, config.model.context), say)
         callbacks = [*make(config.callbacks), *prune, pictures, samples, checkpoints]
-        profiler, profile = None, Path()
-        if config.trainer.profiler and first_process:
-            profiler, profile = make_profiler(config.trainer.profiler, run, config.trainer.max_steps)
-        loggers = config.logger
-        if not fresh:
-            if first_process:
-                cut_logs(point, run)
-            loggers = purging(loggers, point.step if point else -1)
+        profiler, profile = None, run / "trace.json"
+        if config.trainer.profiler == "pytorch" and first_process:
+            callbacks = [StepProfiler(profile, say), *callbacks]
+        elif config.trainer.profiler and first_process:
+            profiler, profile = make_profiler(config.trainer.profiler, run)
+        if not fresh and first_process:
+            cut_events(run, point.step if point else -1)
         arguments = vars(config.trainer) | {
             "strategy": make_strategy(config.trainer.strategy, choices.devices),
             "profiler": profiler,
@@ -772,7 +763,7 @@ def fit(
             trainer = L.Trainer(
                 **{key: value for key, value in arguments.items() if key != "timeout"},
                 callbacks=[waits, same, watch, *callbacks, stops],
-                logger=make(loggers, save_dir=str(run)),
+                logger=make(config.logger, save_dir=str(run)),
                 plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
                 max_epochs=-1,
                 check_val_every_n_epoch=None,
@@ -834,7 +825,7 @@ def fit(
         if not first_process:
             return None
         loss = finish(run, config, text, say, summary, pictures)
-        if profiler:
+        if config.trainer.profiler:
             say(f"profile    {profile}")
         return loss
     except Stopped as stop:
@@ -853,6 +844,7 @@ def fit(
         if pictures:
             pictures.end()
         stops.give_back()
+        threading.excepthook = thread_failed
 
 
 def introduce(
@@ -1023,28 +1015,10 @@ def turn_dial(
     return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
 
 
-@contextmanager
-def with_few_packages() -> "Iterator[None]":
-    """Have torchmetrics, which Lightning loads, leave out what it takes a second to load and nothing here needs."""
-    from lightning_utilities.core.imports import RequirementCache
-
-    def is_there(self: RequirementCache) -> bool:
-        return not str(self.requirement).startswith(("matplotlib", "transformers")) and there(self)
-
-    there = RequirementCache.__bool__
-    RequirementCache.__bool__ = is_there  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        RequirementCache.__bool__ = there  # type: ignore[method-assign]
-
-
 def quieten_lightning() -> None:
     """Leave out what Lightning tells everyone; its warnings stay, but for those that do not hold here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # TensorBoard writes in a thread, and tells of an error again where it is next given something to write.
-    threading.excepthook = lambda of: None if issubclass(of.exc_type, OSError) else threading.__excepthook__(of)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # Both are meant: optimizers are told that steps are recorded before the first is, and fp32 is fp32.
@@ -1063,37 +1037,11 @@ def quieten_lightning() -> None:
     )
 
 
-def cut_logs(point: Point | None, run: Path) -> None:
-    """Have TensorBoard's files go on where a run does: what a killed process logged beyond that is cut off.
-
-    Raises:
-        CheckpointError: what the checkpoint has still to be drawn is no such thing.
-    """
-    from gpt.checkpoint import CheckpointError
-    from gpt.fit.durability import cut_events
-
-    pattern = re.compile(r"events\.out\.tfevents\.(\d{1,12})\..+")
-    named = [(pattern.fullmatch(file.name), file) for file in run.glob("events.out.tfevents.*")]
-    newest = 0
-    try:
-        waiting = point.contents["callbacks"].get("Pictures", {}).get("waiting", []) if point else []
-        again = {(picture["step"], picture["tag"]) for picture in waiting}
-    except (AttributeError, KeyError, TypeError) as error:
-        assert point
-        raise CheckpointError(f"{point.path}: does not fit this run ({type(error).__name__} in Pictures)") from None
-    for match, file in named:
-        if match and not file.is_symlink():
-            cut_events(file, point.step if point else -1, again)
-            newest = max(newest, int(match[1]))
-    time.sleep(max(0.0, min(newest + 1 - time.time(), 1.0)))  # files are read in the order of their second
-
-
-def purging(loggers: dict[str, Any], step: int) -> dict[str, Any]:
-    """Have a TensorBoard that is open all the while forget what it has read beyond `step`."""
-    return {
-        name: entry | ({"purge_step": step + 1} if entry["_target_"].endswith(".TensorBoardLogger") else {})
-        for name, entry in loggers.items()
-    }
+def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
+    """Print what ends a thread, but for TensorBoard's writer: its next call raises the error in the main thread."""
+    writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
+    if not (writer and issubclass(of.exc_type, OSError)):
+        threading.__excepthook__(of)
 
 
 def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
@@ -1119,7 +1067,7 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
     import torch
 
     from data.batches import evaluation_windows
-    from data.passages import ATTENDED, lines_to_show, occurrences
+    from data.passages import ATTENDED, lines_to_show
     from gpt.fit.pictures import Shown
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
@@ -1130,7 +1078,6 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
     )
     return Shown(
         names=tokenizer.names,
-        counts=occurrences(text),
         passage=torch.from_numpy(passage[: min(ATTENDED, context)]),
         characters=[tokenizer.decode(passage[owners == owner]) for owner in range(owners[-1] + 1)],
         owners=torch.from_numpy(owners),
@@ -1226,7 +1173,7 @@ def finish(
     text: "Text",
     say: "Speaker",
     summary: dict[str, Any],
-    pictures: "Pictures",
+    pictures: "Pictures | None",
 ) -> float:
     """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
 
@@ -1236,7 +1183,7 @@ def finish(
         text: the encoded text.
         say: prints a line for people.
         summary: what training took; see `as_trained`.
-        pictures: that are still being drawn.
+        pictures: that are still being drawn; None where training ended in another process.
 
     Returns:
         The validation loss of the best checkpoint.
@@ -1304,10 +1251,8 @@ def finish(
         say(describe_score("", scores[last_step][0], context, f"last checkpoint, step {last_step}"))
     if test:
         say(describe_score("test", test, context, f"best checkpoint, step {best_step}"))
-    for line in describe_training(losses, summary["characters_per_second"], summary["mfu"]):
+    for line in describe_training(losses, summary["characters_per_second"]):
         say(line)
-    results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
-    log_result(run, hyperparameters(config), summary["steps"], results)
     if "tensorboard" in config.logger:
         write_projector(run, model.embedding.weight, tokenizer.names, occurrences(text))
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
@@ -1317,8 +1262,11 @@ def finish(
     going_on = tokenizer.decode(tokens[len(begun) :])
     sample = [SAMPLE_TEMPERATURE, tokenizer.decode(begun.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
-    with Progress("drawing the last pictures"):
-        pictures.finish(partial(append, run))
+    if pictures:
+        with Progress("drawing the last pictures"):
+            pictures.finish(partial(append, run))
+    results = {"best/val_loss": best.loss, "best/val_bpc": best.bpc} | ({"best/test_loss": test.loss} if test else {})
+    log_result(run, hyperparameters(config), summary["steps"], results)
     write_summary(run, summary)  # last: a run that is stopped before is finished when it goes on
     farewell(say, run, going_on.strip("\n"), "tensorboard" in config.logger, reported)
     return best.loss

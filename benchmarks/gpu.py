@@ -51,6 +51,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(ROOT))
 
+from base.files import write_text  # noqa: E402
 from benchmarks.time_to_loss import ours, train  # noqa: E402
 from benchmarks.train_speed import spread  # noqa: E402
 from conf.commandline import Parser, answer, number  # noqa: E402
@@ -440,7 +441,7 @@ def measure(file: Path, machine: dict[str, str], plan: Plan, minutes: float) -> 
             break
         kept["seen"][name] = plan[name]()
         file.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_text(file, json.dumps(kept, indent=2) + "\n")
+        write_text(file, json.dumps(kept, indent=2) + "\n")
         longest = max(longest, time.monotonic() - begun)
         print(f"{name}: {json.dumps(kept['seen'][name])}", flush=True)
     return [name for name in plan if name not in kept["seen"]]

@@ -76,7 +76,9 @@ class TrainerConfig:
     benchmark: bool | None = option(None, "let cuDNN try which of its algorithms is fastest", on_resume="allow")
     detect_anomaly: bool = option(False, "say which operation made a gradient that is no number; slow")
     profiler: str | None = option(
-        None, "time training by hook, by function, or by operator as a page", choices=("simple", "advanced", "pytorch")
+        None,
+        "time training by hook, by function, or by operator (a table, and trace.json)",
+        choices=("simple", "advanced", "pytorch"),
     )
 
     def __post_init__(self) -> None:
@@ -102,7 +104,7 @@ class WatchConfig:
     """What is drawn and written beside the curves; nothing of it changes what is learned."""
 
     pictures: bool = option(
-        True, "at each validation draw attention, surprisal, embedding and calibration (with logger=tensorboard)"
+        True, "at each validation draw attention, surprisal and calibration (with logger=tensorboard)"
     )
     attention_heads: list[str] = option(
         [], "heads whose attention is drawn, counted from 0, as in [L0H1,L3H0]; [] takes up to 4 across the layers"

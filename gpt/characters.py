@@ -4,7 +4,6 @@ import unicodedata
 
 VOWELS = set("aeiouαεηιουωаеёиоуыэюяіїє")
 SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
-KINDS = ("vowel", "consonant", "capital", "letter", "digit", "mark", "space", "other")
 
 
 def visible(character: str) -> str:
@@ -25,7 +24,7 @@ def visible(character: str) -> str:
 
 
 def kind(character: str) -> str:
-    """Which of `KINDS` a character is; of several, `other`."""
+    """Return vowel, consonant, capital, letter, digit, mark or space; other for several characters, too."""
     if len(character) != 1:
         return "other"
     if character.isspace():

@@ -160,8 +160,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
 def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
-    monkeypatch.setattr("gpt.fit.peak.MEASURED", 0.01)
-
     def call(*arguments: str, defaults: bool = True) -> Ended:
         given = [*TINY, "data.path=book.txt"] if defaults else []
         keys = {argument.partition("=")[0] for argument in arguments}

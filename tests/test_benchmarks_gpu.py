@@ -379,7 +379,6 @@ def test_the_pipeline_repeats_the_step_of_the_run(
 ) -> None:
     monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: record)
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    monkeypatch.setattr("gpt.fit.peak.MEASURED", 0.01)
     taken: list[torch.Tensor] = []
     bare = gpu.bare
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from base.files import write_text
 from data.arrays import open_text
 from data.config import DataConfig
 from gpt import runs
@@ -44,11 +45,11 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sam
 
 def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
     assert train("debug=fast", *SMALL, defaults=False).status == 0
-    runs.write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
+    write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
     ended = train("resume=auto")
     assert ended.status == 2 and "no unfinished run" in ended.err
     train("name=cut", "trainer.max_steps=10")
-    runs.write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
+    write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     assert "going on in runs/cut" in train("resume=auto", defaults=False).out
 

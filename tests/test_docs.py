@@ -111,7 +111,7 @@ def test_commands_of_the_page_on_watching(train: Callable[..., Ended], quick_sam
     for arguments in commands:
         ended = train("data.path=book.txt", *shlex.split(arguments), *cut, defaults=False)
         assert ended.status == 0, ended.err
-    assert Path("runs/debug-profile/profile.html").exists()
+    assert Path("runs/debug-profile/trace.json").exists()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import train as train_script
-from gpt.fit.board import LAYOUT
+from gpt.fit.board import layout
 from tests.conftest import ROOT, TINY
 
 pytestmark = pytest.mark.slow
@@ -102,8 +102,8 @@ def test_the_first_page_answers_the_first_question(board: Any) -> None:
     assert any("Does it learn?" in each for each in categories)
     cards = page.locator("tf-custom-scalar-multi-line-chart-card")
     shown = [text_of(cards.nth(number)) for number in range(cards.count())]
-    assert len(shown) == len([chart for group in LAYOUT.values() for chart in group])
-    for title, card in zip([title for group in LAYOUT.values() for title in group], shown, strict=True):
+    titles = [title for group in layout(["perf/mfu"]).values() for title in group]  # not known of CPUs
+    for title, card in zip(titles, shown, strict=True):
         matches = re.search(r"Matches \((\d+)\)", card)
         assert title in card and matches and int(matches[1]) >= 2, card
     for number in (0, 1):  # training and validation, of two runs
@@ -125,7 +125,7 @@ def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
 def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
     page = board("images")
     loaders = page.locator("tf-image-loader")
-    assert loaders.count() == 2 * (4 + 3)  # runs, of heads and of what else there is
+    assert loaders.count() == 2 * (4 + 2)  # runs, of heads and of what else there is
     for number in range(loaders.count()):
         loader = loaders.nth(number)
         loader.scroll_into_view_if_needed()

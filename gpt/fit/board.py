@@ -57,8 +57,7 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
         step: the last one.
         scores: what came of them, by tag.
     """
-    newest = newest_events(run)
-    if newest is None:
+    if newest_events(run) is None:
         return
     from torch.utils.tensorboard.summary import hparams
 
@@ -67,7 +66,7 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
     _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
-    cut_events(newest, step)  # a row that was written before the run's end was
+    cut_events(run, step)  # a row that was written before the run's end was
     # As of a later step, so that the row is cut off where the run goes on.
     for at, summary in ((step + 1, begun), (step, Summary(value=values)), (step + 1, ended)):
         append(run, at, summary)

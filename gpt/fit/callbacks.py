@@ -215,7 +215,7 @@ class Watch(L.Callback):
         self.first, self.module = trainer.global_step, pl_module
         # The first may compile; those that are to be repeated are done otherwise, and then recorded.
         self.unusual = REHEARSALS + 1 if pl_module.record else 1
-        peak = peak_flops(pl_module.device, str(trainer.precision))  # on a CPU all processes measure, as they train
+        peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()

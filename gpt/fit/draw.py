@@ -19,7 +19,6 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
@@ -28,8 +27,7 @@ from matplotlib.text import Text
 
 from conf.fields import one_line
 from gpt import job
-from gpt.characters import KINDS, kind, visible
-from gpt.fit.neighbours import nearest, project, spread
+from gpt.characters import visible
 
 SIZE = (3.6, 3.9)  # inches; TensorBoard's cards are about as wide
 DPI = 200  # twice a screen's
@@ -38,11 +36,6 @@ SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}
 MOST_BITS = 8.0  # a character that costs more has the same colour
 COLUMNS = 36  # characters in a line of a passage
 LINES = 18
-LEAST_APART = 0.047  # of the width, between two characters
-# Of Okabe and Ito, which people who see colours differently tell apart; darker where they carry thin strokes.
-COLOURS = dict(
-    zip(KINDS, ("#d55e00", "#0072b2", "#009e73", "#0072b2", "#cc79a7", "#1a1a1a", "#b38600", "#8a8a8a"), strict=True)
-)
 WEIGHTS = matplotlib.colormaps["Blues"]
 COSTS = LinearSegmentedColormap.from_list("costs", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
 # Fonts with scripts that DejaVu, which comes with matplotlib, does not have; whichever is installed.
@@ -146,38 +139,6 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
     return drawn(figure)
 
 
-def embedding(step: int, characters: list[str], vectors: np.ndarray) -> bytes:
-    """Characters in the plane, near those that have similar embeddings, each with a line to the most similar one.
-
-    Args:
-        step: steps taken.
-        characters: N of them.
-        vectors: (N, C).
-    """
-    figure = Figure(SIZE, dpi=DPI)
-    axes, _ = add(figure, f"Which characters are alike, step {step:,}", 0.02, 0.13, 0.98, 0.93)
-    places = project(vectors)
-    places = spread(places, 2 * LEAST_APART * (float(np.abs(places).max()) or 1.0))
-    if len(characters) > 1:
-        ends = np.stack((places, places[nearest(vectors)]), axis=1)  # (N, 2, 2)
-        axes.add_collection(LineCollection(list(ends), colors="#d9d9d9", linewidths=1, zorder=0))
-    kinds = [kind(each) for each in characters]
-    for (x, y), character, each in zip(places.tolist(), characters, kinds, strict=True):
-        write(axes, x, y, character, 10, COLOURS[each], weight="bold")
-    low, high = places.min(0), places.max(0)
-    edge = 0.05 * max(float((high - low).max()), 1e-6)
-    axes.set(xlim=(low[0] - edge, high[0] + edge), ylim=(low[1] - edge, high[1] + edge))
-    words = [each for each in KINDS if each in kinds]  # one for each colour
-    taken, length = 0.0, sum(len(each) + 2 for each in words)
-    for each in words:
-        x = 0.02 + 0.96 * (taken + len(each) / 2 + 1) / length
-        size = min(8, 330 / length)
-        figure.text(x, 0.09, each, color=COLOURS[each], ha="center", va="center", fontsize=size, weight="bold")
-        taken += len(each) + 2
-    figure.text(0.5, 0.035, "lines lead to the most similar one (t-SNE)", ha="center", va="center", **SMALL)
-    return drawn(figure)
-
-
 def calibration(step: int, counts: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray, error: float) -> bytes:
     """How often the most likely character came, by how sure the model was of it.
 
@@ -255,13 +216,13 @@ def encoded(canvas: FigureCanvasAgg) -> bytes:
 
 
 DRAWN: dict[str, Callable[..., bytes]] = {
-    function.__name__: function for function in (attention, surprisal, embedding, calibration)
+    function.__name__: function for function in (attention, surprisal, calibration)
 }
 
 
 def serve(parent: int, niceness: int) -> None:
     """Draw until there is nothing more to read; end with the process that asks, whatever ends that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training, which then asks for what is left
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training, which ends this process
     job.end_with(parent)
     if hasattr(os, "nice"):
         os.nice(niceness)

@@ -6,7 +6,6 @@ import platform
 import signal
 import struct
 import time
-from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,31 +110,28 @@ class Checkpoints(L.Callback):
         remove_older(path)
 
 
-def cut_events(file: Path, step: int, waiting: Collection[tuple[int, str]] = ()) -> None:
-    """Cut an event file of TensorBoard's off after what was logged for `step`, and before a record that is not whole.
+def cut_events(run: Path, step: int) -> None:
+    """Cut off what a killed process logged for TensorBoard after `step`, and records that are not whole.
 
-    Pictures that were drawn when the checkpoint of `step` had been written are cut off, too: they are drawn again. A
-    record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
-
-    Args:
-        file: the event file.
-        step: the last step that is kept.
-        waiting: step and tag of the pictures that the checkpoint has still to be drawn.
+    A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
     """
-    with open(file, "r+b") as events:
-        end, size = 0, os.fstat(events.fileno()).st_size
-        while len(head := events.read(12)) == 12:
-            (length,) = struct.unpack("<Q", head[:8])
-            if events.tell() + length + 4 > size:
-                break
-            try:
-                event = Event.FromString(events.read(length + 4)[:-4])
-                if event.step > step or any((event.step, value.tag) in waiting for value in event.summary.value):
+    for file in run.glob("events.out.tfevents.*"):
+        if file.is_symlink():
+            continue
+        with open(file, "r+b") as events:
+            end, size = 0, os.fstat(events.fileno()).st_size
+            while len(head := events.read(12)) == 12:
+                (length,) = struct.unpack("<Q", head[:8])
+                if events.tell() + length + 4 > size:
                     break
-            except DecodeError:
-                break
-            end = events.tell()
-        events.truncate(end)
+                try:
+                    event = Event.FromString(events.read(length + 4)[:-4])
+                except DecodeError:
+                    break
+                if event.step > step:
+                    break
+                end = events.tell()
+            events.truncate(end)
 
 
 class Stopped(Exception):

@@ -84,14 +84,14 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     ]
     if summary["test_loss"] is not None:
         found.append(losses("Test", summary["test_loss"], summary["test_bpc"], "best checkpoint"))
-    speed, peak = summary["characters_per_second"], summary.get("mfu")
+    speed = summary["characters_per_second"]
     found.append(
         [
             "Training",
             clock(summary["seconds"]),
             "minutes" if summary["seconds"] < 3599.5 else "hours",
             f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else ""),
-            f"{summary['steps']:,} steps" + (f", {100 * peak:.1f} % of the machine's peak" if peak else ""),
+            f"{summary['steps']:,} steps",
         ]
     )
     found.append(

@@ -1,7 +1,6 @@
-"""What a device could compute at best, to say which share of it training reaches (MFU)."""
+"""What a GPU could compute at best, to say which share of it training reaches (MFU)."""
 
 import re
-import time
 
 import torch
 
@@ -24,23 +23,19 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
     r"Tesla V100-PCIE-(16|32)GB": (None, 14),
     r"Tesla T4": (None, 8.1),
 }
-MEASURED = 0.06  # seconds that a CPU is measured for
-SMALLEST, LARGEST = 512, 4096  # matrices; a few cores reach their best with small ones, many with large ones
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """The most FLOP/s that one device could reach in matrix products: known of GPUs by name, measured on a CPU.
+    """Return the most FLOP/s that one device could reach in matrix products, by its data sheet.
 
     Args:
         device: of this process.
         precision: as `trainer.precision` has it.
 
     Returns:
-        None where it is not known.
+        None where it is not known, as of CPUs.
     """
     dtype = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}.get(precision)
-    if device.type == "cpu":
-        return measured_peak(dtype or torch.float64, MEASURED)
     if device.type == "cuda" and dtype:
         return known_peak(torch.cuda.get_device_name(device), dtype)
     return None
@@ -53,31 +48,3 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
             tflops = bf16 if dtype == torch.bfloat16 else fp32
             return tflops and tflops * 1e12
     return None
-
-
-def measured_peak(dtype: torch.dtype, seconds: float) -> float:
-    """The most FLOP/s seen on this CPU, with all threads of this process, in products of square matrices.
-
-    Args:
-        dtype: of the matrices.
-        seconds: for all of it, but for one product that takes longer.
-    """
-
-    def square() -> torch.Tensor:
-        return torch.ones(size, size, dtype=dtype)  # no number is drawn, for training to miss
-
-    size, best, until = SMALLEST, 0.0, time.perf_counter() + seconds
-    matrix, began = square(), time.perf_counter()
-    while True:  # the first of a size is slower, and counts only where it is the only one
-        started = time.perf_counter()
-        torch.mm(matrix, matrix)
-        ended = time.perf_counter()
-        took = ended - started
-        best = max(best, 2 * size**3 / took)
-        # Two of the next size are eight times the work each, and the first takes longer.
-        if size < LARGEST and ended + 24 * took < until:
-            if ended - began > seconds / 4:
-                size *= 2
-                matrix, began = square(), time.perf_counter()
-        elif ended + took > until:
-            return best

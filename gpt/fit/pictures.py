@@ -39,12 +39,9 @@ TEMPERATURES = (0.6, 1.0)
 SAMPLE_LENGTH = 100  # tokens of each text
 SAMPLES_KEPT = 20  # validations whose texts checkpoints keep
 HEADS_DRAWN = 4
-RARE = 1e-5  # share of the text
-MOST_CHARACTERS = 100  # of the embedding, those that the text has most often
-MOST_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
+MAX_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
 NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
-PATIENCE = 3.0  # seconds, at the end, until what is not drawn yet is drawn by one that is as important as others
-LAST_WAIT = 60.0  # seconds that this one has
+END_SECONDS = 30.0  # to wait, at the end, for the pictures that are not drawn yet
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
@@ -134,7 +131,6 @@ class Shown:
 
     Attributes:
         names: each of the V tokens as text.
-        counts: (V,) int64, how often each occurs in the text, or in a part of it.
         passage: (T,) int64, of which attention is drawn; at most a context of them.
         characters: the N characters of a longer passage, of which it is drawn what they cost.
         owners: (M,) int64, which of them each of its tokens is a part of.
@@ -142,7 +138,6 @@ class Shown:
     """
 
     names: list[str]
-    counts: Tensor
     passage: Tensor
     characters: list[str]
     owners: Tensor
@@ -150,17 +145,13 @@ class Shown:
 
 
 class Drawer:
-    """A process that draws, one picture after the other; it ends with this one.
+    """A process that draws, one picture after the other; it ends with this one."""
 
-    Args:
-        niceness: 0 for the priority of others, 19 for the lowest.
-    """
-
-    def __init__(self, niceness: int) -> None:
+    def __init__(self) -> None:
         """Start it; matplotlib, which takes it a second to load, is loaded there."""
         self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpt.fit.draw", str(os.getpid()), str(niceness)],
+            [sys.executable, "-m", "gpt.fit.draw", str(os.getpid()), str(NICENESS)],
             cwd=Path(__file__).parents[2],
             # One core is enough; notebooks name a back end of their own, which may not be there.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"},
@@ -213,9 +204,9 @@ def as_array(value: Any) -> Any:
 class Pictures(L.Callback):
     """Shows in TensorBoard, at each validation, what the model has learned: pictures, and histograms on request.
 
-    The numbers are computed here; they are drawn in a process of their own, and written when it is done: training does
-    not wait for them, and a run only at its very end. A checkpoint holds what is not drawn yet, so a run that goes on
-    has it all. Where validations come faster than pictures can be drawn, some have none, which is said once.
+    The numbers are computed here; they are drawn in a process of their own and written when that is done. Training does
+    not wait for them, a run only at its very end, and not for long. Pictures that are not drawn when the run is stopped
+    are lost. Where validations come faster than pictures can be drawn, some have none, which is said once.
 
     Args:
         config: what is wanted.
@@ -227,24 +218,9 @@ class Pictures(L.Callback):
         """Nothing is drawn yet; the process that draws is started when there is something to draw."""
         self.config, self.shown, self.say = config, shown, say
         self.drawer: Drawer | None = None
-        self.waiting: list[dict[str, Any]] = []  # not written yet, as plain data and tensors
+        self.waiting = 0  # pictures that are sent and not written yet
         self.given_up = False
         self.behind = False  # and some were left out
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is not drawn yet."""
-        return {"waiting": list(self.waiting)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have it drawn now."""
-        self.waiting = list(state_dict["waiting"])
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on with what was not drawn."""
-        if trainer.is_global_zero and boards(trainer) and self.config.pictures:
-            self._ask_again()
-        else:
-            self.waiting = []
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the sums."""
@@ -273,12 +249,12 @@ class Pictures(L.Callback):
                     board.experiment.add_histogram(tag, values, step)
         last = step >= trainer.max_steps or trainer.should_stop
         if self.config.pictures and not self.given_up:
-            if len(self.waiting) >= MOST_WAITING and not last:
+            if self.waiting >= MAX_WAITING and not last:
                 if not self.behind:
                     self.say("pictures   are drawn more slowly than validations come: some are left out")
                 self.behind = True
                 return
-            self._ask(list(learned(model, self.totals, self.shown, self.config.heads(), step)))
+            self._send(learned(model, self.totals, self.shown, self.config.heads(), step))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
@@ -288,22 +264,20 @@ class Pictures(L.Callback):
             pass
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave at once: what is not drawn is in the checkpoint, for the run that goes on."""
+        """Leave at once."""
         self.end()
 
     def finish(self, write: Callable[[int, Summary], None]) -> None:
-        """Wait for what is left, and end the process.
+        """Wait a while for what is left, and end the process.
 
         Args:
             write: takes a step and what to write for it.
         """
-        if self.drawer is None:  # of a run that is only finished
-            self._ask_again()
-        if self._write_all(write, PATIENCE) and self.drawer:  # others keep the machine busy
-            self.end()
-            self._ask_again(niceness=0)
-            if (left := self._write_all(write, LAST_WAIT)) and self.drawer:
-                self.say(f"pictures   {left} were not drawn within {PATIENCE + LAST_WAIT:g} seconds")
+        until = time.monotonic() + END_SECONDS
+        while self.waiting and self._write(write, until - time.monotonic()):
+            pass
+        if self.waiting:
+            self.say(f"pictures   {self.waiting} were not drawn within {END_SECONDS:g} seconds")
         self.end()
 
     def end(self) -> None:
@@ -312,27 +286,16 @@ class Pictures(L.Callback):
             self.drawer.end()
             self.drawer = None
 
-    def _ask_again(self, niceness: int = NICENESS) -> None:
-        waiting, self.waiting = self.waiting, []
-        self._ask(waiting, niceness)
-
-    def _ask(self, pictures: list[dict[str, Any]], niceness: int = NICENESS) -> None:
-        if pictures and self.drawer is None:
+    def _send(self, pictures: Iterator[dict[str, Any]]) -> None:
+        if self.drawer is None:
             try:
-                self.drawer = Drawer(niceness)
+                self.drawer = Drawer()
             except OSError as error:
                 self._give_up(one_line(error))
                 return
         for picture in pictures:
-            self.waiting.append(picture)
-            self.drawer.wanted.put(picture)  # type: ignore[union-attr]
-
-    def _write_all(self, write: Callable[[int, Summary], None], seconds: float) -> int:
-        """Write all pictures, waiting at most so long, and say how many are left."""
-        until = time.monotonic() + seconds
-        while self.waiting and self._write(write, until - time.monotonic()):
-            pass
-        return len(self.waiting)
+            self.waiting += 1
+            self.drawer.wanted.put(picture)
 
     def _write(self, write: Callable[[int, Summary], None], wait: float = 0.0) -> bool:
         """Write the next picture if it has been drawn, or is within so many seconds, and say whether it was."""
@@ -345,7 +308,7 @@ class Pictures(L.Callback):
         if isinstance(answer, str):
             self._give_up(answer)
             return False
-        self.waiting.pop(0)  # they are drawn in order
+        self.waiting -= 1
         width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
         image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
         try:
@@ -357,7 +320,7 @@ class Pictures(L.Callback):
     def _give_up(self, reason: str) -> None:
         """Say why there are no more pictures; training goes on."""
         self.say(f"pictures   are not drawn any more: {reason}")
-        self.waiting, self.given_up = [], True
+        self.waiting, self.given_up = 0, True
         self.end()
 
 
@@ -389,17 +352,6 @@ def learned(
     nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
     bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
     yield picture("view/surprisal", "surprisal", characters=shown.characters, bits=bits)
-
-    # What hardly occurs has learned nothing yet, and would be noise.
-    common = shown.counts.argsort(descending=True, stable=True)[:MOST_CHARACTERS]
-    common = common[shown.counts[common] >= RARE * shown.counts.sum()].sort().values
-    vectors = model.embedding.weight.detach().float().cpu()[common]
-    yield picture(
-        "view/embedding",
-        "embedding",
-        characters=[shown.names[token] for token in common.tolist()],
-        vectors=vectors,
-    )
 
     yield picture("view/calibration", "calibration", **calibration(totals)._asdict())
 

@@ -81,22 +81,20 @@ def sparkline(values: Sequence[float], marks: str) -> str:
     return "".join(marks[round((mean - low) / (high - low or 1) * (len(marks) - 1))] for mean in means)
 
 
-def describe_training(losses: Sequence[float], speed: float | None, mfu: float | None) -> list[str]:
+def describe_training(losses: Sequence[float], speed: float | None) -> list[str]:
     """How the loss fell and how fast training was, a line each.
 
     Args:
         losses: of training, in their order.
         speed: characters per second; None where it was not measured.
-        mfu: which share of the peak that is; None where it is not known.
     """
     try:
         BLOCKS.encode(sys.stdout.encoding or "ascii")
         marks = BLOCKS
     except UnicodeEncodeError:
         marks = ASCII
-    share = "share of peak unknown" if mfu is None else f"{100 * mfu:.2g} % of peak"
     lines = [f"training   {sparkline(losses, marks)}  loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
-    return lines + ([f"speed      {speed:,.0f} characters/s, {share}"] if speed else [])
+    return lines + ([f"speed      {speed:,.0f} characters/s"] if speed else [])
 
 
 def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, reported: Path | None) -> None:

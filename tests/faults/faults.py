@@ -199,8 +199,7 @@ def seed_no_dropout() -> None:
 
 def cut_no_events() -> None:
     """Leave TensorBoard's files as the killed process left them."""
-    train_script.cut_logs = lambda point, run: None
-    train_script.purging = lambda loggers, step: loggers
+    gpt.fit.durability.cut_events = lambda *_: None
 
 
 def stock_in_write(number: int, size: int) -> None:
@@ -472,36 +471,21 @@ def count_graphs() -> None:
     before(train_script, "finish", say)
 
 
-def with_pictures(step: int, written: int) -> None:
-    """Die before a step (from 0) when so many of the pictures of the validations before have been written to disk."""
-    gpt.fit.pictures.NICENESS = 0
-
-    def wait(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            (pictures,) = (each for each in module.trainer.callbacks if isinstance(each, Pictures))
-            assert all(pictures._write(gpt.fit.pictures.to_boards(module.trainer), 30.0) for _ in range(written))
-            for logger in module.trainer.loggers:
-                logger.save()
-            die()
-
-    before(LitGPT, "training_step", wait)
-
-
 def killed_at_the_end() -> None:
     """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
     after(Pictures, "finish", lambda *_, **__: die())
 
 
-def drawer_gets(number: int) -> None:
-    """The process that draws gets a signal as soon as it has something to draw."""
+def drawer_gets(number: int, waiting: int = 100) -> None:
+    """The process that draws gets a signal as soon as it has something to draw; so many pictures wait for it."""
 
     def send(pictures: Pictures, *_: Any, **__: Any) -> None:
         if pictures.drawer:
             os.kill(pictures.drawer.process.pid, number)
 
-    gpt.fit.pictures.PATIENCE = gpt.fit.pictures.LAST_WAIT = 0.5
-    after(Pictures, "_ask", send)
+    gpt.fit.pictures.END_SECONDS, gpt.fit.pictures.MAX_WAITING = 1.0, waiting
+    after(Pictures, "_send", send)
 
 
 def nothing_is_drawn_here() -> None:

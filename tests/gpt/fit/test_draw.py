@@ -57,16 +57,6 @@ def test_what_a_character_cost_is_its_colour() -> None:
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 
-def test_kinds_have_colours_and_no_character_covers_another() -> None:
-    characters = list("aeioubcdfgABC0123.,;")
-    vectors = np.random.default_rng(0).normal(size=(len(characters), 8))
-    vectors[1] = vectors[0]
-    picture = pixels(draw.embedding(1, characters, vectors))
-    counts = {each: has(picture, draw.COLOURS[each]) for each in ("vowel", "consonant", "capital", "digit")}
-    assert min(counts.values()) > 50, counts
-    assert has(pixels(draw.embedding(1, list("aeiou"), vectors[:5])), draw.COLOURS["digit"]) == 0
-
-
 def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
     counts, middle = np.full(10, 5), (np.arange(10) + 0.5) / 10
     bars = [
@@ -84,8 +74,6 @@ def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
         lambda: draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
         lambda: draw.surprisal(1, ODD * 30, np.linspace(0, 20, len(ODD) * 30)),
         lambda: draw.surprisal(1, ["\n"], np.zeros(1)),
-        lambda: draw.embedding(1, ODD, np.random.default_rng(0).normal(size=(len(ODD), 4))),
-        lambda: draw.embedding(1, ["x"], np.zeros((1, 4))),
         lambda: draw.calibration(0, np.zeros(10, int), np.zeros(10), np.zeros(10), 0.0),
     ],
 )

@@ -28,7 +28,7 @@ Call = Callable[..., Ended]
 SUMMARY = {
     "val_loss": 1.25, "val_bpc": 1.8034, "last_val_loss": 1.3, "test_loss": 1.5, "test_bpc": 2.1640, "best_step": 40,
     "evaluation": {"mode": "disjoint", "context": 24, "characters": 55_770}, "steps": 60, "characters": 1_234_567,
-    "seconds": 187.2, "characters_per_second": 7288.4, "mfu": 0.1234, "parameters": 812_288, "device": "cpu",
+    "seconds": 187.2, "characters_per_second": 7288.4, "parameters": 812_288, "device": "cpu",
     "precision": "bf16-mixed", "seed": 7, "init_from": None, "versions": {"python": "3.11.7", "torch": "2.13.0"},
 }  # fmt: skip
 # Numbers that a text of a model can have: falling, uneven, the first far above the rest.
