@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
@@ -198,16 +197,10 @@ def build(path: str | Path, meta: dict[str, Any]) -> tuple[GPT, dict[str, Any]]:
         CheckpointError: they do not fit together.
     """
     config, state = archive.weights(path, meta, lambda tensor: bool(tensor.isfinite().all()))
-    with _Unfilled():
+    with torch.device("meta"):  # no weights are drawn: torch's generator stays as it is
         model = GPT(config, len(state["embedding.weight"]))
+    model.to_empty(device="cpu")  # which unties
+    if config.tied:
+        model.head.weight = model.embedding.weight
     model.load_state_dict(state)
     return model.eval(), meta
-
-
-class _Unfilled(TorchFunctionMode):
-    """Makes modules whose weights are not drawn: they are about to be read, and torch's generator stays as it is."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.endswith("_") and not func.__name__.endswith("__"):  # works in place
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs or {})

@@ -111,7 +111,7 @@ class Weights:
             return Linear(self._contiguous(weight), None if bias is None else centred(bias))
 
         # The channels of queries and keys in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned.
-        turned = 0 if config.positions != "rotary" else D // 2 if config.key_offset else D
+        turned = config.turned
         order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
         pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conf.fields import InputError, shown
 from gpt.config import ModelConfig
-from gpt.export.parity import largest_difference
+from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
 
 State = dict[str, Tensor]
@@ -106,10 +106,12 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     state = renamed(model, names)
+    if ours.positions != "learned":
+        check_tables(model, ours.dim)
     if ours.positions == "none":
         state["transformer.wpe.weight"] = torch.zeros(ours.context, ours.dim)
     if ours.positions == "sinusoidal":
-        state["transformer.wpe.weight"] = model.sinusoids
+        state["transformer.wpe.weight"] = model.sinusoids(ours.context)
     return config, {key: value.T if ".c_" in key and value.ndim == 2 else value for key, value in state.items()}
 
 
