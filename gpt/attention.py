@@ -162,18 +162,23 @@ class Attention(nn.Module):
         if blocks:
             assert self.window is not None
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
+        elif self.alibi and not (self.training or exporting) and self.heads * T * T > MAX_SCORES:
+            some = max(1, MAX_SCORES // (T * T))  # heads whose biases are held at once
+            groups = [slice(first, first + some) for first in range(0, self.heads, some)]
+            y = torch.cat([attend(q[:, h], k[:, h], v[:, h], self.bias(T, h)) for h in groups], dim=1)
         else:
             y = attend(q, k, v, self.bias(T), dropout)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
-    def bias(self, length: int) -> Tensor | None:
+    def bias(self, length: int, heads: slice = slice(None)) -> Tensor | None:
         """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
         # While a graph is exported, the length has no value to compare with.
         reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
         if not self.alibi and reached:
             return None
         places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
-        return make_bias(places, places, self.window, self.slopes)
+        slopes = self.slopes
+        return make_bias(places, places, self.window, None if slopes is None else slopes[heads])
 
     def queries_keys_values(
         self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None
