@@ -189,7 +189,9 @@ class Config:
         1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1, per_trial=False
     )
     compile: Any = option(
-        "auto", "torch.compile the training step; a GPU also repeats it as a whole", choices=("auto", "true", "false")
+        "auto",
+        "torch.compile the training step; graph also captures it whole as a CUDA graph, on one GPU",
+        choices=("auto", "true", "false", "graph"),
     )
     model: ModelConfig = field(default_factory=ModelConfig, metadata={"on_resume": "fixed"})
     data: DataConfig = field(default_factory=DataConfig)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
@@ -263,19 +262,12 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
         config: shape and parts of the model.
         state: name -> array of each weight; `head.weight` may be missing where it is tied.
     """
-    with _Unfilled():
+    with torch.device("meta"):  # no weights are drawn: torch's generator stays as it is
         model = GPT(config, len(state["embedding.weight"]))
+    model.to_empty(device="cpu")  # which unties
     tensors = {name: torch.from_numpy(array) for name, array in state.items()}
     if config.tied:
+        model.head.weight = model.embedding.weight
         tensors["head.weight"] = tensors["embedding.weight"]
     model.load_state_dict(tensors)
     return model.eval()
-
-
-class _Unfilled(TorchFunctionMode):
-    """Makes modules whose weights are not drawn: they are about to be read, and torch's generator stays as it is."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.endswith("_") and not func.__name__.endswith("__"):  # works in place
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs or {})

@@ -93,7 +93,11 @@ def test_a_model_that_says_something_else_is_not_kept(
         ("first --to onnx old.onnx", "OUT old.onnx: exists; give another name or remove it first"),
         ("first --to hf folder", "OUT folder: exists"),
         ("first --to hf .", "OUT .: exists"),
-        ("first --to hf new", "model.key_offset=true (must be false), model.token_shift=true (must be false)"),
+        (
+            "first --to hf new",
+            "model.qk_norm=true (must be false), model.key_offset=true (must be false), "
+            "model.token_shift=true (must be false)",
+        ),
         ("first --to gguf model.gguf", "argument --to: invalid choice: 'gguf' (choose from"),
         ("first --to onnx", "the following arguments are required: OUT"),
         ("first model.onnx", "the following arguments are required: --to"),
@@ -208,7 +212,7 @@ def test_the_page_is_right(sample: Call, export: Call) -> None:
     """Every command and every program of docs/export.md, one after the other, and they write what sample.py writes."""
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
     make("runs/first/checkpoints/best.safetensors")
-    make("runs/plain/checkpoints/best.safetensors", key_offset=False, token_shift=False)
+    make("runs/plain/checkpoints/best.safetensors", qk_norm=False, key_offset=False, token_shift=False)
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 8
