@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpt.archive import FORMAT
 
 import score as score_script
 from data.batches import evaluation_windows
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
-from gpt.archive import FORMAT
 from gpt.checkpoint import load_checkpoint, save
 from gpt.evaluate import evaluate
 from gpt.model import GPT

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gpt.archive import FORMAT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train as train_script
@@ -30,7 +31,6 @@ from data.arrays import open_text
 from data.batches import evaluation_windows, train_batch
 from data.config import DataConfig
 from data.passages import prompt as prompt_of
-from gpt.archive import FORMAT
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
 from gpt.fit.automatic import missing_to_compile

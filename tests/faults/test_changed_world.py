@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-
 from gpt.archive import FORMAT
+
 from gpt.checkpoint import read
 from tests.conftest import Ended
 from tests.faults.test_checkpoints import contents_of

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt.archive import FORMAT
 
 from conf.resume import settings
 from conf.schema import Config
-from gpt.archive import FORMAT
 from gpt.checkpoint import CheckpointError, load_checkpoint, save
 from gpt.config import ModelConfig
 from gpt.model import GPT
