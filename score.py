@@ -248,15 +248,14 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     from gpt.evaluate import predictions
 
     context, tokens = reader.model.config.context, reader.tokens
+    total = len(tokens) - 1
     batch = min(BATCH, LOGITS // reader.model.vocabulary)
     if mode == "sample":
         batches = decoded(reader, batch)
     else:
-        stride = reader.stride if mode == "strided" else context
-        batches = predictions(
-            reader.model, evaluation_windows(tokens, context, max(1, batch // context), stride=stride)
-        )
-    total = len(tokens) - 1
+        rows, context = max(1, batch // context), max(1, min(context, total))  # nothing is computed beyond a short text
+        stride = min(reader.stride, context) if mode == "strided" else context
+        batches = predictions(reader.model, evaluation_windows(tokens, context, rows, stride=stride))
     with Progress(f"scoring, {mode} windows", total) as progress:
         for logits, targets in batches:
             yield logits, targets

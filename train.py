@@ -544,7 +544,7 @@ class Choices:
     device: str
     devices: int  # over all machines
     why_precision: str
-    compiled: bool
+    compile: str  # as it was chosen; where that fails, `config` has what is done instead
     why_compiled: str
 
 
@@ -564,13 +564,13 @@ def choose(config: Config, text: "Text") -> Choices:
                 f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many"
             )
         seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
-        compiled, why_compiled = choose_compile(config.compile, device, seconds)
+        compile, why_compiled = choose_compile(config.compile, device, seconds)
     except ValueError as error:
         raise ConfigError(error) from None
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
     rows_per_device(config, devices)  # raises where the batch cannot be shared out
-    config.trainer.precision, config.compile = precision, str(compiled).lower()
-    return Choices(device, devices, why_precision, compiled, why_compiled)
+    config.trainer.precision, config.compile = precision, compile
+    return Choices(device, devices, why_precision, compile, why_compiled)
 
 
 def conditions(config: Config, text: "Text", choices: Choices) -> dict[str, Any]:
@@ -744,6 +744,15 @@ def fit(
     tokenizer = text.tokenizer
     looked_into = config.trainer.profiler is not None or config.trainer.detect_anomaly
 
+    def fell_back(compile: str, line: str | None) -> None:
+        config.compile = compile
+        if line is None:
+            write_text(run / "config.yaml", to_yaml(config)) if first_process else None
+        elif say.log is None:  # while `minutes` are settled
+            print(line, flush=True)
+        else:
+            say(line)
+
     def make_module() -> LitGPT:
         module = LitGPT(
             config.model,
@@ -756,8 +765,9 @@ def fit(
             max_steps=config.trainer.max_steps,
             micro_batch=config.data.micro_batch,
             seed=config.seed,
-            compile=choices.compiled,
-            record=choose_recorder(choices.device, choices.devices, choices.compiled, looked_into),
+            compile=config.compile != "false",
+            record=choose_recorder(config.compile, choices.devices, looked_into),
+            fell_back=fell_back,
         )
         if start:
             places = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
@@ -911,7 +921,8 @@ def introduce(
     )
     say(
         f"machine    {choices.device}, {config.trainer.precision} ({choices.why_precision}), "
-        f"{'compiled' if choices.compiled else 'not compiled'} ({choices.why_compiled})"
+        f"{'not ' if config.compile == 'false' else ''}compiled "
+        f"({choices.why_compiled if config.compile == choices.compile else 'it failed'})"
     )
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
@@ -1030,7 +1041,7 @@ def turn_dial(
         sampled_per_validation=len(pictures.TEMPERATURES) * pictures.SAMPLE_LENGTH if config.logger else 0,
         finally_sampled=SAMPLE_LENGTH,
     )
-    first = ", after compiling them (about 20 seconds the first time)" if config.compile == "true" else ""
+    first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
     print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
 
     def settle(models: "list[ModelConfig]") -> Plan:

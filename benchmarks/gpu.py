@@ -11,7 +11,7 @@ or what there is); `sampling` and `stdlib` need none.
 
 - loss: `experiment=shakespeare_gpu`, a whole process with an empty compile cache, then another with what that left.
   *Training time* is that of all steps at the speed that summary.json gives: batches, logging and progress included;
-  compiling, recording, validations and checkpoints not. A run counts only when the weights it ends with are below
+  compiling, validations and checkpoints not. A run counts only when the weights it ends with are below
   1.4697 on the whole validation split (disjoint windows, every character once): it was made to end there.
 - speed: `train.py` against benchmarks/plain_loop.py at 64 windows of 256, in turn: the plain loop's own model and AdamW
   (`experiment=nanogpt_gpu` without dropout), then `model=baby` with the default recipe. Share of the GPU's dense bf16
@@ -19,7 +19,7 @@ or what there is); `sampling` and `stdlib` need none.
 - best: the loss of the best checkpoint on the whole validation split after `minutes=2`, all included; then one thing
   changed at a time in the same time, with a seed that the result does not use.
 - sampling: `gpt.generate` with 10.7 million weights, one text and 256 side by side, against a loop without a cache.
-- pipeline: a step through `train.py` over the same recorded step in a bare loop, in one process.
+- pipeline: a step through `train.py compile=graph` over the same captured step in a bare loop, in one process.
 - exact: the same seed twice, a run that is killed and goes on, other devices, and what determinism costs.
 - scaling: runs of several sizes and lengths with the settings of `experiment=enwik8`; `projection` fits
   loss = a + b C^-c (C: FLOPs of training) to the best of each C, and says what an hour would give.
@@ -197,7 +197,7 @@ def sampled(rows: int, count: int, shape: "ModelConfig", device: str) -> dict[st
 
 def pipeline(text: str) -> Plan:
     """What a step costs beside itself."""
-    arguments = [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *BABY, *steps_of(2000)]
+    arguments = [f"data.path={text}", "data.split=[0.9,0.1,0.0]", "compile=graph", *BABY, *steps_of(2000)]
     return {f"seed {seed}": partial(fresh, pipelined, [*arguments, f"seed={seed}"], 2000) for seed in SEEDS}
 
 

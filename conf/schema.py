@@ -171,7 +171,9 @@ class Config:
     allow: list[str] = option([], "keys that may differ from the run that is resumed")
     workers: int = option(1, "trials of a sweep (-m) at a time; each gets its share of the CPU's threads", least=1)
     compile: Any = option(
-        "auto", "torch.compile the training step; a GPU also repeats it as a whole", choices=("auto", "true", "false")
+        "auto",
+        "torch.compile the training step; graph also captures it whole as a CUDA graph, on one GPU",
+        choices=("auto", "true", "false", "graph"),
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
-from gpt.positions import alibi_slopes, rotary_tables, rotate
+from gpt.positions import alibi_slopes, rotate, shared_tables
 
 FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
+MAX_SCORES = 2**25  # scores that are held at once without being trained on
 LEAST_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
 
 
@@ -125,10 +126,6 @@ class Attention(nn.Module):
     order: the layout of `nn.MultiheadAttention.in_proj_weight`, so weights can be copied from there.
     """
 
-    cos: Tensor
-    sin: Tensor
-    slopes: Tensor | None
-
     def __init__(self, config: ModelConfig) -> None:
         """Make the layer for one block of the model that `config` describes."""
         super().__init__()
@@ -140,55 +137,66 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.key_offset = config.key_offset
         self.window = config.window
-        self.register_buffer(
-            "slopes", alibi_slopes(config.heads) if config.positions == "alibi" else None, persistent=False
-        )
-        self.rotary = config.positions == "rotary"
-        if self.rotary:
-            # The offset half of a key is for finding a character wherever it stands: it is not turned by its place.
-            turned = config.head_dim // 2 if config.key_offset else config.head_dim
-            cos, sin = rotary_tables(config.context, turned)
-            self.register_buffer("cos", cos, persistent=False)
-            self.register_buffer("sin", sin, persistent=False)
+        self.alibi = config.positions == "alibi"
+        self.turned = config.turned
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Let every place look at itself and at the places before it."""
+    @property
+    def slopes(self) -> Tensor | None:
+        """ALiBi's, (H,); None without it."""
+        return alibi_slopes(self.heads, self.qkv.weight.device) if self.alibi else None
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Let every place look at itself and at the places before it; for `angles` see `queries_keys_values`."""
         B, T, C = x.shape
-        q, k, v = self.queries_keys_values(x)  # 3 x (B, H, T, D)
+        q, k, v = self.queries_keys_values(x, angles)  # 3 x (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
         # A graph that is exported has one way for all lengths: looking at the length would bound it.
         exporting = torch.compiler.is_exporting()
         # Blocks save what two of them do not cover.
         blocks = not exporting and self.window is not None and T > 2 * max(self.window, LEAST_BLOCK)
         # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
-        ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or T < FUSED_FROM)
+        small = not exporting and T < FUSED_FROM and (self.training or B * self.heads * T * T <= MAX_SCORES)
+        ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or small)
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and ahead)
         attend = explicit_attention if explicit else fused_attention
         if blocks:
             assert self.window is not None
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
+        elif self.alibi and not (self.training or exporting) and self.heads * T * T > MAX_SCORES:
+            some = max(1, MAX_SCORES // (T * T))  # heads whose biases are held at once
+            groups = [slice(first, first + some) for first in range(0, self.heads, some)]
+            y = torch.cat([attend(q[:, h], k[:, h], v[:, h], self.bias(T, h)) for h in groups], dim=1)
         else:
             y = attend(q, k, v, self.bias(T), dropout)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
-    def bias(self, length: int) -> Tensor | None:
+    def bias(self, length: int, heads: slice = slice(None)) -> Tensor | None:
         """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
         # While a graph is exported, the length has no value to compare with.
         reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
-        if self.slopes is None and reached:
+        if not self.alibi and reached:
             return None
         places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
-        return make_bias(places, places, self.window, self.slopes)
+        slopes = self.slopes
+        return make_bias(places, places, self.window, None if slopes is None else slopes[heads])
 
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D)."""
+    def queries_keys_values(
+        self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D).
+
+        Args:
+            x: what enters the layer.
+            angles: cosines and sines of rotary positions, (T, R/2) each; None has them looked up.
+        """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
         if self.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
-        if self.rotary:
-            q, k = rotate(q, self.cos[:T], self.sin[:T]), rotate(k, self.cos[:T], self.sin[:T])
+        if self.turned:
+            cos, sin = angles or shared_tables(T, self.turned, x.device)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.key_offset:
             k = offset_keys(k)
         return q, k, v

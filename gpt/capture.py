@@ -62,8 +62,9 @@ class Repeated:
     def __call__(self) -> None:
         """Do the work once."""
         if self.rehearsed < REHEARSALS:
+            rehearse(self.work)
             self.rehearsed += 1
-            return rehearse(self.work)
+            return
         if self.again is None:
             self.again = self.record(self.work)
         self.again()

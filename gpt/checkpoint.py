@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
@@ -263,19 +262,11 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
         config: shape and parts of the model.
         state: name -> array of each weight; `head.weight` may be missing where it is tied.
     """
-    with _Unfilled():
+    with torch.device("meta"):  # no weights are drawn: torch's generator stays as it is
         model = GPT(config, len(state["embedding.weight"]))
-    tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+    for name, array in state.items():  # load_state_dict takes seconds where blocks are many: time grows with n^2
+        module, _, weight = name.rpartition(".")
+        setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
     if config.tied:
-        tensors["head.weight"] = tensors["embedding.weight"]
-    model.load_state_dict(tensors)
+        model.head.weight = model.embedding.weight
     return model.eval()
-
-
-class _Unfilled(TorchFunctionMode):
-    """Makes modules whose weights are not drawn: they are about to be read, and torch's generator stays as it is."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.endswith("_") and not func.__name__.endswith("__"):  # works in place
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs or {})

@@ -58,6 +58,14 @@ class ModelConfig:
         return self.dim // self.heads
 
     @property
+    def turned(self) -> int:
+        """How many channels of a head rotary positions turn; 0 with others.
+
+        The offset half of a key is for finding a character wherever it stands: it is not turned by its place.
+        """
+        return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
+
+    @property
     def span(self) -> int:
         """How many places attention sees at most, the newest its own: as many keys and values need to be kept."""
         return min(self.window or self.context, self.context)

@@ -2,7 +2,7 @@
 
 Written with what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, whose calls cost a third
 of torch's and which loads in a tenth of the time: with one token a step, calls are what takes the time. Elsewhere it
-runs on torch; how texts go on there on a GPU of NVIDIA's, without Python between the kernels, is in gpt/replay.py.
+runs on torch.
 
 Text of any length can be read. What a place sees of it is the *window rule*, which follows from `positions`:
 
@@ -34,7 +34,7 @@ from gpt.config import ModelConfig
 
 Array = Any  # numpy.ndarray or torch.Tensor
 EPS = 1e-5  # of the norms in gpt/model.py
-PIECE = 256  # tokens worth reading at once, however few places each sees
+PIECE = 256  # tokens worth reading at once, slots that a cache begins with, positions tabulated at once
 MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read
 
 
@@ -93,9 +93,7 @@ class Weights:
         self.zero = self.zeros()
 
         root = config.dim**0.5  # what `Decoder._unit` leaves out
-
-        def centred(x: Array) -> Array:
-            return x - x.mean(-1)[..., None] if config.norm == "layernorm" else x
+        centred = self._centred
 
         def behind(norm: str, name: str, order: Array = slice(None), scale: Array = 1) -> Linear:
             """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
@@ -113,11 +111,12 @@ class Weights:
             return Linear(self._contiguous(weight), None if bias is None else centred(bias))
 
         # The channels of queries and keys in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned.
-        turned = 0 if config.positions != "rotary" else D // 2 if config.key_offset else D
+        turned = config.turned
         order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
         pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
-        self.frequency = 10_000.0 ** (-np.arange(0, turned, 2) / max(turned, 1))  # (R/2,), see gpt/positions.py
+        channels = config.dim if config.positions == "sinusoidal" else turned
+        self.frequency = 10_000.0 ** (-np.arange(0, channels, 2) / max(channels, 1))  # see gpt/positions.py
         # Half of attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or
         # with QK-norm in what they are divided by, D^(1/4) * sqrt(mean square + eps).
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
@@ -147,30 +146,38 @@ class Weights:
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = centred(state["position_embedding.weight"])  # (T, C)
-        if config.positions == "sinusoidal":
-            angles = np.arange(config.context)[:, None] * 10_000.0 ** (-np.arange(0, config.dim, 2) / config.dim)
-            table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(
-                config.context, -1
-            )  # (T, C) or (T, C+1)
-            self.positions = centred(self.numbers(table[:, : config.dim] / root))  # (T, C)
-        # ALiBi's biases of 2 S keys in a row, at the distances 0, S - 1, ..., 1, 0, S - 1, ..., 1: wherever the newest
-        # is in a ring of S slots, those of the slots are a stretch of them. See `gpt.positions.alibi_slopes`.
-        self.slopes: Array = None
+        self.slopes: Array = None  # see `gpt.positions.alibi_slopes`
         if config.positions == "alibi":
             below = 1 << (H.bit_length() - 1)
             exponents = [8 * (h + 1) / below for h in range(below)]
             exponents += [4 * (2 * h + 1) / below for h in range(H - below)]
             slopes = 2.0 ** -np.array(exponents)  # (H,)
             self.slopes = self.numbers(slopes[:, None, None])  # (H, 1, 1)
-            distances = -np.arange(2 * config.span) % config.span
-            self.ring = self.numbers(-slopes[:, None, None] * distances)  # (H, 1, 2S)
+
+    def ring(self, slots: int) -> Array:
+        """ALiBi's biases at the distances 0, R - 1, ..., 1, 0, R - 1, ..., 1, (H, 1, 2R); None without ALiBi.
+
+        Wherever the newest key is in a ring of R slots, the biases of the slots are a stretch of these.
+        """
+        return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
+
+    def at(self, places: np.ndarray) -> Array:
+        """What sinusoidal positions add, (..., C), or rotary ones turn by, e^(i angle), (..., 1, 1, R/2)."""
+        if self.config.positions == "rotary":
+            return self.numbers(np.exp(1j * places[..., None, None, None] * self.frequency))
+        angles = places[..., None] * self.frequency  # (..., C/2), rounded up
+        table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*places.shape, -1)
+        return self._centred(self.numbers(table[..., : self.config.dim] / self.config.dim**0.5))
+
+    def _centred(self, x: Array) -> Array:
+        return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
         """Zeros of the weights' type, beside them."""
-        return self.numbers(np.zeros(shape))
+        return self.integers(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
         """Float64 or complex128 numbers in the weights' precision, beside them."""
@@ -217,20 +224,33 @@ class Decoder:
     """
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
-        """Set aside what texts of any length need: 2 * layers * B * S * C numbers."""
+        """Begin with a short cache, which grows up to 2 * layers * B * S * C numbers as text is read."""
         config = weights.config
-        self.weights, self.rows = weights, rows
-        H, D, S = config.heads, config.head_dim, config.span
-        self.keys = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
-        self.values = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
+        self.weights, self.rows, self.slots = weights, rows, 0
+        H, D = config.heads, config.head_dim
+        self.keys = [weights.zeros(rows, H, 0, D) for _ in range(config.layers)]
+        self.values = self.keys[:]
         # The part of a key that goes to the place after it, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
         self.offset = config.key_offset
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
         self.place = np.zeros(rows, np.int64)  # where the next token of each text goes
         self.before = np.full(rows, -1)  # the last token of each text; -1 is none
-        self.block, self.turns = -1, np.empty(0)  # a table of rotary turns, and of which T places
-        self.tokens = np.zeros((rows, config.context), np.int64)  # the token at each place, for absolute positions
+        self.block, self.table = -1, np.empty(0)  # what `Weights.at` gives, and of which PIECE places
+        self.tokens = np.zeros((rows, config.context * config.absolute), np.int64)  # the token at each place
+        self._grow(PIECE)
+
+    def _grow(self, filled: int) -> None:
+        """Have room for so many keys and values, or for all that attention sees."""
+        w, S = self.weights, self.weights.config.span
+        if min(filled, S) <= self.slots:
+            return
+        added = min(max(filled, 2 * self.slots), S) - self.slots
+        more = w.zeros(self.rows, w.config.heads, added, w.config.head_dim)
+        self.slots += added
+        for cache in (self.keys, self.values):
+            cache[:] = [w.xp.concatenate((each, more), axis=2) for each in cache]
+        self.ring = w.ring(self.slots)  # (H, 1, 2R)
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read n tokens of each text.
@@ -247,12 +267,13 @@ class Decoder:
         logits, start = [], 0
         while start < tokens.shape[1]:
             self._make_room(rows)
-            room = config.context
-            if config.absolute:
-                room -= int(self.place[rows].max())
+            place = int(self.place[rows].max())
             # In pieces about as long as what a place sees: of a longer one, most scores would be hidden.
-            room = min(room, max(config.span, PIECE))
-            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * (config.span + room))))
+            room = min(tokens.shape[1] - start, max(config.span, PIECE))
+            if config.absolute:
+                room = min(room, config.context - place)
+            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * (min(place, config.span) + room))))
+            self._grow(place + room)
             logits.append(self._read(tokens[:, start : start + room], rows))
             start += room
         return np.concatenate(logits, axis=1)
@@ -262,13 +283,14 @@ class Decoder:
         w, S = self.weights, self.weights.config.span
         rows = np.arange(self.rows)
         self._make_room(rows)
+        self._grow(int(self.place.max()) + 1)
         place: Any = self.place
         if (place == place[0]).all():
             place = int(place[0])
             filled, bias = min(place + 1, S), None
             if w.slopes is not None:
-                newest = S - place % S
-                bias = w.ring[:, :, newest : newest + filled]  # (H, 1, m)
+                newest = self.slots - place % S
+                bias = self.ring[:, :, newest : newest + filled]  # (H, 1, m)
             at: Any = (slice(None), slice(None), place % S)
         else:
             filled = min(int(place.max()) + 1, S)
@@ -374,21 +396,24 @@ class Decoder:
         x = w.embedding[w.integers(tokens)]
         if w.config.token_shift:
             x = x + w.shifted[w.integers(before)]
-        if w.config.absolute:
+        if w.config.positions == "learned":
             x = x + w.positions[w.integers(places) if isinstance(places, np.ndarray) else places]
+        if w.config.positions == "sinusoidal":
+            x = x + self._at(places)
         return x
 
     def _turn(self, places: Any) -> Array:
         """The turn of rotary positions as complex numbers e^(i angle): (..., 1, 1, R/2)."""
-        w, T = self.weights, self.weights.config.context
-        if not len(w.frequency):
-            return None
-        if isinstance(places, int):  # a table for this place and those to come
-            if places // T != self.block:
-                self.block = places // T
-                self.turns = self._turn(self.block * T + np.arange(T))
-            return self.turns[places % T]
-        return w.numbers(np.exp(1j * places[..., None, None, None] * w.frequency))
+        return self._at(places) if self.weights.config.positions == "rotary" else None
+
+    def _at(self, places: Any) -> Array:
+        """See `Weights.at`."""
+        if not isinstance(places, int):
+            return self.weights.at(places)
+        if places // PIECE != self.block:  # a table for this place and those to come
+            self.block = places // PIECE
+            self.table = self.weights.at(self.block * PIECE + np.arange(PIECE))
+        return self.table[places % PIECE]
 
     def _unit(self, x: Array) -> Array:
         """What a norm makes of a place, over sqrt(C): x / sqrt(sum of squares + C * eps)."""

@@ -16,7 +16,6 @@ from gpt.decode import Decoder, Weights
 if TYPE_CHECKING:
     import torch
 
-    from gpt.capture import Recorder
     from gpt.model import GPT
 
 BLOCK = 256  # random numbers drawn at once
@@ -124,12 +123,10 @@ def stream(
     count: int,
     drawing: Drawing,
     seeds: Sequence[int],
-    record: "Recorder | None" = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue prompts side by side, one token of each at a time.
 
-    What a text draws follows from its own seed and prompt, whatever its neighbours. On a GPU of NVIDIA's a step is
-    recorded and replayed, see gpt/replay.py.
+    What a text draws follows from its own seed and prompt, whatever its neighbours.
 
     Args:
         weights: of the model.
@@ -137,23 +134,18 @@ def stream(
         count: how many tokens to add.
         drawing: the rules.
         seeds: one for each prompt.
-        record: what records a step, of weights that are tensors; None is `gpt.capture.record` where there is CUDA.
 
     Yields:
         tokens (B,) int64 and the logits (B, V) float64 that they were drawn from.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
-    if record is None and weights.cuda:
-        from gpt.capture import record
-    if record is not None:
-        from gpt import replay
-
-        yield from replay.stream(weights, prompts, count, drawing, generators, record)
-        return
     B, V = len(prompts), len(weights.embedding)
     decoder, logits = Decoder(weights, B), np.empty((B, V))
-    for rows, tokens in by_length(weights, prompts):
-        logits[rows] = decoder.read(tokens, rows)[:, -1]
+    lengths = np.array([len(prompt) for prompt in prompts])
+    for length in sorted(set(lengths.tolist())):
+        rows = np.flatnonzero(lengths == length)
+        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
+        logits[rows] = decoder.read(tokens[:, needed(weights, length) :], rows)[:, -1]
     seen = np.zeros((B, V), bool)
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
@@ -165,15 +157,6 @@ def stream(
         seen[np.arange(B), tokens] = True
         if k + 1 < count:
             logits = decoder.step(tokens)
-
-
-def by_length(weights: Weights, prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Prompts to be read side by side: which they are, (rows,), and what is needed of them, (rows, n) int64."""
-    lengths = np.array([len(prompt) for prompt in prompts])
-    for length in sorted(set(lengths.tolist())):
-        rows = np.flatnonzero(lengths == length)
-        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        yield rows, tokens[:, needed(weights, length) :]
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:

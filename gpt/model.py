@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gpt.attention import Attention
 from gpt.config import ModelConfig
 from gpt.dropout import Dropout
-from gpt.positions import sinusoidal_table
+from gpt.positions import shared_tables, sinusoidal_table
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -53,9 +53,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Add what the two branches make of `x` to it."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Add what the two branches make of `x` to it; for `angles` see `Attention.queries_keys_values`."""
+        x = x + self.dropout(self.attention(self.norm1(x), angles))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -67,8 +67,6 @@ class GPT(nn.Module):
         vocabulary: number V of distinct tokens.
     """
 
-    sinusoids: Tensor
-
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         """Make the model with fresh weights drawn from torch's global generator."""
         super().__init__()
@@ -79,18 +77,15 @@ class GPT(nn.Module):
             self.shift = nn.Parameter(torch.zeros(config.dim))
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
-        if config.positions == "sinusoidal":
-            # Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are
-            # beside letters matters: docs/results.md.
-            table = sinusoidal_table(config.context, config.dim) / config.dim**0.5  # (T, C)
-            self.register_buffer("sinusoids", table, persistent=False)
+        self.tables: tuple[Tensor, Tensor] | None = None  # of all positions, where a graph with them is exported
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.dim, vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        init_weights(self)
+        if not self.head.weight.is_meta:
+            init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the character that follows each place.
@@ -106,9 +101,25 @@ class GPT(nn.Module):
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
+        # Looked up here, not in the blocks: what is compiled then takes them as they are.
+        angles = self.angles(tokens.shape[1]) if self.config.turned else None
         for block in self.blocks:
-            x = block(x)  # (B, T, C)
+            x = block(x, angles)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
+
+    def angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the first T rotary or sinusoidal positions: (T, R/2) or (T, C/2) twice."""
+        if self.tables is None:
+            return shared_tables(length, self.config.turned or self.config.dim, self.embedding.weight.device)
+        return self.tables[0][:length], self.tables[1][:length]
+
+    def sinusoids(self, length: int) -> Tensor:
+        """What the first T sinusoidal positions add: (T, C).
+
+        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are beside
+        letters matters: docs/results.md.
+        """
+        return sinusoidal_table(*self.angles(length), self.config.dim) / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block gets: (B, T) int64 -> (B, T, C)."""
@@ -118,7 +129,7 @@ class GPT(nn.Module):
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
-            x = x + self.sinusoids[: tokens.shape[1]]  # (B, T, C)
+            x = x + self.sinusoids(tokens.shape[1]).to(x.dtype)  # (B, T, C)
         return self.dropout(x)
 
     def num_parameters(self) -> int:

@@ -4,27 +4,29 @@ Learned and sinusoidal places are added to the embeddings; rotary ones turn quer
 of attention by distance. Without any, a causal model still sees which characters come before which, but not how far.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
-def sinusoidal_table(context: int, dim: int) -> Tensor:
+def sinusoidal_table(cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """What is added at each place: channel 2i is sin(t * 10000^(-2i/C)), channel 2i + 1 its cosine.
 
     Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
 
     Args:
-        context: number of places.
+        cos: from `rotary_tables` for C channels, (T, C/2) rounded up: the angles are the same.
+        sin: likewise.
         dim: number of channels C.
 
     Returns:
-        (context, C) float32, computed in float64.
+        (T, C).
     """
-    cos, sin = rotary_tables(context, dim)  # (context, C/2) twice: the angles are the same
-    return torch.stack((sin, cos), dim=-1).flatten(1)[:, :dim]  # (context, C)
+    return torch.stack((sin, cos), dim=-1).flatten(1)[:, :dim]  # (T, C)
 
 
-def alibi_slopes(heads: int) -> Tensor:
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     """How much the scores of each head fall with every place of distance, for ALiBi.
 
     A geometric sequence: 2^(-8/H), 2^(-16/H), ..., 2^-8 where H is a power of two. Otherwise that of the power of two
@@ -35,9 +37,8 @@ def alibi_slopes(heads: int) -> Tensor:
         (H,) float32.
     """
     below = 1 << (heads.bit_length() - 1)  # the largest power of two that is no more than H
-    exponents = [-8 * (h + 1) / below for h in range(below)]
-    exponents += [-8 * (2 * h + 1) / (2 * below) for h in range(heads - below)]
-    return 2.0 ** torch.tensor(exponents)
+    h = torch.arange(heads, device=device)
+    return 2.0 ** (-8 * torch.where(h < below, (h + 1) / below, (2 * (h - below) + 1) / (2 * below)))
 
 
 def rotary_tables(context: int, channels: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -57,6 +58,19 @@ def rotary_tables(context: int, channels: int, base: float = 10_000.0) -> tuple[
     frequency = base ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
     angle = torch.arange(context, dtype=torch.float64)[:, None] * frequency  # (context, R/2)
     return angle.cos().float(), angle.sin().float()
+
+
+def shared_tables(length: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`rotary_tables` on a device, one pair for all layers; longer ones are made as longer texts come."""
+    cos, sin = _shared(1 << max(length - 1, 63).bit_length(), channels, device)
+    return cos[:length], sin[:length]
+
+
+@cache
+def _shared(length: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # training may need them later
+        cos, sin = rotary_tables(length, channels)
+        return cos.to(device), sin.to(device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -128,7 +128,11 @@ def test_a_model_that_says_something_else_is_not_kept(
         ("first --to safetensors old.safetensors", "OUT old.json: exists"),
         ("first --to hf folder", "OUT folder: exists"),
         ("first --to hf .", "OUT .: exists"),
-        ("first --to hf new", "model.key_offset=true (must be false), model.token_shift=true (must be false)"),
+        (
+            "first --to hf new",
+            "model.qk_norm=true (must be false), model.key_offset=true (must be false), "
+            "model.token_shift=true (must be false)",
+        ),
         ("first --to gguf model.gguf", "argument --to: invalid choice: 'gguf' (choose from"),
         ("first --to onnx", "the following arguments are required: OUT"),
         ("first model.onnx", "one of the arguments --to --from is required"),
@@ -254,7 +258,7 @@ def test_the_page_is_right(sample: Call, export: Call) -> None:
     """Every command and every program of docs/export.md, one after the other, and they write what sample.py writes."""
     needs("safetensors", "onnx", "onnxruntime", "onnxscript", "transformers")
     make("runs/first/checkpoints/best.ckpt")
-    make("runs/plain/checkpoints/best.ckpt", key_offset=False, token_shift=False)
+    make("runs/plain/checkpoints/best.ckpt", qk_norm=False, key_offset=False, token_shift=False)
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 8

@@ -90,13 +90,16 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
     assert losses == pytest.approx(expected, rel=TOLERANCES[precision])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_run_that_is_killed_repeats_bit_for_bit(device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "compile"), [("cpu", "auto"), *(pytest.param("cuda", each, marks=NO_GPU) for each in ("auto", "graph"))]
+)
+def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> None:
     """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
-    whole, cut = made(f"exact/{device}", device, *EXACT), f"killed/{device}"
-    killed = run(cut, device, *EXACT, fault=(faults.at_step, 13))
+    given, part = [*EXACT, f"compile={compile}"], device if compile == "auto" else f"{device}-{compile}"
+    whole, cut = made(f"exact/{part}", device, *given), f"killed/{part}"
+    killed = run(cut, device, *given, fault=(faults.at_step, 13))
     assert killed.status == -signal.SIGKILL, killed
-    assert run(cut, device, *EXACT, "resume=auto").status == 0
+    assert run(cut, device, *given, "resume=auto").status == 0
     assert_as_if_never_touched(Path("runs", whole), Path("runs", cut))
 
 
@@ -109,6 +112,7 @@ def test_a_run_that_is_killed_repeats_bit_for_bit(device: str) -> None:
         pytest.param("cuda", "32-true", "compile=true", marks=NO_GPU),
         pytest.param("cuda", "bf16-mixed", "compile=false", marks=NO_GPU),
         pytest.param("cuda", "bf16-mixed", "compile=true", marks=NO_GPU),
+        pytest.param("cuda", "bf16-mixed", "compile=graph", marks=NO_GPU),
     ],
 )
 def test_losses_are_those_of_a_cpu(device: str, precision: str, typed: str) -> None:
@@ -160,12 +164,12 @@ def count_replays() -> None:
 @NO_GPU
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_captured_steps_are_those_that_are_not(precision: str) -> None:
-    """All but the rehearsals are replayed where steps are compiled, none elsewhere (a CPU: gpt/fit/test_repeat.py)."""
+    """With compile=graph all but the rehearsals are replayed, none elsewhere (a CPU: gpt/fit/test_repeat.py)."""
     typed = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}"]
-    for compile, replayed in (("true", STEPS - REHEARSALS), ("false", 0)):
+    for compile, replayed in (("graph", STEPS - REHEARSALS), ("true", 0)):
         ended = run(f"counted/{precision}-{compile}", "cuda", *typed, f"compile={compile}", fault=(count_replays,))
         assert ended.status == 0 and f"replayed: {replayed}\n" in ended.out, ended
-    compare(*(logged(f"counted/{precision}-{compile}") for compile in ("false", "true")), precision)
+    compare(*(logged(f"counted/{precision}-{compile}") for compile in ("true", "graph")), precision)
 
 
 def another_cpu() -> None:

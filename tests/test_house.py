@@ -64,7 +64,7 @@ def only(path: str) -> tuple[str, ...] | None:
         return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
     if path in ("gpt/runs.py", "gpt/job.py"):
         return ("conf.fields", "filelock", "gpt.job")
-    if path in ("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py", "gpt/replay.py"):
+    if path in ("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py"):
         return ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
     if path.startswith("gpt/export/"):
         return (

@@ -568,6 +568,38 @@ def test_compiled_and_eager_steps_agree(train: Train, extra: list[str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_where_compiling_fails(workplace: Path) -> None:
+    """Without a working compiler: one line names the key, the bits are those of compile=false, and a resume has them.
+
+    The processes are fresh ones: Inductor reads CXX when it is imported.
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": "empty"}
+
+    def process(*arguments: str) -> str:
+        command = [sys.executable, "-m", "train", *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        return ended.stdout + ended.stderr
+
+    same = [*TINY, "data.path=book.txt", "model.dropout=0.1", "trainer.accelerator=cpu"]
+    if missing_to_compile():
+        pytest.skip(f"no {missing_to_compile()}")
+    said = process("name=fallen", "compile=true", *same)
+    (line,) = [line for line in said.splitlines() if "compile=" in line]
+    assert re.fullmatch(r"compile=true: failed \(\w+: .*compiler.*\); the run goes on as with compile=false", line)
+    assert "compile: 'false'" in Path("runs/fallen/config.yaml").read_text()
+    process("name=plain", "compile=false", *same)
+    longer = f"trainer.max_steps={2 * torch.load('runs/plain/checkpoints/last.ckpt')['global_step']}"
+    for again in (False, True):
+        fallen, plain = (torch.load(f"runs/{name}/checkpoints/last.ckpt") for name in ("fallen", "plain"))
+        assert fallen["conditions"] == plain["conditions"] and fallen["conditions"]["compile"] == "false"
+        for key, value in plain["state_dict"].items():
+            assert torch.equal(fallen["state_dict"][key], value), key
+        for name in () if again else ("fallen", "plain"):
+            assert "compile=" not in process(f"resume=runs/{name}", longer)
+
+
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(workplace: Path) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start."""
     if missing_to_compile():

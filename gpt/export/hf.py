@@ -1,8 +1,7 @@
 """To a folder that `transformers` loads, where an architecture there is the same maths.
 
 Learned positions are GPT-2's, and sinusoidal ones or none are learned ones that have learned just that. Rotary ones are
-Starcoder2's, with or without a window; with normalised queries and keys they are Apertus'. ALiBi is MPT's. No
-architecture has key_offset or token_shift.
+Starcoder2's, with or without a window. Neither has ALiBi, key_offset, token_shift or qk_norm.
 """
 
 import json
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from conf.fields import InputError, shown
 from gpt.config import ModelConfig
-from gpt.export.parity import largest_difference
+from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
 
 State = dict[str, Tensor]
@@ -62,16 +61,12 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[Any, State]]]:
     """The architecture that is most like a model: what it needs of `ModelConfig`, and what converts to it."""
-    needed: dict[str, Any] = {"key_offset": False, "token_shift": False}
-    if config.positions != "rotary" or config.qk_norm:
-        needed["window"] = config.window if config.span == config.context else None  # as long as all is all
-    if config.positions == "alibi":
-        return needed | {"norm": "layernorm", "qk_norm": False, "bias": False, "activation": "gelu"}, mpt
-    if config.positions != "rotary":
-        return needed | {"norm": "layernorm", "qk_norm": False}, gpt2
-    if config.qk_norm:
-        return needed | {"bias": False}, apertus
-    return needed | {"norm": "layernorm"}, starcoder2
+    needed: dict[str, Any] = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
+    if config.positions == "rotary":
+        return needed, starcoder2
+    positions = "learned" if config.positions == "alibi" else config.positions
+    window = config.window if config.span == config.context else None  # as long as all is all
+    return needed | {"positions": positions, "window": window}, gpt2
 
 
 def check(config: ModelConfig, needed: dict[str, Any]) -> None:
@@ -111,10 +106,12 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
     }  # fmt: skip
     state = renamed(model, names)
+    if ours.positions != "learned":
+        check_tables(model, ours.dim)
     if ours.positions == "none":
         state["transformer.wpe.weight"] = torch.zeros(ours.context, ours.dim)
     if ours.positions == "sinusoidal":
-        state["transformer.wpe.weight"] = model.sinusoids
+        state["transformer.wpe.weight"] = model.sinusoids(ours.context)
     return config, {key: value.T if ".c_" in key and value.ndim == 2 else value for key, value in state.items()}
 
 
@@ -149,78 +146,6 @@ def starcoder2(model: GPT) -> tuple[Any, State]:
     for key in [key for key in state if ".qkv." in key]:
         for name, part in zip("qkv", state.pop(key).chunk(3), strict=True):
             state[key.replace(".qkv.", f".{name}_proj.")] = part
-    return config, state
-
-
-def mpt(model: GPT) -> tuple[Any, State]:
-    """MPT: the same layout; its dropout, for further training, is a whole number by its configuration's type."""
-    from transformers import MptConfig
-
-    ours = model.config
-    config = MptConfig(
-        d_model=ours.dim,
-        n_layers=ours.layers,
-        n_heads=ours.heads,
-        max_seq_len=ours.context,
-        layer_norm_epsilon=1e-5,
-        learned_pos_emb=False,
-        **common(model),
-    )
-    names = {
-        "embedding": "transformer.wte", "norm": "transformer.norm_f", "blocks": "transformer.blocks",
-        "norm1": "norm_1", "attention.qkv": "attn.Wqkv", "attention.proj": "attn.out_proj",
-        "norm2": "norm_2", "mlp.up": "ffn.up_proj", "mlp.down": "ffn.down_proj",
-    }  # fmt: skip
-    return config, renamed(model, names)
-
-
-def apertus(model: GPT) -> tuple[Any, State]:
-    """Apertus: RMSNorm in front of each branch, on queries and on keys.
-
-    It has one epsilon for all of them where queries and keys have a smaller one here: as
-    x / sqrt(mean(x^2) + e) = s x / sqrt(mean((s x)^2) + s^2 e), queries and keys that are larger by s have the epsilon
-    s^2 e. And LayerNorm without a bias is RMSNorm where every x has mean 0, which holds when all that is added to the
-    stream has: its matrices lose the mean of their outputs, which LayerNorm would have taken away.
-    """
-    from transformers import ApertusConfig
-
-    ours, epsilon = model.config, 1e-5
-    centred = ours.norm == "layernorm"
-    config = ApertusConfig(
-        hidden_size=ours.dim,
-        intermediate_size=4 * ours.dim,
-        num_hidden_layers=ours.layers,
-        num_attention_heads=ours.heads,
-        hidden_act=ours.activation,
-        max_position_embeddings=ours.context,
-        rms_norm_eps=epsilon,
-        pad_token_id=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        attention_dropout=ours.dropout,
-        # The head keeps the mean that the embedding has lost.
-        **common(model) | {"tie_word_embeddings": ours.tied and not centred},
-    )
-    names = {
-        "embedding": "model.embed_tokens", "norm": "model.norm", "blocks": "model.layers",
-        "norm1": "attention_layernorm", "attention.qkv": "self_attn.qkv", "attention.proj": "self_attn.o_proj",
-        "norm2": "feedforward_layernorm", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
-    }  # fmt: skip
-    state = renamed(model, names)
-    scale = (epsilon / torch.finfo(torch.float32).eps) ** 0.5
-    for layer in range(ours.layers):
-        prefix = f"model.layers.{layer}.self_attn"
-        q, k, v = state.pop(f"{prefix}.qkv.weight").chunk(3)
-        state |= {
-            f"{prefix}.q_proj.weight": scale * q,
-            f"{prefix}.k_proj.weight": scale * k,
-            f"{prefix}.v_proj.weight": v,
-        }
-        state |= {f"{prefix}.{name}_norm.weight": torch.ones(ours.head_dim) for name in "qk"}
-    if centred:
-        for key, value in state.items():
-            if key.endswith(("embed_tokens.weight", "o_proj.weight", "down_proj.weight")):
-                outputs = 1 if "embed" in key else 0
-                state[key] = (value.double() - value.double().mean(outputs, keepdim=True)).float()
     return config, state
 
 

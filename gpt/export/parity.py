@@ -1,6 +1,7 @@
 """Whether an exported model still says what the checkpoint says."""
 
 from collections.abc import Callable
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -9,11 +10,26 @@ from conf.fields import InputError
 from gpt.model import GPT
 
 TOLERANCE = 1e-5  # of the largest logit
+MAX_SCORES = 2**23  # numbers of attention that a comparison may take for a text
+MAX_TABLES = 2**24  # bytes of a table of positions in a file, where the weights are fewer
+
+
+def check_tables(model: GPT, channels: int) -> None:
+    """Refuse a context whose table of positions would be far larger than the weights.
+
+    Raises:
+        InputError: it is longer.
+    """
+    most = max(MAX_TABLES, 4 * model.num_parameters()) // (4 * channels)
+    if model.config.context > most:
+        raise InputError(f"model.context={model.config.context}: its table of positions may have at most {most} rows")
 
 
 @torch.no_grad()
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
-    """Compare the logits of two models on random tokens of several batch sizes and lengths, 1 and context among them.
+    """Compare the logits of two models on random tokens of several batch sizes and lengths.
+
+    1 and the context are among them; of a long context, as much as memory for attention allows.
 
     Args:
         model: what the checkpoint holds.
@@ -26,7 +42,8 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
         InputError: it is more than `TOLERANCE`.
     """
     generator = torch.Generator().manual_seed(0)
-    context, shares = model.config.context, []
+    context = max(1, min(model.config.context, isqrt(MAX_SCORES // model.config.heads)))
+    shares = []
     for batch, length in ((1, 1), (1, context), (2, (context + 1) // 2)):
         tokens = torch.randint(model.vocabulary, (batch, length), generator=generator)
         expected = model(tokens)

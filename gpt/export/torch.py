@@ -7,23 +7,30 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
-from gpt.export.parity import largest_difference
+from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
 
 
 def trace(model: GPT) -> ExportedProgram:
     """The model as a graph of operations, for any batch size and any length from 1 to context."""
-    context = model.config.context
+    config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
-    with torch.no_grad():
-        program = torch.export.export(
-            model,
-            (example,),
-            dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
-            # torch 2.11 asks of every length whether 64 times it is less than 128 times it, and refuses to go on.
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
+    if config.positions in ("rotary", "sinusoidal"):
+        check_tables(model, config.turned or config.dim)
+        cos, sin = model.angles(context)
+        model.tables = cos.clone(), sin.clone()  # no part of longer ones
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                model,
+                (example,),
+                dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
+                # torch 2.11 asks of every length whether 64 times it is less than 128 times it, and refuses to go on.
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+    finally:
+        model.tables = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # would tell whoever gets the file where things lie on this machine
     return program

@@ -67,39 +67,41 @@ def machine(device: str) -> dict[str, Any]:
     return {"torch": str(torch.__version__), "device": device, "threads": torch.get_num_threads()}
 
 
-def choose_compile(compile: str, device: str, seconds: float) -> tuple[bool, str]:
+def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]:
     """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU from `COMPILE_FROM` on.
 
     Args:
-        compile: `auto`, `true` or `false`.
+        compile: `auto`, `true`, `false` or `graph`.
         device: the kind of device.
         seconds: how long the run is expected to be, see `expected_seconds`.
 
     Returns:
-        Whether to compile and the reason.
+        `true`, `false` or `graph`, and the reason.
 
     Raises:
-        ValueError: `compile=true` on a machine without what compiling needs.
+        ValueError: `compile=true` on a machine without what compiling needs, or `compile=graph` without CUDA.
     """
+    if compile == "graph" and device != "cuda":
+        raise ValueError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if compile == "auto":
         if sys.platform != "linux":
-            return False, "compiling was not tried on this system"
+            return "false", "compiling was not tried on this system"
         if missing:
-            return False, f"there is no {missing}"
+            return "false", f"there is no {missing}"
         if device == "cuda":
-            return True, "pays on a GPU"
+            return "true", "pays on a GPU"
         if seconds < COMPILE_FROM:
-            return False, f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
-        return True, "pays in a run this long"
-    if compile == "true" and missing:
-        raise ValueError(f"compile=true: there is no {missing}; compile=false goes without")
-    return compile == "true", "as asked"
+            return "false", f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
+        return "true", "pays in a run this long"
+    if compile != "false" and missing:
+        raise ValueError(f"compile={compile}: there is no {missing}; compile=false goes without")
+    return compile, "as asked"
 
 
-def choose_recorder(device: str, devices: int, compiled: bool, looked_into: bool) -> Recorder | None:
-    """What records a whole step for a GPU to repeat: where there is one, compiled, and nobody looks into its steps."""
-    return record if device == "cuda" and devices == 1 and compiled and not looked_into else None
+def choose_recorder(compile: str, devices: int, looked_into: bool) -> Recorder | None:
+    """What captures a whole step: with `compile=graph` on one GPU, unless something looks into its steps."""
+    return record if compile == "graph" and devices == 1 and not looked_into else None
 
 
 def missing_to_compile() -> str:

@@ -20,7 +20,7 @@ from gpt.model import GPT
 
 MEASURED = 2.0  # seconds of steps that are timed
 SKIPPED = 3  # steps before that, which are slower
-SAMPLED, SAMPLED_GPU = 10, 200  # characters of text that are timed; a GPU records a step first
+SAMPLED = 10  # characters of text that are timed
 EVALUATED = 2**13  # characters whose evaluation is timed
 # A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
 # that has as many characters as it has weights: an estimate, not measured.
@@ -170,9 +170,8 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
             if not net(windows).isfinite().all():  # the first is slower, and not timed
                 raise module.diverged("after a few steps the model's outputs are no numbers")
             evaluated = _median_seconds(lambda: float(net(windows).sum()))
-            count = SAMPLED_GPU if windows.is_cuda else SAMPLED
-            sampled = _median_seconds(lambda: generate(net, windows[0], count, seed=0))
-    return Cost(statistics.median(clock.steps[SKIPPED:]), evaluated / windows.numel(), sampled / count)
+            sampled = _median_seconds(lambda: generate(net, windows[0], SAMPLED, seed=0))
+    return Cost(statistics.median(clock.steps[SKIPPED:]), evaluated / windows.numel(), sampled / SAMPLED)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

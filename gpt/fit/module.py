@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt.capture import Recorder, Repeated
+from conf.fields import InputError, one_line
+from gpt.capture import REHEARSALS, Recorder, Repeated
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
@@ -52,6 +53,8 @@ class LitGPT(L.LightningModule):
         seed: seed of the weights and of dropout.
         compile: whether to `torch.compile` the blocks for the training step.
         record: what records a whole step, for a GPU to repeat (see gpt/capture.py); None has Python take every step.
+        fell_back: told when compiling or capturing fails, and when a checkpoint is saved after that: what `compile` is
+            from then on, and a line that says why, once.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class LitGPT(L.LightningModule):
         seed: int = 0,
         compile: bool = False,
         record: Recorder | None = None,
+        fell_back: Callable[[str, str | None], None] = lambda compile, line: None,
     ) -> None:
         """Make the model with weights drawn from `seed`."""
         super().__init__()
@@ -79,7 +83,8 @@ class LitGPT(L.LightningModule):
         self.vocabulary, self.characters, self.bytes = vocabulary, characters, bytes
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
-        self.record = record
+        self.record, self.fell_back = record, fell_back
+        self.untried, self.fallen = compile, False  # whether a compiled step has yet to run, and whether one failed
         self.repeated: Repeated | None = None  # the whole step, where it is recorded
         self.rows = self.outcome = torch.empty(0)  # of the step that is repeated: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
@@ -141,10 +146,45 @@ class LitGPT(L.LightningModule):
             try:
                 self.repeated()
             except RuntimeError as error:
-                error.add_note("compile=false has Python take each step, without recording one for the GPU to repeat.")
-                raise
+                capturing = self.repeated.rehearsed == REHEARSALS and self.repeated.again is None
+                if not (self.untried or capturing):
+                    raise
+                self.repeated = None
+                self._fall_back(error)
+                work()
+            self.untried = False
+            if not self.repeated:
+                optimizer.step = take_step  # type: ignore[method-assign]
 
         optimizer.step = step  # type: ignore[method-assign, assignment]
+
+    def _fall_back(self, error: Exception) -> None:
+        """Go on without what has failed: without compiling in the first compiled step, else without capturing.
+
+        The step that failed has changed no weights, and is taken again.
+
+        Raises:
+            InputError: several processes take the step, and might not all fail.
+        """
+        failed = "graph" if self.record else "true"
+        compile = "false" if self.untried or not self.compile_step else "true"
+        what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
+        reason = f"compile={failed}: failed ({type(error).__name__}: {what})"
+        if self.trainer.world_size > 1:
+            raise InputError(f"{reason}; compile={compile} goes without") from error
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error
+        for block in self.net.blocks if compile == "false" else ():
+            block._compiled_call_impl = None
+        if compile == "false":
+            torch.compiler.set_stance("default")
+        self.compile_step, self.record = compile == "true", None
+        self.untried, self.fallen = False, True
+        self.net.zero_grad()
+        self.conditions["compile"] = compile
+        if self.behind:
+            self._seed_dropout(self.global_step, 0)
+        self.fell_back(compile, f"{reason}; the run goes on as with compile={compile}")
 
     def on_train_end(self) -> None:
         """Let go of the recorded step and its memory."""
@@ -188,7 +228,15 @@ class LitGPT(L.LightningModule):
             optimizer.step()  # all of the step: see `_repeat`
             outcome = self.outcome.clone()
         else:
-            loss, grad_norm = self._gradients(batch), self._clip()
+            try:
+                loss = self._gradients(batch)
+            except (OSError, RuntimeError) as error:
+                if not self.untried:
+                    raise
+                self._fall_back(error)
+                loss = self._gradients(batch)
+            self.untried = False
+            grad_norm = self._clip()
             if self.trainer.world_size > 1:
                 loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
             outcome = torch.stack((loss, grad_norm))
@@ -303,6 +351,9 @@ class LitGPT(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what describes the model and the run, and leave out what only a GPU that repeats a step needs."""
+        if self.fallen:  # not before: config.yaml and the newest checkpoint are to say the same
+            self.fell_back(self.conditions["compile"], None)
+            self.fallen = False
         score = self.score if self.scored_step == self.global_step else None
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:

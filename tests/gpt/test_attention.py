@@ -201,3 +201,12 @@ def test_dropout_acts_on_the_weights_in_training_only(kernel: str) -> None:
     assert lost.double().mean().item() == pytest.approx(0.25, abs=0.035)
     torch.testing.assert_close(out[~lost][:, 0], (expected[:, 0] / 0.75).expand((~lost).sum(), 12))
     assert not (out[:, 1:] == 0).all(-1).double().mean() > 0.1, "the weights are dropped, not whole characters"
+
+
+def test_biases_are_made_for_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those of all heads would take too much memory."""
+    module, x = build(tiny(heads=6, positions="alibi")), random(2, 7, 12)
+    wanted = module(x)
+    for most in (1, 2 * 49, 5 * 49):
+        monkeypatch.setattr("gpt.attention.MAX_SCORES", most)
+        torch.testing.assert_close(module(x), wanted, rtol=1e-12, atol=1e-12)

@@ -60,6 +60,27 @@ def test_what_is_saved_is_loaded(config: ModelConfig, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["model.ckpt"]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi", "none"])
+def test_a_model_that_is_read_is_one_that_is_made(positions: str, tied: bool, tmp_path: Path) -> None:
+    """With its own memory for every weight, its head tied, and torch's generator where it was."""
+    config = tiny(positions=positions, tied=tied, heads=3)
+    save(tmp_path / "model.ckpt", contents(config))
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    model = load_checkpoint(tmp_path / "model.ckpt")[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    made = fill(GPT(config, 11)).eval()
+    assert (model.head.weight is model.embedding.weight) is tied
+    assert [(*each, p.shape, p.requires_grad) for *each, p in model.named_parameters()] == [
+        (*each, p.shape, p.requires_grad) for *each, p in made.named_parameters()
+    ]
+    assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    assert torch.equal(model(tokens), made(tokens))
+    model(tokens).sum().backward()
+
+
 def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
     save(path, contents())

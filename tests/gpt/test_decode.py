@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,12 @@ CONFIGS = [
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{name(config)}-{config.context}")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that begin with two slots and grow, tables of two places: no text here is as long as those of 256."""
+    monkeypatch.setattr(gpt.decode, "PIECE", 2)
 
 
 def build(config: ModelConfig) -> GPT:
@@ -149,6 +156,19 @@ def test_pieces_that_fit_into_memory(config: ModelConfig, monkeypatch: pytest.Mo
     same(Decoder(weights(config)).read(text(config)[None])[0], expected(config))
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "none"])
+def test_a_long_context_takes_memory_as_text_is_read(positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt.decode, "PIECE", 256)
+    config = tiny(positions=positions, context=2**20, heads=3)
+    ready = weights(config)
+    tracemalloc.start()
+    decoder = Decoder(ready)
+    logits = [*decoder.read(text(tiny())[None, :20])[0], *(decoder.step(np.array([k % V])) for k in range(600))]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**24 and len(logits) == 620 and decoder.slots == 1024
+
+
 @pytest.mark.parametrize("config", OFFSET[::3] + SHIFT[::3], ids=name)
 def test_the_context_itself_in_single_precision(config: ModelConfig) -> None:
     """As the model in training computes it, rotary tables and all."""
@@ -181,13 +201,15 @@ MUTATIONS = [
     ("place % S)", "(place + 1) % S)"),
     ("filled, bias = min(place + 1, S), None", "filled, bias = min(place, S) or 1, None"),
     ("filled, bias = min(place + 1, S), None", "filled, bias = S, None"),
-    ("newest = S - place % S", "newest = 0"),
-    ("distances = -np.arange(2 * config.span) % config.span", "distances = np.arange(2 * config.span) % config.span"),
+    ("newest = self.slots - place % S", "newest = 0"),
+    ("-np.arange(2.0 * slots) % slots", "np.arange(2.0 * slots) % slots"),
+    ("filled, 2 * self.slots), S)", "filled, 2 * self.slots), 2)"),
+    ("(each, more), axis=2)", "(more, each), axis=2)"),
     ("distance = (place[:, None] - slots) % S", "distance = place[:, None] - slots"),
     ("bias - w.slopes * ", "bias + w.slopes * "),
     ("exponents += [4 * (2 * h + 1) / below", "exponents += [4 * (2 * h + 2) / below"),
     ("k[:, -S:]", "k[:, :S]"),
-    ("[:, : config.dim] / root", "[:, : config.dim]"),
+    ("[..., : self.config.dim] / self.config.dim**0.5", "[..., : self.config.dim]"),
     ("keys[rest] = self.moved[i]", "keys[rest] = k[:, 0, :, self.own :]"),
     ("                self.moved[i] = k[:, 0, :, self.own :]\n", ""),
     ("self.moved[i][row] = moved[:, -1]", "self.moved[i][row] = moved[:, 0]"),
@@ -203,7 +225,7 @@ MUTATIONS = [
     ("self.before[rows] = tokens[:, -1]", "self.before[rows] = tokens[:, 0]"),
     ("values[at] = v[:, 0]", "values[at] += v[:, 0]"),
     ("+ w.eps", ""),
-    ("if places // T != self.block", "if self.block < 0"),
+    ("if places // PIECE != self.block", "if self.block < 0"),
     ("(place == place[0]).all()", "True"),
 ]
 
@@ -212,7 +234,7 @@ def check_all(
     old: str, new: str, mutant: ModuleType, monkeypatch: pytest.MonkeyPatch, others: list[ModelConfig] = CONFIGS
 ) -> None:
     """The tests above on a decoder in whose source `old` is replaced."""
-    source = Path(gpt.decode.__file__).read_text("utf-8")
+    source = Path(gpt.decode.__file__).read_text("utf-8").replace("PIECE = 256", "PIECE = 2")
     exec(compile(source.replace(old, new), "mutant.py", "exec"), mutant.__dict__)
     monkeypatch.setattr(sys.modules[__name__], "Decoder", mutant.Decoder)
     with np.errstate(all="ignore"):

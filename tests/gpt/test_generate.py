@@ -1,16 +1,19 @@
 """Sampling against loops: the probabilities, the draws by their frequencies, the greedy path by each character."""
 
 import itertools
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
+from gpt.config import ModelConfig
 from gpt.generate import Drawing, draw, generate, log_probabilities, probabilities, side_by_side, stream, weights_of
 from gpt.model import GPT
 from tests.reference import model as reference
 from tests.reference import sampling
-from tests.reference.models import fill, name, tiny
+from tests.reference.models import PLACES, SOME, fill, name, tiny
 
 CONFIGS = [tiny(), tiny(positions="learned", norm="layernorm", bias=True, attention="sdpa"), tiny(tied=True, layers=1)]
 
@@ -210,6 +213,36 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = list(side_by_side(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
         assert len(parts) >= min(int(threads), rows // 8)
+
+
+def test_a_gpu_does_as_many_texts_as_fit_one_part_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weights_of(build(tiny()))
+    monkeypatch.setattr(weights, "cuda", True)
+    cache = 2 * 2 * 7 * 12 * weights.dtype.itemsize  # bytes of a text: keys and values, layers, places, channels
+    for free, rows, sizes in (
+        (2**34, 1000, [1000]),
+        (2**34, 2048, [1024, 1024]),
+        (4 * 10 * cache, 25, [8, 9, 8]),
+        (0, 2, [1, 1]),
+    ):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
+        threads = set()
+
+        def work(part: slice, threads: set = threads) -> Iterator[range]:
+            threads.add(threading.get_ident())
+            yield range(part.start, part.stop)
+
+        parts = list(side_by_side(work, rows, weights))
+        assert [len(part) for part in parts] == sizes and len(threads) == 1
+        assert [row for part in parts for row in part] == list(range(rows))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+@pytest.mark.parametrize("config", SOME[::3] + PLACES[::3], ids=name)
+def test_a_gpu_generates_what_a_cpu_does(config: ModelConfig) -> None:
+    model, prompt = build(config).double(), torch.arange(5).expand(9, 5)
+    wanted = generate(model, prompt, 50, seed=1, top_p=0.9)
+    assert torch.equal(generate(model.cuda(), prompt, 50, seed=1, top_p=0.9), wanted)
 
 
 def test_without_a_seed_texts_differ() -> None:

@@ -1,12 +1,16 @@
 """Rotary positions against complex numbers and against what they are for."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from gpt.positions import rotary_tables, rotate
+from gpt.decode import Weights
+from gpt.model import GPT
+from gpt.positions import rotary_tables, rotate, shared_tables
+from tests.reference.models import tiny
 from tests.reference.positions import rotary
 
 
@@ -23,14 +27,48 @@ def test_rotation_is_the_paper_s(size: int, base: float) -> None:
     np.testing.assert_allclose(rotate(x, cos.double(), sin.double()).numpy(), expected, rtol=0, atol=3e-6)
 
 
+FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)  # angles in single precision would be off by 0.03 at the last
+
+
 def test_tables_hold_the_angles() -> None:
-    cos, sin = rotary_tables(300, 8)
-    assert cos.shape == sin.shape == (300, 4)
-    for t in (0, 1, 17, 299):
-        for i in range(4):
+    """To half of the last bit of a float32: angles are computed in float64."""
+    for cos, sin in (rotary_tables(2**20, 8), shared_tables(2**20, 8, torch.device("cpu"))):
+        assert cos.shape == sin.shape == (2**20, 4) and cos.dtype == sin.dtype == torch.float32
+        for t, i in itertools.product(FAR, range(4)):
             angle = t * 10000 ** (-2 * i / 8)
-            assert cos[t, i].item() == pytest.approx(math.cos(angle), abs=3e-5)
-            assert sin[t, i].item() == pytest.approx(math.sin(angle), abs=3e-5)
+            assert cos[t, i].item() == pytest.approx(math.cos(angle), rel=0, abs=2**-25 + 1e-9)
+            assert sin[t, i].item() == pytest.approx(math.sin(angle), rel=0, abs=2**-25 + 1e-9)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+def test_the_decoder_holds_the_angles(positions: str) -> None:
+    config = tiny(positions=positions, context=2**20, dim=8, norm="rmsnorm")
+    weights = Weights(config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()})
+    size = config.turned or config.dim
+    found = weights.at(np.array(FAR)).reshape(len(FAR), -1)
+    angles = np.array(FAR)[:, None] * 10000 ** (-2 * np.arange(size // 2) / size)
+    if positions == "rotary":
+        wanted = np.exp(1j * angles)
+    else:
+        wanted = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1) / config.dim**0.5
+    assert found.itemsize == wanted.itemsize / 2 and np.abs(found - wanted).max() < 6e-8
+
+
+def test_a_longer_text_leaves_the_tables_as_they_were_and_layers_share_them() -> None:
+    first = [table.clone() for table in shared_tables(100, 8, torch.device("cpu"))]
+    longer, again = (shared_tables(n, 8, torch.device("cpu")) for n in (5000, 120))
+    assert all(torch.equal(one, other[:100]) for one, other in zip(first, longer, strict=True))
+    assert again[0].data_ptr() == shared_tables(65, 8, torch.device("cpu"))[0].data_ptr()
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "alibi", "none"])
+def test_a_long_context_takes_no_memory_before_there_is_text(positions: str) -> None:
+    model = GPT(tiny(positions=positions, context=2**20), 11)
+    assert not list(model.buffers())
+    assert model(torch.zeros(1, 3, dtype=torch.int64)).shape == (1, 3, 11)
+    with torch.inference_mode():
+        model(torch.zeros(1, 300, dtype=torch.int64))
+    model(torch.zeros(1, 300, dtype=torch.int64)).sum().backward()
 
 
 def test_base_is_ten_thousand_unless_given() -> None:

@@ -28,12 +28,12 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
-    assert choose_compile("auto", "cpu", COMPILE_FROM) == (True, "pays in a run this long")
+    assert choose_compile("auto", "cpu", COMPILE_FROM) == ("true", "pays in a run this long")
     chosen, why = choose_compile("auto", "cpu", COMPILE_FROM - 1)
-    assert not chosen and "it pays on a CPU in runs of more than" in why
-    assert choose_compile("auto", "cuda", 1.0)[0]
-    assert choose_compile("false", "cpu", 1e9) == (False, "as asked")
-    assert choose_compile("true", "cpu", 1.0) == (True, "as asked")
+    assert chosen == "false" and "it pays on a CPU in runs of more than" in why
+    assert choose_compile("auto", "cuda", 1.0)[0] == "true"
+    assert choose_compile("false", "cpu", 1e9) == ("false", "as asked")
+    assert choose_compile("true", "cpu", 1.0) == ("true", "as asked")
 
 
 @pytest.mark.parametrize("missing", ["g++", "Python.h"])
@@ -43,14 +43,21 @@ def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path:
     else:
         (tmp_path / "Python.h").unlink()
     chosen, why = choose_compile("auto", "cpu", 1e9)
-    assert not chosen and missing in why
+    assert chosen == "false" and missing in why
     with pytest.raises(ValueError, match=f"^compile=true: there is no .*{missing.replace('+', '.')}"):
         choose_compile("true", "cpu", 1e9)
 
 
 def test_compiling_is_not_chosen_where_nobody_tried_it(complete: pytest.MonkeyPatch) -> None:
     complete.setattr(sys, "platform", "darwin")
-    assert not choose_compile("auto", "cpu", 1e9)[0]
+    assert choose_compile("auto", "cpu", 1e9)[0] == "false"
+
+
+def test_capturing_is_asked_for_and_needs_cuda(complete: pytest.MonkeyPatch) -> None:
+    assert choose_compile("graph", "cuda", 1.0) == ("graph", "as asked")
+    for device in ("cpu", "mps"):
+        with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
+            choose_compile("graph", device, 1.0)
 
 
 def test_the_same_run_gets_the_same_answer(complete: pytest.MonkeyPatch) -> None:

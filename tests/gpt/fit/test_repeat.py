@@ -8,19 +8,24 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from conf.fields import InputError
 from gpt.capture import REHEARSALS
 from gpt.config import OptimConfig
 from gpt.fit.automatic import choose_recorder
 from gpt.fit.module import LitGPT
+from gpt.model import GPT
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.gpt.fit.test_watch import last, scalars
 from tests.reference.capture import record
+from tests.reference.models import tiny
 
 Train = Callable[..., Ended]
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_every_n_steps=4", "compile=false")
@@ -166,14 +171,57 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
 
 
 def test_where_steps_are_recorded() -> None:
-    assert choose_recorder("cuda", 1, True, False) is not None
-    for where in (
-        ("cpu", 1, True, False),
-        ("cuda", 2, True, False),
-        ("cuda", 1, False, False),
-        ("cuda", 1, True, True),
-    ):
+    """Only where that was asked for, on one GPU, and nobody looks into the steps."""
+    assert choose_recorder("graph", 1, False) is not None
+    for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
         assert choose_recorder(*where) is None
+
+
+@pytest.mark.parametrize("when", ["at once", "in the middle"])
+def test_a_capture_that_fails_is_gone_without(when: str, train: Train, recording: Callable) -> None:
+    """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
+
+    def failing(work: Callable[[], None]) -> Callable[[], None]:
+        error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
+        if when == "at once":
+            raise error
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch.Tensor, "backward", Mock(side_effect=error))
+            return record(work)
+
+    recording(each_time)
+    assert train("name=python", *STEPS).status == 0
+    recording(failing)
+    ended = train("name=fallen", *STEPS)
+    assert ended.status == 0
+    (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
+    assert line == (
+        "compile=graph: failed (RuntimeError: operation not permitted when stream is capturing); "
+        "the run goes on as with compile=false"
+    )
+    assert "compile: 'false'" in Path("runs/fallen/config.yaml").read_text()
+    assert_same_run("python", "fallen")
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_what_is_done_instead_of_capturing_is_compiling(compile: bool) -> None:
+    """Which a first step that fails has to do without, too."""
+    said: list[Any] = []
+    module = SimpleNamespace(
+        record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1), conditions={},
+        net=GPT(tiny(), 3), behind=False, fell_back=lambda *given: said.append(given),
+    )  # fmt: skip
+    LitGPT._fall_back(module, RuntimeError("one\ntwo"))
+    now = "true" if compile else "false"
+    line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
+    assert said == [(now, line)] and module.conditions == {"compile": now} and module.compile_step is compile
+    assert module.record is None and not module.untried and module.fallen
+
+
+def test_several_processes_do_not_fall_back() -> None:
+    module = SimpleNamespace(record=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))
+    with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); compile=false goes without$"):
+        LitGPT._fall_back(module, RuntimeError("one\ntwo"))
 
 
 def test_a_rate_that_is_a_number_would_show(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
