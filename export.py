@@ -63,7 +63,7 @@ def work(options: argparse.Namespace) -> None:
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    print(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}")
+    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}"))
 
 
 def export(options: argparse.Namespace, new: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from conf.commandline import Parser, answer, device, number, writing_to
-from conf.fields import InputError, nearest, one_line
+from conf.fields import InputError, for_output, nearest, one_line, printable
 from conf.progress import Progress, hidden
 from gpt import runs
 
@@ -105,7 +105,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if options.interactive:
-        print(f"{checkpoint}, step {meta['step']}; :help says more", file=sys.stderr)
+        print(f"{printable(checkpoint)}, step {meta['step']}; :help says more", file=sys.stderr)
         return talk(weights, tokenizer, parser, options)
     newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # bytes are read as they are
     prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
@@ -113,7 +113,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if "" in prompts:
         raise InputError("--prompt: one is empty, or holds no character that the model knows")
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    print(f"{checkpoint}, step {meta['step']}, --seed {seed}", file=sys.stderr)
+    print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
     files = [checkpoint, *map(Path, options.prompt_file)]
     with (
         writing_to(options.output, "--output", files) if options.output is not None else nullcontext(sys.stdout) as out
@@ -254,7 +254,7 @@ def write(
     encoded = [tokenizer.encode(prompt or begin) for prompt, _ in rows]
     seeds = [seed + number for _, number in rows]
     if len(rows) == 1 and not options.json:
-        out.write(prompts[0] if prompts else "")
+        out.write(for_output(prompts[0] if prompts else "", out))
         show(continuations(weights, encoded, seeds, tokenizer, options), out)
         out.write("\n")
         return
@@ -270,7 +270,7 @@ def write(
                 if options.json:
                     out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
                 else:
-                    out.write(f"--- {count}\n{prompt}{text.text}\n")
+                    out.write(for_output(f"--- {count}\n{prompt}{text.text}\n", out))
                 out.flush()
 
 
@@ -280,7 +280,7 @@ def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
     shown = 0
     for (text,) in texts:
         if new := "".join(text.pieces[shown:]):
-            out.write(new)
+            out.write(for_output(new, out))
             out.flush()
         shown = len(text.pieces)
 
@@ -301,7 +301,7 @@ def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: ar
                 if not prompt:
                     raise InputError("the model knows none of these characters")
                 seed = secrets.randbits(32) if options.seed is None else options.seed
-                sys.stdout.write(prompt)
+                sys.stdout.write(for_output(prompt, sys.stdout))
                 show(continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options), sys.stdout)
                 print(f"\n[seed {seed}]")
         except EOFError:

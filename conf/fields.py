@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -138,6 +138,15 @@ def shown(value: Any) -> str:
 def printable(text: object) -> str:
     """Text as a terminal can show it on one line, also a file's name with line breaks or bytes that are no text."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def for_output(text: str, out: TextIO) -> str:
+    """Text as it may be written to `out`: a terminal, which would obey control characters, gets pictures of them."""
+    if not out.isatty():
+        return text
+    pictures = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
+    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
+    return text.translate({code: picture for code, picture in pictures.items() if code not in (9, 10)})
 
 
 def one_line(text: object) -> str:

@@ -264,10 +264,9 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     """
     with torch.device("meta"):  # no weights are drawn: torch's generator stays as it is
         model = GPT(config, len(state["embedding.weight"]))
-    model.to_empty(device="cpu")  # which unties
-    tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+    for name, array in state.items():  # load_state_dict takes seconds where blocks are many: time grows with n^2
+        module, _, weight = name.rpartition(".")
+        setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
     if config.tied:
         model.head.weight = model.embedding.weight
-        tensors["head.weight"] = tensors["embedding.weight"]
-    model.load_state_dict(tensors)
     return model.eval()

@@ -84,7 +84,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.dim, vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        init_weights(self)
+        if not self.head.weight.is_meta:
+            init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the character that follows each place.

@@ -10,7 +10,6 @@ Source of the format: safetensors (https://github.com/huggingface/safetensors), 
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,8 @@ FIELDS = {
 }  # fmt: skip
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
 MAX_HEADER = 2**23  # bytes: twice what the deepest model needs
-MAX_METADATA = 2**20  # bytes: 65,536 characters and all settings need less
+MAX_METADATA = 2**20  # characters: a vocabulary of 65,536 and all settings need less
+MAX_CHARACTERS = 65_536  # what uint16 can number
 
 
 class CheckpointError(InputError):
@@ -122,23 +122,23 @@ def read(path: str | Path) -> Model:
         raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
     if not described:
         raise CheckpointError(f"{path}: is a safetensors file, but no chargpt model")
-    raise CheckpointError(
-        f"{path}: has format {str(described.get('format'))[:20]}, this version reads format {FORMAT}; "
-        "use the one that wrote it"
-    )
+    other = described.get("format")
+    other = str(other)[:20] if isinstance(other, int | str) else "of no number"
+    raise CheckpointError(f"{path}: has format {other}, this version reads format {FORMAT}; use the one that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
     """Parse the JSON that describes a model.
 
     Raises:
-        ValueError: too long, no JSON, or no object.
+        ValueError: too long, no JSON, no object, or with NaN, infinity or half of a surrogate pair in it.
     """
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
     if not isinstance(described, dict):
         raise ValueError("metadata that is no object")
+    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()  # finds what json.loads lets pass
     return described
 
 
@@ -155,8 +155,6 @@ def check_fields(described: Mapping[str, Any]) -> None:
                 raise ValueError(f"{field} is missing or of a wrong type")
             if isinstance(value, int) and not 0 <= value < 2**63:
                 raise ValueError(f"{field} is out of range")
-    if described["val_loss"] is not None and not math.isfinite(described["val_loss"]):
-        raise ValueError("val_loss is NaN or infinite")
 
 
 def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
@@ -169,8 +167,8 @@ def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
         case {"kind": "byte"}:
             return 256
         case {"kind": "char", "characters": str(characters)}:
-            if list(characters) != sorted(set(characters)) or any("\ud800" <= each <= "\udfff" for each in characters):
-                raise ValueError("a vocabulary that is not sorted, distinct characters")
+            if list(characters) != sorted(set(characters)) or not 0 < len(characters) <= MAX_CHARACTERS:
+                raise ValueError(f"a vocabulary that is not 1 to {MAX_CHARACTERS} sorted, distinct characters")
             return len(characters)
     raise ValueError("no vocabulary")
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gpt.archive import FORMAT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train as train_script

@@ -43,5 +43,7 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
         The largest difference of its logits, see `largest_difference`.
     """
     described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
-    torch.export.save(trace(model), path, extra_files=described)
-    return largest_difference(model, torch.export.load(path).module())
+    with open(path, "w+b") as file:  # of a path, torch says that it should end in .pt2
+        torch.export.save(trace(model), file, extra_files=described)
+        file.seek(0)
+        return largest_difference(model, torch.export.load(file).module())

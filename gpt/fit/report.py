@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from conf.fields import for_output
 from gpt.config import ModelConfig
 from gpt.evaluate import Score, measured
 
@@ -37,7 +38,7 @@ class Speaker:
         if self.log is None:
             return
         try:
-            tqdm.write(line, file=sys.stdout)
+            tqdm.write(for_output(line, sys.stdout), file=sys.stdout)
             sys.stdout.flush()
         except BrokenPipeError:  # a reader such as `head` has seen enough; training goes on, and so does the log
             sys.stdout = open(os.devnull, "w")

@@ -1,12 +1,16 @@
 """The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
 
 import os
+from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.processes import LONG, TWO, run, start
+from tests.faults.programs import LINES, PROGRAMS, TEXT, Cost, Nursery
+from tests.model_files import filled, write_model_file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,3 +52,22 @@ def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
         process.kill()
     assert process.returncode == 0, err
     return place / "runs/whole"
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """What forks programs that open a model."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
+    """What each program costs on a tiny honest model."""
+    with chdir(tmp_path_factory.mktemp("honest")):
+        Path(TEXT).write_text(LINES)
+        write_model_file("honest.safetensors", filled())
+        costs = {program: nursery(program, "honest.safetensors") for program in PROGRAMS}
+    assert all(ended.status == 0 for ended in costs.values()), costs
+    return costs

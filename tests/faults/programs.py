@@ -1,0 +1,180 @@
+"""Every program that opens a model, each time in a process of its own, under limits of memory and time.
+
+What takes seconds, loading torch, Lightning and what is ours, is done once: a nursery has loaded them and forks for
+each program that is asked for. `cold` starts the real command instead.
+"""
+
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.conftest import ROOT
+from tests.faults.processes import fork
+
+MB = 2**20
+TEXT, LINES = "text.txt", "abcdefghijk" * 200  # which the programs read, of the letters in tests/model_files.py
+PROGRAMS = {
+    "sample": "sample.py {} --num-chars 1 --seed 0",
+    "score": "score.py {} " + TEXT,
+    "web": "export.py {} --to web out.html",
+    "torch": "export.py {} --to torch out.pt2",
+    "train": "train.py init_from={} data.path=" + TEXT + " name=new trainer.max_steps=1 trainer.accelerator=cpu "
+    "trainer.devices=1 data.batch=2 compile=false watch.pictures=false logger=none",
+}
+MADE = ("out.html", "out.pt2", "runs")  # what they write when all is well
+# A model file may cost so much more than a tiny honest model does: its size this many times, and so many bytes.
+TIMES, MORE, SECONDS = 4, 200 * MB, 5.0
+MEMORY, CPU, WALL = 4096 * MB, 60, 150  # what nothing may pass: bytes of addresses, seconds of work, seconds at all
+
+
+class Cost(NamedTuple):
+    """How a program ended, and what it took."""
+
+    status: int  # below 0: the signal that killed it, such as SIGXCPU for a hang
+    out: str
+    err: str
+    memory: int  # largest resident set, bytes
+    seconds: float  # of work, its own and the system's for it
+
+
+def arguments(program: str, model: str | Path) -> list[str]:
+    """The command line of a program that opens a model."""
+    return [part.format(model) for part in PROGRAMS[program].split()]
+
+
+def cost(pid: int, folder: Path) -> Cost:
+    """Wait for a process that wrote to `out` and `err`."""
+    _, status, used = os.wait4(pid, 0)
+    texts = [(folder / name).read_text("utf-8", "replace") for name in ("out", "err")]
+    return Cost(os.waitstatus_to_exitcode(status), *texts, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
+
+
+class Nursery:
+    """A process that has loaded everything and forks for each program.
+
+    Args:
+        folder: what its output is kept in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ours, theirs = Pipe()
+        self.process = fork(_serve, theirs, str(folder))
+
+    def __call__(self, program: str, model: str | Path) -> Cost:
+        """Run a program on a model in the current directory."""
+        return self.call(_program, program, str(model))
+
+    def call(self, work: Callable[..., object], *given: Any) -> Cost:
+        """Call a function in the current directory; its result is the exit status."""
+        self.ours.send((os.getcwd(), work, given))
+        assert self.ours.poll(2 * WALL), "the nursery does not answer"
+        return self.ours.recv()
+
+    def close(self) -> None:
+        """End it."""
+        self.ours.close()
+        self.process.join(10)
+        self.process.kill()
+
+
+def _serve(asked: Connection, output: str) -> None:
+    for name in "sample score export train gpt.checkpoint gpt.decode gpt.generate gpt.evaluate gpt.surprisal".split():
+        importlib.import_module(name)
+    for name in "gpt.export.web gpt.export.torch safetensors.numpy conf.launch hydra.main tests.model_files".split():
+        importlib.import_module(name)
+    folder = Path(output)
+    with suppress(EOFError):
+        while True:
+            place, work, given = asked.recv()
+            pid = os.fork()
+            if pid == 0:
+                _work(place, work, given, folder)
+            asked.send(cost(pid, folder))
+
+
+def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folder: Path) -> None:
+    status: Any = 1
+    try:
+        os.chdir(place)
+        os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
+        for number, name in enumerate(("out", "err"), start=1):
+            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
+        signal.alarm(WALL)
+        status = work(*given)
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(status or 0))
+
+
+def _program(program: str, model: str) -> object:
+    script, *given = arguments(program, model)
+    sys.argv = [str(ROOT / script), *given]
+    module = importlib.import_module(Path(script).stem)
+    if script == "train.py":
+        module.STARTED = time.perf_counter()
+        return module.cli()
+    return module.cli(given)
+
+
+# A small process that starts a command and measures it: what a process takes is counted from the one it is forked from.
+LAUNCHER = """
+import json, os, resource, subprocess, sys
+cpu, wall, *command = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu)))
+process = subprocess.Popen(["timeout", "--signal=KILL", wall, *command], stdin=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+figures = os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024, used.ru_utime + used.ru_stime
+print(json.dumps(figures), file=sys.stderr)
+"""
+
+
+def cold(program: str, model: str | Path) -> Cost:
+    """Run the real command on a model in the current directory."""
+    script, *given = arguments(program, model)
+    launcher = [sys.executable, "-c", LAUNCHER, str(CPU), str(WALL)]
+    done = subprocess.run([*launcher, sys.executable, ROOT / script, *given], capture_output=True, text=True)
+    *lines, last = done.stderr.splitlines(keepends=True)
+    status, memory, seconds = json.loads(last)
+    return Cost(status, done.stdout, "".join(lines), memory, seconds)
+
+
+def is_bounded(ended: Cost, honest: Cost, size: int) -> bool:
+    """Whether a model file of so many bytes has cost no more than it may."""
+    return ended.memory <= honest.memory + TIMES * size + MORE and ended.seconds <= honest.seconds + SECONDS
+
+
+def is_refusal(ended: Cost, name: str) -> bool:
+    """Whether a file was refused in one line that names it, and which any terminal can show."""
+    line = ended.err.removesuffix("\n")
+    return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
+
+
+def clear() -> None:
+    """Remove what the programs have written."""
+    for name in MADE:
+        if Path(name).is_dir():
+            shutil.rmtree(name)
+        Path(name).unlink(missing_ok=True)
