@@ -13,9 +13,7 @@ class DataConfig:
     """Where the text comes from, how it is tokenized and split, and how many windows make a step."""
 
     corpus: str = option("stdlib", "built-in corpus, used when data.path is not given", choices=CORPORA)
-    path: str | None = option(
-        None, "your own text: file, directory or glob, here or at s3://, gs://, https://; or [a,b]"
-    )
+    path: str | None = option(None, "your own text: file, directory or glob, here or at s3://, https://; or [a,b]")
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "what a token is: a character, or a byte of the file", choices=("char", "byte"))
     split: list[float] = option([0.9, 0.05, 0.05], "shares of train, validation and test", least=0, most=1)
@@ -25,7 +23,7 @@ class DataConfig:
     batch: int = option(8, "windows per optimizer step, over all devices", least=1, most=2**24)
     micro_batch: int | None = option(None, "windows per forward and backward on one device; null is all", least=1)
     cache_dir: str | None = option(None, "where encoded text and downloads are kept; null is the user's cache")
-    cache_gb: float = option(20.0, "space there for text from s3://, gs:// or https://, in 10^9 bytes", above=0)
+    cache_gb: float = option(20.0, "space there for text from s3:// or https://, in 10^9 bytes", above=0)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` in one line for a value out of range or a contradiction."""
