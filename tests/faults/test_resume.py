@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import missing
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
@@ -160,7 +161,7 @@ def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path)
     """Where Lightning's own way of writing loses the file that is there (see below)."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
-        pytest.skip("needs a second file system at /dev/shm")
+        missing("a second file system at /dev/shm")
     before = set(other.iterdir())
     environment = {"TMPDIR": str(other)}
     killed = run("name=cut", *MUON, fault=(faults.in_write, 2, 50_000), environment=environment)
@@ -216,7 +217,7 @@ def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
     """Under the same kill, with TMPDIR on another file system: `last` was whole and is no more."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
-        pytest.skip("needs a second file system at /dev/shm")
+        missing("a second file system at /dev/shm")
     killed = run("name=cut", *MUON, fault=(faults.stock_in_write, 2, 50_000), environment={"TMPDIR": str(other)})
     assert killed.status == -signal.SIGKILL, killed
     ended = run("name=cut", "resume=auto", *MUON)

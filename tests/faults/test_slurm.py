@@ -56,9 +56,9 @@ def ask(*command: str) -> str:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cluster of two nodes that takes jobs."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
-        missing("no SLURM: on Debian and Ubuntu, apt install slurm-wlm")
+        missing("no SLURM (package slurm-wlm)")
     if os.getuid() != 0:
-        pytest.skip("SLURM's daemons need root here")
+        missing("root, for the daemons of SLURM")
     place = tmp_path_factory.mktemp("slurm")
     (place / "state").mkdir()
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
@@ -168,7 +168,7 @@ def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
 @pytest.mark.slow
 def test_trials_of_a_sweep_are_jobs(project: Path) -> None:
     """Two settings, a job each, and the table at the end."""
-    needs("submitit")
+    needs("submitit", extra="launcher")
     ended = subprocess.run(
         [sys.executable, ROOT / "train.py", "-m", "seed=1,2", "name=grid", *JOB, "trainer.max_steps=4", "trainer=cpu",
          "launcher=slurm", "launcher.partition=all", "launcher.timeout_min=5", "launcher.gpus_per_node=0",

@@ -26,7 +26,7 @@ from gpt.fit import report
 from gpt.fit.callbacks import PARTS, Laps, group_of
 from gpt.fit.report import ASCII, BLOCKS, describe_training, sparkline
 from gpt.model import GPT
-from tests.conftest import Ended
+from tests.conftest import Ended, needs
 from tests.faults.processes import run_ranks
 
 Train = Callable[..., Ended]
@@ -161,7 +161,9 @@ def test_a_peak_that_is_unknown_is_said_to_be(train: Train, monkeypatch: pytest.
 
 
 def test_memory_is_that_of_this_process(train: Train) -> None:
-    resource = pytest.importorskip("resource")
+    needs("resource", extra="")
+    import resource
+
     assert train("name=a").status == 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("a", "perf/memory_gib").values():
