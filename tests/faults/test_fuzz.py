@@ -1,5 +1,6 @@
 """Whatever the bytes are: one clean refusal, or what was meant. Properties for all inputs, and many mutations."""
 
+import contextlib
 import io
 import json
 import os
@@ -31,6 +32,7 @@ from tests.conftest import Ended
 from tests.faults.processes import fork
 from tests.faults.test_attacks import repacked, written
 from tests.gpt.test_checkpoint import contents
+from train import refuse
 
 MUTATIONS = 10_000
 quietly = settings(
@@ -96,6 +98,15 @@ def test_what_is_no_vocabulary(value: Any) -> None:
 # -- Configuration ---------------------------------------------------------------------------------------
 
 
+def printed(error: Exception) -> str:
+    """What train.py prints of an error, which must be one line that a terminal can show."""
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        assert refuse(error) == 2
+    line = shown.getvalue().removesuffix("\n")
+    assert line.isprintable() and shown.getvalue() == f"{line}\n", shown.getvalue()
+    return line
+
+
 @quietly
 @given(st.sampled_from(sorted(fields())), st.text(string.printable + "äλ語", max_size=30))
 def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
@@ -104,7 +115,7 @@ def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None
         check_overrides(rest, literals, sweep=False)
         apply_literals(Config(), literals)
     except ValueError as error:
-        assert "\n" not in " ".join(str(error).split()) and str(error)
+        assert key in printed(error)
 
 
 @quietly
@@ -114,7 +125,7 @@ def test_any_words_are_taken_or_refused_in_one_line(words: str) -> None:
     try:
         check_overrides(rest, literals, sweep=False)
     except ValueError as error:
-        assert str(error)
+        assert len(printed(error)) > len("train.py: ")
 
 
 @quietly

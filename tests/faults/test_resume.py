@@ -230,7 +230,7 @@ def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
 def test_two_processes_killed_and_resumed(workplace: Path) -> None:
     """Both at once, at a random moment after the first checkpoint, twice."""
     ended = start("name=cut", *TWO)
-    out, err = ended.communicate(timeout=90)
+    out, err = ended.communicate(timeout=150)
     assert ended.returncode == 0, err
     shutil.move("runs/cut", "runs/whole")
     rng = random.Random(6)
@@ -243,7 +243,7 @@ def test_two_processes_killed_and_resumed(workplace: Path) -> None:
         assert process.wait(10) == -signal.SIGKILL
         process.communicate()
     process = start("resume=auto", *TWO)  # the second process goes on in the run that the first has found
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
 

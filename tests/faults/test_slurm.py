@@ -115,8 +115,8 @@ def submit(*arguments: str) -> str:
 
 
 def wait_for_end(number: str) -> None:
-    """Wait until a job has left the queue, for three minutes at most."""
-    until = time.monotonic() + 180
+    """Wait until a job has left the queue, for five minutes at most."""
+    until = time.monotonic() + 300
     while number in ask("squeue", "-h", "-o", "%A %F").split():
         assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
         time.sleep(0.5)
@@ -144,14 +144,14 @@ def test_what_srun_starts(project: Path) -> None:
     (run,) = Path("runs").iterdir()
     assert len(list(run.glob("events*"))) == 1 and (run / "train.log").read_text().count("step 2/2") == 1
     refused = subprocess.run(
-        [*srun, "--ntasks=2", *train, "trainer.devices=4"], capture_output=True, text=True, timeout=60
+        [*srun, "--ntasks=2", *train, "trainer.devices=4"], capture_output=True, text=True, timeout=180
     )
     assert refused.returncode != 0
     lines = [line for line in refused.stderr.splitlines() if line.startswith("train.py")]
     assert lines == ["train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out"]
     # One task may start its further processes itself, whatever the job has asked for.
     alone = subprocess.run(
-        [*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two"], timeout=60, capture_output=True
+        [*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two"], timeout=180, capture_output=True
     )
     assert alone.returncode == 0 and Path("runs/two/checkpoints/last.ckpt").exists()
 
