@@ -5,21 +5,22 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 
-# What the tests are installed with; EXTRAS=dev,export also runs those of the exports.
+# What the tests are installed with; EXTRAS=dev,export also runs those of the exports. Each choice is installed once.
 EXTRAS := $(or $(EXTRAS),dev)
+INSTALLED := $(VENV)/.installed-$(EXTRAS)
 
 .PHONY: train test quick check clean
 
 train: $(VENV)/.installed
 	@$(RUN) train.py
 
-test: $(VENV)/.installed-dev
+test: $(INSTALLED)
 	@$(RUN) -m pytest -n logical --dist worksteal
 
-quick: $(VENV)/.installed-dev
+quick: $(INSTALLED)
 	@$(RUN) -m pytest -n logical -m "not slow"
 
-check: $(VENV)/.installed-dev
+check: $(INSTALLED)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
@@ -45,6 +46,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(INSTALL) -e . || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(INSTALLED): $(VENV)/.installed
 	@$(INSTALL) -e '.[$(EXTRAS)]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
 	@touch $@

@@ -1,10 +1,10 @@
 """Write files and folders so that a reader finds either the old one or the whole new one."""
 
 import os
-import secrets
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -22,19 +22,19 @@ def atomic(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it could not be written or renamed.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         yield temporary
-        for file in (temporary, *temporary.rglob("*")):
-            if file.is_file():
-                with open(file, "r+b") as written:
-                    os.fsync(written.fileno())
+        for written in (temporary, *temporary.rglob("*")):
+            if written.is_dir():
+                sync_directory(written)
+            else:
+                with open(written, "r+b") as file:
+                    os.fsync(file.fileno())
         os.replace(temporary, path)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+    except BaseException:
+        _remove(temporary)
+        raise
     sync_directory(path.parent)
 
 
@@ -54,10 +54,22 @@ def sync_directory(directory: Path) -> None:
             os.close(handle)
 
 
-def remove_unfinished(directory: Path) -> None:
-    """Remove what killed processes had not finished writing in `directory`; nobody else may be writing there."""
-    for temporary in directory.glob(".*.tmp"):
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+def remove_unfinished(directory: Path, name: str = "*", *, seconds: float = 0) -> None:
+    """Remove what killed processes had not finished writing in `directory`.
+
+    Args:
+        directory: where they were writing.
+        name: of the file or folder, which no other process may be writing.
+        seconds: spare what is younger, which may belong to a process that is still at work.
+    """
+    for temporary in directory.glob(f".{name}.*.tmp"):
+        with suppress(FileNotFoundError):  # another process was quicker
+            if not seconds or time.time() - temporary.stat().st_mtime > seconds:
+                _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder as far as that is possible; what is left is tried again by `remove_unfinished`."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()

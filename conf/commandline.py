@@ -5,10 +5,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from base.files import atomic
 from conf.fields import InputError, nearest, one_line
 
 
@@ -55,29 +56,26 @@ def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextI
     Raises:
         InputError: it cannot be written, or is one of `inputs`.
     """
-    path = Path(name)
-    temporary = path.resolve().with_name(f".{path.name}.{os.getpid()}.tmp")
+    path, stopped, stack = Path(name), False, ExitStack()
     try:
         if name in ("", "-") or path.is_dir():
             raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
         if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
             raise InputError(f"{option} {name}: is being read; write to another file")
         device = path.exists() and not path.is_file()
-        file = open(path if device else temporary, "w" if device else "x", encoding="utf-8", newline="")
+        opened = path if device else stack.enter_context(atomic(path.resolve()))
+        file = stack.enter_context(open(opened, "w", encoding="utf-8", newline=""))
     except OSError as error:
         raise InputError(f"{option} {name}: {error.strerror}") from None
-    try:
-        with file:
+    with stack:
+        try:
             yield file
-    except KeyboardInterrupt:
-        if not device and temporary.stat().st_size:
-            os.replace(temporary, path.resolve())
-        raise
-    else:
-        if not device:
-            os.replace(temporary, path.resolve())
-    finally:
-        temporary.unlink(missing_ok=True)
+        except KeyboardInterrupt:
+            if device or not file.tell():
+                raise
+            stopped = True
+    if stopped:
+        raise KeyboardInterrupt
 
 
 def _forget_output() -> None:

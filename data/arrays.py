@@ -7,19 +7,17 @@ the text itself is read (to hash it) at every start, and a change is always noti
 
 import hashlib
 import json
-import os
 import shutil
-import time
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from base.files import atomic, remove_unfinished
 from conf.fields import printable
 from conf.progress import Progress
 from data.config import DataConfig
@@ -284,11 +282,8 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder
 def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write the tokens of the splits into `folder`, all or nothing.
 
-    Everything is written to a directory beside `folder`, which is renamed when it is complete and on
-    the disk: a process that dies leaves nothing that could be mistaken for the whole.
-
     Args:
-        folder: which `load` reads.
+        folder: which `load` reads; what lies there damaged is replaced.
         tokenizer: which made the tokens.
         encoded: splits and the tokens that come next in them.
 
@@ -296,60 +291,30 @@ def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
         OSError: the cache cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    unfinished = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    unfinished.mkdir()
+    remove_unfinished(folder.parent, seconds=DAY)
+    lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     try:
-        lengths = dict.fromkeys(SPLITS, 0)
-        counts = dict.fromkeys(SPLITS, 0)
-        checksums = dict.fromkeys(SPLITS, 0)
-        with ExitStack() as stack:
-            files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
-            for split, piece in encoded:
-                files[split].write(piece.data)
-                checksums[split] = zlib.crc32(piece.data, checksums[split])
-                lengths[split] += len(piece)
-                counts[split] += count_characters(piece, isinstance(tokenizer, ByteTokenizer))
-            for file in files.values():
-                to_disk(file)
-        with open(unfinished / "meta.json", "w", encoding="ascii") as meta:
-            kept = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
-            json.dump(kept | {"checksums": checksums}, meta)
-            to_disk(meta)
-        _publish(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with atomic(folder) as unfinished:
+            unfinished.mkdir()
+            with ExitStack() as stack:
+                files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
+                for split, piece in encoded:
+                    files[split].write(piece.data)
+                    checksums[split] = zlib.crc32(piece.data, checksums[split])
+                    lengths[split] += len(piece)
+                    counts[split] += count_characters(piece, isinstance(tokenizer, ByteTokenizer))
+            meta = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
+            (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
+            if load(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        if load(folder) is None:  # else another process was quicker
+            raise
 
 
 def count_characters(tokens: np.ndarray, bytes: bool) -> int:
     """How many characters begin in these tokens: each is one, or where they are bytes, all but 10xxxxxx begin one."""
     return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if bytes else 0)
-
-
-def to_disk(file: Any) -> None:
-    """Bring what was written to a file to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _publish(unfinished: Path, folder: Path) -> None:
-    """Rename into place, unless another process was quicker; what lies there damaged is replaced."""
-    try:
-        os.rename(unfinished, folder)
-    except OSError:
-        if load(folder) is None:
-            shutil.rmtree(folder)
-            os.rename(unfinished, folder)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what processes that died more than a day ago had not finished."""
-    for left in parent.glob("*.tmp"):
-        try:
-            if left.stat().st_mtime < time.time() - DAY:
-                shutil.rmtree(left, ignore_errors=True)
-        except FileNotFoundError:  # its own process was quicker
-            pass
 
 
 def _checked(folder: Path) -> "tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None":

@@ -1,8 +1,8 @@
 """Arrays on this disk up to a bound, made when they are first asked for, and shared by the processes that use a folder.
 
 `7.bin` holds the tokens of an array and their crc32, and takes that name when it is whole and on the disk. Whoever
-makes it holds `7.lock`, writes to `7.tmp`, and sets the bytes that making it may take aside with `7.room`, a file of
-that size without contents. A process that dies leaves no more than those three, which the next one removes.
+makes it holds `7.lock`, and sets the bytes that making it may take aside with `7.room`, a file of that size without
+contents. What a process that dies leaves, the next one removes.
 """
 
 import os
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from base.files import atomic, remove_unfinished
 from conf.fields import printable
 from conf.progress import Progress
-from data.arrays import to_disk
 from data.corpus import DataError
 
 try:
@@ -86,22 +86,19 @@ class Cache:
     def _make(
         self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], more: int
     ) -> None:
-        room, copy, temporary = (Path(f"{path}{suffix}") for suffix in (".room", ".copy", ".tmp"))
-        for left in (room, copy, temporary, Path(f"{path}.bin")):  # by a process that died; or damaged
-            left.unlink(missing_ok=True)
+        whole, room = Path(f"{path}.bin"), Path(f"{path}.room")
+        _remove_leftovers(room)
+        whole.unlink(missing_ok=True)  # it is damaged
         self._make_room(room, length * np.dtype(dtype).itemsize + CRC.size + more)
         try:
             checksum = 0
-            with open(temporary, "wb") as file:
-                for piece in make(copy):
+            with atomic(whole) as temporary, open(temporary, "wb") as file:
+                for piece in make(room.with_suffix(".copy")):
                     file.write(piece.data)
                     checksum = zlib.crc32(piece.data, checksum)
                 file.write(CRC.pack(checksum))
-                to_disk(file)
-            os.replace(temporary, f"{path}.bin")
         finally:
-            for left in (room, copy, temporary):
-                left.unlink(missing_ok=True)
+            _remove_leftovers(room)
 
     def _make_room(self, room: Path, size: int) -> None:
         """Set `size` bytes aside, for which as many arrays as need be are removed."""
@@ -134,8 +131,14 @@ class Cache:
     def _remove_what_the_dead_left(self) -> None:
         for room in self.root.glob("*/*.room"):
             with suppress(Timeout), FileLock(room.with_suffix(".lock"), blocking=False):
-                for suffix in (".copy", ".tmp", ".room"):
-                    room.with_suffix(suffix).unlink(missing_ok=True)
+                _remove_leftovers(room)
+
+
+def _remove_leftovers(room: Path) -> None:
+    """Remove what making an array has taken; whoever calls holds its lock."""
+    remove_unfinished(room.parent, f"{room.stem}.bin")
+    room.with_suffix(".copy").unlink(missing_ok=True)
+    room.unlink(missing_ok=True)
 
 
 def _is_free(file: Path) -> bool:

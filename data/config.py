@@ -17,7 +17,7 @@ class DataConfig:
     )
     path: str | None = option(
         None,
-        "your own text: file, directory or glob, here or at s3://, gs://, https://; or [a,b]",
+        "your own text: file, directory or glob, here or at s3://, https://; or [a,b]",
         on_resume="free",
         literal=True,
     )
@@ -35,7 +35,7 @@ class DataConfig:
         None, "where encoded text and downloads are kept; null is the user's cache", on_resume="free", literal=True
     )
     cache_gb: float = option(
-        20.0, "space there for text from s3://, gs:// or https://, in 10^9 bytes", above=0, on_resume="free"
+        20.0, "space there for text from s3:// or https://, in 10^9 bytes", above=0, on_resume="free"
     )
 
     def __post_init__(self) -> None:

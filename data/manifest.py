@@ -23,16 +23,17 @@ from typing import IO, Any
 import fsspec
 import numpy as np
 
+from base.files import remove_unfinished, write_text
 from conf.fields import nearest, one_line, printable
 from conf.progress import Progress
-from data.arrays import cannot_keep, count_characters, scan, to_disk
+from data.arrays import cannot_keep, count_characters, scan
 from data.corpus import Corpus, DataError, Document, entries
 
 PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
 EACH = 2**27  # bytes: starting another process to read pays from so many on
-EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "aiohttp": "https"}
+EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
 Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
 
 
@@ -131,7 +132,7 @@ def _protocol(store: fsspec.AbstractFileSystem) -> str:
 
 
 def _version(info: dict[str, Any]) -> Version:
-    tags = ("ETag", "etag", "generation", "md5Hash", "Last-Modified", "LastModified", "mtime")
+    tags = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")
     return [info.get("size"), next((str(info[tag]) for tag in tags if info.get(tag)), None)]
 
 
@@ -223,6 +224,7 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
     todo = {address: version for address, version in listed.items() if address not in known}
     todo |= {address: listed[address] for address in known if known[address].version != listed[address]}
     folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(folder)
     for left in folder.glob("*.copy"):  # of processes that were killed
         left.unlink()
     with open(scanned, "a", encoding="ascii") as file:
@@ -231,10 +233,7 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
             file.write(f"\n{json.dumps(asdict(each))}\n")  # the line before may have been cut by a kill
             file.flush()
     found = [known[address] for address in sorted(listed)]
-    with open(folder / "manifest.tmp", "w", encoding="ascii") as file:
-        file.writelines(f"{json.dumps(asdict(each))}\n" for each in found)
-        to_disk(file)
-    os.replace(file.name, manifest)
+    write_text(manifest, "".join(f"{json.dumps(asdict(each))}\n" for each in found))
     scanned.unlink()
     return found
 

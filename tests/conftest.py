@@ -3,10 +3,12 @@
 import importlib.util
 import os
 import random
+import re
 import shutil
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,17 +42,38 @@ class Ended(NamedTuple):
 
 
 def missing(reason: str) -> None:
-    """Skip a test for want of something that users may do without; where CI=true it must be there."""
+    """Skip a test for want of something that users may do without; where CI=true it must be there.
+
+    Args:
+        reason: what is missing; ends in (extra NAME) or (package NAME) where one of ours or of Debian has it.
+    """
     if os.environ.get("CI"):
         pytest.fail(f"CI lacks what this test needs: {reason}")
     pytest.skip(reason)
 
 
 def needs(*packages: str, extra: str = "export") -> None:
-    """Skip a test unless the packages of an extra are installed."""
+    """Skip a test unless the packages of an extra, or without one the modules of Python, are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            missing(f"{package} is not installed: pip install -c constraints.txt -e '.[{extra}]'")
+            missing(f"no {package} (extra {extra})" if extra else f"no {package}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line what was not run, and which command would run it."""
+    counts, wanted = Counter[str](), {"extra": set[str](), "package": set[str]()}
+    for report in terminalreporter.getreports("skipped"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if lacking := re.fullmatch(r"no .* \((extra|package) (.*)\)", reason):
+            reason = f"{lacking[1]} {lacking[2]}"
+            wanted[lacking[1]].add(lacking[2])
+        counts[reason] += 1
+    line = "not run: " + ", ".join(f"{count} ({reason})" for reason, count in sorted(counts.items()))
+    if any(wanted.values()):
+        install = f"apt install {' '.join(sorted(wanted['package']))} && " if wanted["package"] else ""
+        line += f"; to run all: {install}make test EXTRAS={','.join(['dev', *sorted(wanted['extra'] - {'dev'})])}"
+    if counts:
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(trylast=True)
@@ -81,7 +104,7 @@ def browser() -> Iterator[Any]:
 
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
-        missing("no chromium: on Debian and Ubuntu, apt install chromium")
+        missing("no chromium (package chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser

@@ -25,7 +25,7 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
-from tests.conftest import Ended
+from tests.conftest import Ended, missing
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.reference.losses import surprisal
@@ -212,7 +212,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
 def test_sharded_blocks_are_compiled(workplace: Path) -> None:
     """On a GPU they always are."""
     if missing_to_compile():
-        pytest.skip(f"no {missing_to_compile()}")
+        missing(f"{missing_to_compile()}, to compile")
     recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]
     assert run_ranks(2, "name=eager", "compile=false", *recipe).status == 0
     ended = run_ranks(2, "name=compiled", "compile=true", *recipe, fault=(faults.count_graphs,))

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from tests.conftest import ROOT, needs
 
 HERE = ROOT / "docs" / "lessons"
 LESSONS = sorted(HERE.glob("[0-9]*.ipynb"))
-MOST_SECONDS = 150
 
 # Wrong answers, made of the right ones: each check must refuse each.
 WRONG = '''
@@ -86,9 +84,7 @@ def test_a_lesson_runs_and_shows_what_is_stored(path: Path, execute) -> None:
 
     stored = nbformat.read(path, as_version=4)
     nbformat.validate(stored)
-    begun = time.perf_counter()
     fresh = execute.execute(path)
-    assert time.perf_counter() - begun < MOST_SECONDS
     pictures = 0
     for before, now in zip(code(stored), code(fresh), strict=True):
         assert before.execution_count == now.execution_count, f"{path.name} was changed: run docs/lessons/execute.py"

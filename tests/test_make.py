@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, missing
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+@pytest.fixture(autouse=True)
+def made() -> None:
+    if shutil.which("make") is None:
+        missing("no make (package make)")
 
 
 @pytest.fixture
@@ -46,3 +50,13 @@ def test_a_failed_installation_is_said_and_tried_again(checkout: Path) -> None:
     for _ in range(2):
         ended = subprocess.run(["make", "train", f"PYTHON={python}"], cwd=checkout, capture_output=True, text=True)
         assert ended.returncode != 0 and "installing failed" in ended.stderr
+
+
+def test_each_choice_of_extras_is_installed_once(checkout: Path) -> None:
+    make = 'printf "#!/bin/sh\\necho \\"\\$@\\" >> said\\n" > .venv/bin/python; chmod +x .venv/bin/python'
+    python = script(checkout / "python", f'case "$1" in -m) mkdir -p .venv/bin; {make};; esac')
+    for extras in ([], [], ["EXTRAS=dev,export"], ["EXTRAS=dev,export"], ["EXTRAS=dev"]):
+        subprocess.run(["make", "test", *extras, f"PYTHON={python}"], cwd=checkout, check=True, capture_output=True)
+    lines = (checkout / "said").read_text().splitlines()
+    assert [line.split()[-1] for line in lines if "install" in line] == [".", ".[dev]", ".[dev,export]"]
+    assert sum("-m pytest" in line for line in lines) == 5

@@ -35,23 +35,36 @@ def trained(train: Call) -> Path:
     return Path("runs/first/checkpoints/best.safetensors")
 
 
+RULES = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.5, "top_k": 5},
+    {"temperature": 1.5, "top_p": 0.6},
+    {"temperature": 1.5, "min_p": 0.3},
+    {"temperature": 0.7, "repetition_penalty": 1.8},
+    {"temperature": 0.0, "repetition_penalty": 1.8},
+    {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2, "repetition_penalty": 1.3},
+]
+
+
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     """Greedy and drawn text against one forward pass of the whole text per character, written out here."""
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    for temperature in (0.0, 0.7):
+    texts = set()
+    for rules in RULES:
         tokens = tokenizer.encode("Abc de").tolist()
         numbers = random_numbers(5, np.array(tokens)).random(60)
         for number in numbers:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
-            if temperature == 0:
-                tokens.append(int(logits.argmax()))
-            else:
-                shares = sampling.probabilities(logits.tolist(), temperature)
-                tokens.append(int(np.searchsorted(shares.cumsum(), number, side="right")))
-        ended = sample("--prompt", "Abc de", "--num-chars", "60", "--temperature", str(temperature), "--seed", "5")
+            chances = sampling.probabilities(logits.tolist(), **rules, seen=set(tokens))
+            tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
+        options = [word for key, value in rules.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        ended = sample("--prompt", "Abc de", "--num-chars", "60", "--seed", "5", *options)
         assert ended.status == 0
-        assert ended.out == tokenizer.decode(np.array(tokens)) + "\n"
+        assert ended.out == tokenizer.decode(np.array(tokens)) + "\n", rules
+        texts.add(ended.out)
+    assert len(texts) == len(RULES)  # each rule has an effect
 
 
 def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample: Call) -> None:
@@ -146,26 +159,11 @@ def test_as_a_command_it_starts_without_what_takes_long_to_load(trained: Path) -
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
-def test_the_first_character_is_there_within_a_second_and_a_half(trained: Path) -> None:
-    """From the start of the process to a character in a pipe; the best of five, the machine has other work."""
-    seconds = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "20"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout and process.stdout.read(1)
-            seconds.append(time.perf_counter() - begun)
-    assert min(seconds) < 1.5
-
-
 def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
-    command = f"'{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 3000 | head -c 10"
-    begun = time.perf_counter()
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    command = f"'{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ended.returncode == 0 and len(ended.stdout) == 10
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
-    assert time.perf_counter() - begun < 60
 
 
 def test_several_prompts_of_different_lengths(trained: Path, sample: Call) -> None:

@@ -311,7 +311,7 @@ def test_memory_stays_that_of_the_tokens(files: Path) -> None:
 def test_a_reader_that_leaves_early_is_no_error(files: Path) -> None:
     Path("long.txt").write_text("abc " * 20_000)
     command = f"'{sys.executable}' '{ROOT / 'score.py'}' model.st long.txt --per-char --window disjoint | head -n 2"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 2
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 

@@ -274,18 +274,18 @@ KILLED = """
 import os, signal, sys
 from data import arrays
 from data.config import DataConfig
-real, calls = arrays.to_disk, []
+real, calls = os.fsync, []
 def die_at(file):
     calls.append(file)
     if len(calls) == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
     real(file)
-arrays.to_disk = die_at
+os.fsync = die_at
 arrays.open_text(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2]), 4)
 """
 
 
-@pytest.mark.parametrize("moment", [1, 4])
+@pytest.mark.parametrize("moment", [1, 5])  # before the folder and its four files are on the disk, before the last is
 def test_a_killed_process_leaves_nothing_that_is_used(tmp_path, opened, moment):
     whole = random_text(1000)
     write(tmp_path / "text", whole)
@@ -302,15 +302,15 @@ def test_a_killed_process_leaves_nothing_that_is_used(tmp_path, opened, moment):
 
 def test_the_slower_of_two_processes_uses_what_the_quicker_made(tmp_path, opened, monkeypatch):
     write(tmp_path / "text", random_text(1000))
-    publish, seen = arrays._publish, []
+    replace, seen = os.replace, []
 
     def late(unfinished, folder):
-        monkeypatch.setattr(arrays, "_publish", publish)
+        monkeypatch.setattr(os, "replace", replace)
         opened()  # the quicker one, from beginning to end
         seen.append(identity(folder))
-        publish(unfinished, folder)
+        replace(unfinished, folder)
 
-    monkeypatch.setattr(arrays, "_publish", late)
+    monkeypatch.setattr(os, "replace", late)
     opened()
     assert seen == [identity(cached(tmp_path))]
 

@@ -346,7 +346,6 @@ def test_from_the_web(tmp_path, opened, monkeypatch):
         ("BUCKET/no/*.txt", "no file matches"),
         ("[BUCKET/a.txt,BUCKET/b.txt]", r"data\.path=BUCKET/b\.txt: no such file"),
         ("s4://books/a.txt", "no such kind of address; nearest: s3"),
-        ("gs://books/a.txt", r"needs gcsfs: pip install -c constraints\.txt -e '\.\[gs\]'"),
         ("file:///no/such/dir", "no such file, directory or bucket"),
         ("BUCKET/empty", r"BUCKET/empty/0\.txt: is empty"),
         ("BUCKET/latin", r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding="),
@@ -356,8 +355,6 @@ def test_from_the_web(tmp_path, opened, monkeypatch):
 def test_what_cannot_be_read_is_one_line(bucket, opened, path, reason):
     bucket.put_all([("a.txt", "abc"), ("empty/0.txt", ""), ("latin/0.txt", "ab" * 200)])
     bucket.put_all([("latin/1.txt", b"ab" * 200 + b"\xe9 "), ("mark/0.txt", "abc"), ("mark/1.txt", "\ufeff")])
-    if path.startswith("gs") and __import__("importlib").util.find_spec("gcsfs"):
-        pytest.skip("gcsfs is installed")
     with pytest.raises(DataError, match=reason.replace("BUCKET", bucket.address)) as told:
         opened(path.replace("BUCKET", bucket.address))
     assert "\n" not in str(told.value) and len(str(told.value)) < 300
@@ -484,13 +481,13 @@ def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, bucket, opened):
     bucket.put_all(documents.items())
     process = opening(tmp_path, bucket.address)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while len(scanned(tmp_path)) < 5:
             assert time.monotonic() < until and process.poll() is None, process.communicate()
         process.kill()
         process.wait(10)
         assert not list(tmp_path.glob("cache/shards/*/manifest.jsonl"))
-        alive = time.monotonic() + 10
+        alive = time.monotonic() + 60
         while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:
             assert time.monotonic() < alive, "processes are left"
             time.sleep(0.05)
@@ -522,7 +519,7 @@ def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, bucket, opened):
 def test_of_processes_at_once_one_reads(tmp_path, bucket):
     bucket.put_all(differing(4).items())
     processes = [opening(tmp_path, bucket.address) for _ in range(3)]
-    ended = [process.communicate(timeout=60) for process in processes]
+    ended = [process.communicate(timeout=150) for process in processes]
     assert len({out for out, _ in ended}) == 1 and ended[0][0], ended
     # Once for the manifest, once for validation and test.
     assert bucket.server.read(f"{bucket.name}/00.txt") == 2

@@ -72,14 +72,14 @@ class Host:
 def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
     """Two of them, connected, in one directory, as machines that share a file system."""
     if shutil.which("ip") is None:
-        missing("no `ip`: on Debian and Ubuntu, apt install iproute2")
+        missing("no ip (package iproute2)")
     made: list[Host] = []
     try:
         try:
             made += [Host("a", 1)]
             made += [Host("b", 2)]
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here, two hosts were not tried: {error.stderr.strip()}")
+            missing(f"network namespaces: {error.stderr.strip()}")
         one, other = made
         ip("link", "add", one.cable, "netns", one.name, "type", "veth", "peer", other.cable, "netns", other.name)
         for host in made:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gpt.model_file import read
+from tests.conftest import missing
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
@@ -196,7 +197,7 @@ def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path)
     """Where Lightning's own way of writing loses the file that is there (see below)."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
-        pytest.skip("needs a second file system at /dev/shm")
+        missing("a second file system at /dev/shm")
     before = set(other.iterdir())
     environment = {"TMPDIR": str(other)}
     killed = run("name=cut", *MUON, fault=(faults.in_write, 2, 50_000), environment=environment)
@@ -252,7 +253,7 @@ def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
     """Under the same kill, with TMPDIR on another file system: `last` was whole and is no more."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
-        pytest.skip("needs a second file system at /dev/shm")
+        missing("a second file system at /dev/shm")
     killed = run("name=cut", *MUON, fault=(faults.stock_in_write, 2, 50_000), environment={"TMPDIR": str(other)})
     assert killed.status == -signal.SIGKILL, killed
     ended = run("name=cut", "resume=auto", *MUON)
@@ -265,7 +266,7 @@ def test_lightning_s_own_way_of_writing_loses_the_file(workplace: Path) -> None:
 def test_two_processes_killed_and_resumed(workplace: Path) -> None:
     """Both at once, at a random moment after the first checkpoint, twice."""
     ended = start("name=cut", *TWO)
-    out, err = ended.communicate(timeout=90)
+    out, err = ended.communicate(timeout=150)
     assert ended.returncode == 0, err
     shutil.move("runs/cut", "runs/whole")
     rng = random.Random(6)
@@ -278,7 +279,7 @@ def test_two_processes_killed_and_resumed(workplace: Path) -> None:
         assert process.wait(10) == -signal.SIGKILL
         process.communicate()
     process = start("resume=auto", *TWO)  # the second process goes on in the run that the first has found
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
 

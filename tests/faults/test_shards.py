@@ -71,7 +71,7 @@ def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
     for devices in (1, 2):
         process = start(*recipe, f"name=of{devices}", f"data.cache_dir=of{devices}", f"trainer.devices={devices}")
         before = bucket.server.read(f"{bucket.name}/0.txt")
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=150)
         assert process.returncode == 0, err
         # For the manifest, for validation and test, for training.
         assert bucket.server.read(f"{bucket.name}/0.txt") - before == 3

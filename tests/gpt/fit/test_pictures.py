@@ -138,7 +138,7 @@ def test_the_process_that_draws_ends_with_the_one_that_trains(workplace: Path) -
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-    wait_for(lambda: not drawer.is_running() or drawer.status() == psutil.STATUS_ZOMBIE, timeout=5)
+    wait_for(lambda: not drawer.is_running() or drawer.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.slow

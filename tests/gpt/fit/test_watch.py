@@ -25,7 +25,7 @@ from gpt.fit import report
 from gpt.fit.callbacks import PARTS, Laps, group_of
 from gpt.fit.report import ASCII, BLOCKS, describe_training, sparkline
 from gpt.model import GPT
-from tests.conftest import Ended
+from tests.conftest import Ended, needs
 from tests.faults.processes import run_ranks
 
 Train = Callable[..., Ended]
@@ -158,7 +158,9 @@ def test_the_peak_of_a_cpu_is_not_known(train: Train) -> None:
 
 
 def test_memory_is_that_of_this_process(train: Train) -> None:
-    resource = pytest.importorskip("resource")
+    needs("resource", extra="")
+    import resource
+
     assert train("name=a").status == 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("a", "perf/memory_gib").values():
