@@ -164,7 +164,6 @@ class Continuation:
     """
 
     def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
-        """Nothing is written yet."""
         self.tokenizer, self.stops = tokenizer, stops
         self.pieces: list[str] = []  # what is sure to stay
         self.held = ""  # what may turn out to begin a stop

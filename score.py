@@ -382,7 +382,6 @@ class Differences:
     """
 
     def __init__(self) -> None:
-        """Begin at the first line."""
         self.best: dict[str, tuple[float, int, float]] = {}  # by what is shown: size, -number, bits per character
         self.line, self.shown, self.length, self.nats = 1, "", 0, 0.0
 

@@ -28,21 +28,18 @@ class Progress:
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
-        """Nothing is done yet."""
         self.what, self.total, self.unit, self.lines = what, total, unit, lines
         self.count = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
 
     def __enter__(self) -> "Progress":
-        """Begin."""
         self.begun = time.perf_counter()
         if job.rank() == 0:
             self._thread.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """End, and leave the terminal as it was."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -82,7 +82,6 @@ class TrainerConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range."""
         check(self, "trainer")
         devices = self.devices if isinstance(self.devices, list) else [self.devices]
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in devices)
@@ -114,7 +113,6 @@ class WatchConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range."""
         check(self, "watch")
         for head in self.attention_heads:
             if not re.fullmatch(r"L(0|[1-9]\d{0,3})H(0|[1-9]\d{0,3})", head):
@@ -159,7 +157,6 @@ class SearchConfig:
     space: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range."""
         check(self, "hparams_search")
 
 
@@ -203,7 +200,6 @@ class Config:
     launcher: dict[str, Any] = field(default_factory=dict, metadata={"per_trial": False})
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self)
         for group in ("callbacks", "logger", "launcher"):
             if not isinstance(getattr(self, group), dict):

@@ -35,7 +35,6 @@ class Cache:
     """The arrays below a folder, which take at most `most` bytes; the least recently used is the first to go."""
 
     def __init__(self, root: Path, most: float) -> None:
-        """Name the folder; nothing is read yet."""
         self.root, self.most = root, most
 
     def open(

@@ -39,7 +39,6 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
             raise ValueError(

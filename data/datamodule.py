@@ -58,7 +58,6 @@ class TextDataModule(L.LightningDataModule):
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
-        """Keep what the batches are made of; nothing is read yet."""
         super().__init__()
         self.text, self.config, self.context, self.seed = text, config, context, seed
         self.first_validation_token = int(text.validation[0])

@@ -24,7 +24,6 @@ class UnknownCharacter(InputError):
     """
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
-        """Name the character, also where it cannot be printed, and the `nearest` in the vocabulary."""
         self.character, self.position, self.nearest = character, position, nearest
         code = ord(character)
         if 0xD800 <= code <= 0xDFFF:

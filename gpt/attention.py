@@ -127,7 +127,6 @@ class Attention(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make the layer for one block of the model that `config` describes."""
         super().__init__()
         self.heads = config.heads
         self.dropout = config.dropout

@@ -54,7 +54,6 @@ class Repeated:
     """
 
     def __init__(self, work: Callable[[], None], record: Recorder) -> None:
-        """Nothing is done yet."""
         self.work, self.record = work, record
         self.rehearsed = 0
         self.again: Callable[[], None] | None = None

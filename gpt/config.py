@@ -36,7 +36,6 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self, "model")
         # What a head's size must be a multiple of: rotary turns pairs, with key_offset in half of the head.
         parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
@@ -130,7 +129,6 @@ class OptimConfig:
     clip: float = option(1.0, "largest gradient norm; 0 clips nothing", least=0)
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` in one line for a value out of range or a contradiction."""
         check(self, "optim")
         if len(self.betas) != 2:
             raise ValueError(f"optim.betas={self.betas}: must be two numbers")

@@ -74,7 +74,6 @@ class Weights:
     """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
-        """Rearrange copies; `state` stays as it is."""
         self.config = config
         embedding = state["embedding.weight"]
         self.numpy = isinstance(embedding, np.ndarray)
@@ -224,7 +223,6 @@ class Decoder:
     """
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
-        """Begin with a short cache, which grows up to 2 * layers * B * S * C numbers as text is read."""
         config = weights.config
         self.weights, self.rows, self.slots = weights, rows, 0
         H, D = config.heads, config.head_dim

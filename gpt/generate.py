@@ -49,7 +49,6 @@ class Drawing:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty={self.repetition_penalty:g}: must be a number above 0")
         if not self.temperature >= 0:

@@ -28,7 +28,6 @@ class MLP(nn.Module):
     """Two linear layers with a non-linearity between: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make the layer for one block of the model that `config` describes."""
         super().__init__()
         self.up = nn.Linear(config.dim, 4 * config.dim, bias=config.bias)
         self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
@@ -45,7 +44,6 @@ class Block(nn.Module):
     """Attention between places, then an MLP at each, both as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make one block of the model that `config` describes."""
         super().__init__()
         self.norm1 = make_norm(config)
         self.attention = Attention(config)
@@ -68,7 +66,6 @@ class GPT(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
-        """Make the model with fresh weights drawn from torch's global generator."""
         super().__init__()
         self.config = config
         self.vocabulary = vocabulary

@@ -38,7 +38,6 @@ class CheckpointError(InputError):
     """A model or checkpoint that cannot be used, in one line."""
 
     def __init__(self, message: str) -> None:
-        """Keep the line printable: names of files and what they hold may be anything."""
         super().__init__(printable(message))
 
 

@@ -73,7 +73,6 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
-        """Start without momentum."""
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
         super().__init__(groups, defaults)
 

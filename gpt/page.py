@@ -25,7 +25,6 @@ class Columns:
     """
 
     def __init__(self, vocabulary: int) -> None:
-        """Begin with no character."""
         self.bits, self.likely, self.chances = bytearray(), bytearray(), bytearray()
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 

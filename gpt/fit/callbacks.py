@@ -80,7 +80,6 @@ class Laps:
     """
 
     def __init__(self, device: torch.device, repeated: bool = False) -> None:
-        """Begin now."""
         self.cuda = device.type == "cuda"
         # On other devices the program would only see itself wait.
         self.known = device.type in ("cpu", "cuda") and not repeated
@@ -168,7 +167,6 @@ class Watch(L.Callback):
     def __init__(
         self, say: Callable[[str], None], tokens_per_step: int, tokens_per_character: float, warn: bool
     ) -> None:
-        """Count from zero; a resumed run goes on counting where it was."""
         self.say, self.warn = say, warn
         self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last entry that was logged
@@ -386,7 +384,6 @@ class Prune(L.Callback):
     """
 
     def __init__(self, hopeless: Callable[[int, float], bool]) -> None:
-        """Not given up yet."""
         self.hopeless = hopeless
         self.pruned = False
 

@@ -37,7 +37,6 @@ class AtomicCheckpointIO(CheckpointIO):
     """
 
     def __init__(self, resumed: dict[str, Any] | None = None) -> None:
-        """Keep the contents until Lightning asks for them."""
         self.resumed = resumed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -72,7 +71,6 @@ class Checkpoints(L.Callback):
     """
 
     def __init__(self, directory: Path) -> None:
-        """Nothing is best yet."""
         self.directory = directory
         self.over = False  # whether something other than the number of steps has ended the run, such as early stopping
         self.best_loss, self.best_step = math.inf, -1
@@ -138,7 +136,6 @@ class Stopped(Exception):
     """The program was asked to stop by a signal; what there was to save is saved."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
-        """Remember the signal and the step, None outside of training."""
         when = "" if step is None else f" after step {step}"
         super().__init__(f"stopped by {signal.Signals(number).name}{when}")
         self.number, self.step = number, step
@@ -156,7 +153,6 @@ class StopSignals(L.Callback):
     SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
     def __init__(self, checkpoints: Checkpoints) -> None:
-        """Take over the signals; none has come yet."""
         self.checkpoints = checkpoints
         self.received: int | None = None
         self.training = False
@@ -222,7 +218,6 @@ class SameStart(L.Callback):
     HERE = ("device", "threads")  # of a machine, and allowed to differ between machines
 
     def __init__(self, mine: dict[str, Any], timeout: float) -> None:
-        """Keep both."""
         self.timeout = timeout
         self.mine = {name: value for name, value in mine.items() if name not in self.HERE}
 

@@ -13,7 +13,6 @@ class History:
     """
 
     def __init__(self, most: int) -> None:
-        """Nothing yet."""
         self.most = most
         self.entries: list[Any] = []
         self.seen = 0

@@ -74,7 +74,6 @@ class LitGPT(L.LightningModule):
         record: Recorder | None = None,
         fell_back: Callable[[str, str | None], None] = lambda compile, line: None,
     ) -> None:
-        """Make the model with weights drawn from `seed`."""
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(seed)

@@ -76,7 +76,6 @@ class Samples(L.Callback):
     """
 
     def __init__(self, prompts: Tensor, decode: Callable[[np.ndarray], str]) -> None:
-        """Keep the prompts."""
         self.prompts, self.decode = prompts, decode
         self.history = History(SAMPLES_KEPT)  # of [step, [[temperature, prompt, text], ...]]
 
@@ -148,7 +147,6 @@ class Drawer:
     """A process that draws, one picture after the other; it ends with this one."""
 
     def __init__(self) -> None:
-        """Start it; matplotlib, which takes it a second to load, is loaded there."""
         self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpt.fit.draw", str(os.getpid()), str(NICENESS)],
@@ -215,7 +213,6 @@ class Pictures(L.Callback):
     """
 
     def __init__(self, config: WatchConfig, shown: Shown, say: Callable[[str], None]) -> None:
-        """Nothing is drawn yet; the process that draws is started when there is something to draw."""
         self.config, self.shown, self.say = config, shown, say
         self.drawer: Drawer | None = None
         self.waiting = 0  # pictures that are sent and not written yet

@@ -33,7 +33,6 @@ class StepProfiler(L.Callback):
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        """Nothing is recorded yet."""
         self.path, self.say = path, say
         self.recorder: profile | None = None
 

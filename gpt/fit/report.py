@@ -30,7 +30,6 @@ class Speaker:
     """
 
     def __init__(self, log: Path | None) -> None:
-        """Nothing is opened before the first line."""
         self.log = log
 
     def __call__(self, line: str = "") -> None:

@@ -26,7 +26,6 @@ class ShardedStrategy(ModelParallelStrategy):
     lightning_restore_optimizer = True
 
     def __init__(self, devices: int, timeout: timedelta) -> None:
-        """Have no device work on a part of a matrix product: each has its own rows of the batch."""
         super().__init__(devices, 1, save_distributed_checkpoint=False, timeout=timeout)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ class Waits(L.Callback):
     """
 
     def __init__(self, validated: int) -> None:
-        """Nothing is waited for."""
         self.validated = validated
         self.shown: Progress | None = None
 
