@@ -198,14 +198,12 @@ class Watch(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting; what runs of earlier versions did not count begins here."""
-        self.loss_sum, self.loss_count = state_dict["loss_sum"], state_dict["loss_count"]
-        self.clipped = state_dict.get("clipped", 0)
+        """Continue counting."""
+        for key in ("loss_sum", "loss_count", "clipped", "seconds", "stepping", "stepped"):
+            setattr(self, key, state_dict[key])
         self.spikes = Spikes(**state_dict["spikes"])
-        if history := state_dict.get("history"):
-            self.losses.load_state_dict(history["losses"])
-            self.validations.load_state_dict(history["validations"])
-        self.seconds, self.stepping, self.stepped = (state_dict[key] for key in ("seconds", "stepping", "stepped"))
+        self.losses.load_state_dict(state_dict["history"]["losses"])
+        self.validations.load_state_dict(state_dict["history"]["validations"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks and the display."""

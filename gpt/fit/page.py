@@ -42,7 +42,7 @@ def page(
             as `[temperature, prompt, text]`, `[key, value, default]` of each setting that was changed, the command
             that makes it again, and its config.yaml.
         summary: what summary.json says.
-        callbacks: what the last checkpoint keeps of `Watch` and `Samples`; those before there were histories have none.
+        callbacks: what the last checkpoint keeps of `Watch` and `Samples`.
         model: of the best checkpoint.
         passage: tokens of the validation text, (T,) int64 with 1 <= T <= context + 1.
         names: each token as text.
@@ -58,7 +58,7 @@ def page(
         "measured": measured(summary),
         "made": made(summary),
         "curves": curves(callbacks, summary, unit),
-        "samples": entries(callbacks, "Samples", "history"),
+        "samples": callbacks["Samples"]["history"]["entries"],
         "sample": about["sample"],
         "attention": attention(model, passage[: min(LOOKED_AT, model.config.context)], names),
         "passage": surprise(model, passage, names, starts, decode),
@@ -133,21 +133,14 @@ def counted(number: int, what: str) -> str:
 
 def curves(callbacks: Mapping[str, Any], summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
     """Losses by step: `losses` as [step, nats], `validations` as [step, nats, bits per character]."""
-    validations = entries(callbacks, "Watch", "history", "validations")
+    history = callbacks["Watch"]["history"]
+    validations = history["validations"]["entries"]
     return {
-        "losses": entries(callbacks, "Watch", "history", "losses"),
+        "losses": history["losses"]["entries"],
         "validations": [[step, loss, bits if math.isfinite(bits) else None] for step, loss, bits in validations],
         "best": summary["best_step"],
         "unit": unit,
     }
-
-
-def entries(callbacks: Mapping[str, Any], *keys: str) -> list[Any]:
-    """What the `History` at that place of a checkpoint holds; nothing where it has none."""
-    state: Any = callbacks
-    for key in keys:
-        state = state.get(key, {})
-    return state.get("entries", [])
 
 
 # -- What it has learned ---------------------------------------------------------------------------
