@@ -155,8 +155,12 @@ class Attention(nn.Module):
         # Blocks save what two of them do not cover.
         blocks = not exporting and self.window is not None and T > 2 * max(self.window, LEAST_BLOCK)
         # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
-        small = T < FUSED_FROM and (self.training or B * self.heads * T * T <= MAX_SCORES)
-        ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or small)
+        ahead = x.device.type == "cpu" and (
+            exporting
+            or blocks
+            or dropout > 0
+            or (T < FUSED_FROM and (self.training or B * self.heads * T * T <= MAX_SCORES))
+        )
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and ahead)
         attend = explicit_attention if explicit else fused_attention
         if blocks:
