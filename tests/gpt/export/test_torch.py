@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.fields import InputError
 from gpt.config import ModelConfig
 from gpt.export.torch import trace, write_torch
 from gpt.model import GPT
@@ -90,3 +91,18 @@ def test_a_short_context(context: int) -> None:
     for batch, length in itertools.product((1, 2, 5), range(1, context + 1)):
         tokens = torch.randint(11, (batch, length))
         assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (batch, length)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_the_graph_of_a_long_context_is_one_for_all_lengths(positions: str) -> None:
+    """Also beyond the length from which the model itself takes another kernel."""
+    model = fill(GPT(tiny(positions=positions, context=1100), 11)).eval()
+    program = trace(model).module()
+    for length in (3, 1100):
+        tokens = torch.arange(length)[None] % 11
+        torch.testing.assert_close(program(tokens), model(tokens), rtol=0, atol=1e-4)
+
+
+def test_a_table_far_larger_than_the_weights_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^model.context=1048576: its table of positions may have at most \d+ rows$"):
+        trace(GPT(tiny(positions="sinusoidal", context=2**20), 11))
