@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.processes import LONG, TWO, run, start
-from tests.faults.programs import LINES, PROGRAMS, TEXT, Cost, Nursery
+from tests.faults.programs import PROGRAMS, Cost, Nursery, write_texts
 from tests.model_files import filled, write_model_file
 
 
@@ -66,7 +66,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
     """What each program costs on a tiny honest model."""
     with chdir(tmp_path_factory.mktemp("honest")):
-        Path(TEXT).write_text(LINES)
+        write_texts()
         write_model_file("honest.safetensors", filled())
         costs = {program: nursery(program, "honest.safetensors") for program in PROGRAMS}
     assert all(ended.status == 0 for ended in costs.values()), costs

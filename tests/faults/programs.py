@@ -25,10 +25,10 @@ from tests.conftest import ROOT
 from tests.faults.processes import fork
 
 MB = 2**20
-TEXT, LINES = "text.txt", "abcdefghijk" * 200  # which the programs read, of the letters in tests/model_files.py
+TEXT, LINE = "text.txt", "line.txt"  # which the programs read, of the letters in tests/model_files.py
 PROGRAMS = {
     "sample": "sample.py {} --num-chars 1 --seed 0",
-    "score": "score.py {} " + TEXT,
+    "score": "score.py {} " + LINE,
     "web": "export.py {} --to web out.html",
     "torch": "export.py {} --to torch out.pt2",
     "train": "train.py init_from={} data.path=" + TEXT + " name=new trainer.max_steps=1 trainer.accelerator=cpu "
@@ -170,6 +170,12 @@ def is_refusal(ended: Cost, name: str) -> bool:
     """Whether a file was refused in one line that names it, and which any terminal can show."""
     line = ended.err.removesuffix("\n")
     return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
+
+
+def write_texts() -> None:
+    """Write what the programs read in the current directory."""
+    Path(TEXT).write_text("abcdefghijk" * 200)
+    Path(LINE).write_text("abcdefghijk" * 2)
 
 
 def clear() -> None:
