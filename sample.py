@@ -156,12 +156,7 @@ def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
 
 
 class Continuation:
-    """What is written after a prompt, as it grows.
-
-    Args:
-        tokenizer: of the model.
-        stops: texts that it ends before.
-    """
+    """What is written after a prompt, as it grows."""
 
     def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
         self.tokenizer, self.stops = tokenizer, stops

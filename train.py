@@ -393,11 +393,6 @@ def newest_to_go_on() -> Path:
 def main(typed: Config, keys: list[str], started: float) -> float | None:
     """Train, evaluate and report one run.
 
-    Args:
-        typed: the configuration as typed.
-        keys: the keys that were typed, which matter when a run is resumed.
-        started: when this run began, on the clock of `time.perf_counter`.
-
     Returns:
         The validation loss of the best checkpoint in nats per token, over the whole split; None on
         processes other than the first.
@@ -604,10 +599,6 @@ def clean_up(run: Path, point: Point | None) -> None:
 def find_point(run: Path, resume: str) -> Point:
     """Find the newest valid checkpoint of a run and say which newer ones are not.
 
-    Args:
-        run: the run's directory.
-        resume: what was typed: a checkpoint, or what leads to the run.
-
     Raises:
         CheckpointError: there is none, or the one that was typed is damaged or not the newest.
     """
@@ -641,17 +632,6 @@ def fit(
     started: float,
 ) -> float | None:
     """Train a run to its end, and evaluate it.
-
-    Args:
-        run: its directory.
-        config: its configuration.
-        keys: the keys that were typed.
-        text: the encoded text.
-        choices: what was chosen for this machine.
-        start: the trained model it starts from; None for weights drawn from the seed, and where it goes on.
-        point: where it goes on; None at the beginning.
-        fresh: whether the directory must not exist yet.
-        started: when this run began, on the clock of `time.perf_counter`.
 
     Returns:
         As `main` does.
@@ -913,13 +893,7 @@ def way_on(run: Path, config: Config) -> str:
 
 @contextmanager
 def naming_what_takes_memory(config: Config, vocabulary: int, devices: int) -> "Iterator[None]":
-    """Answer memory that runs out with the key to lower, as a `ConfigError`.
-
-    Args:
-        config: the configuration, as it is when that happens.
-        vocabulary: number of tokens.
-        devices: how many share the batch.
-    """
+    """Answer memory that runs out with the key to lower, as a `ConfigError`."""
     from conf.commandline import is_out_of_memory
     from gpt.fit.report import out_of_memory
 
@@ -951,14 +925,6 @@ def turn_dial(
     config: Config, keys: list[str], text: "Text", choices: Choices, make_module: "Callable[[], LitGPT]", started: float
 ) -> str:
     """Settle what `minutes` leaves open, in `config`: the preset, the batch, the steps, how often to validate.
-
-    Args:
-        config: the configuration; what was typed stays.
-        keys: the keys that were typed.
-        text: the encoded text.
-        choices: what was chosen for this machine.
-        make_module: makes a model as `config` has it.
-        started: when the time began, on the clock of `time.perf_counter`.
 
     Returns:
         A line that says what was settled and from what.
@@ -1133,15 +1099,7 @@ def describe(text: "Text") -> str:
 def as_trained(
     config: Config, text: "Text", choices: Choices, step: int, counted: "Mapping[str, Any]"
 ) -> dict[str, Any]:
-    """The part of summary.json that says what training took.
-
-    Args:
-        config: the configuration.
-        text: the encoded text.
-        choices: what was chosen for this machine.
-        step: steps taken.
-        counted: what `Watch` keeps in a checkpoint.
-    """
+    """The part of summary.json that says what training took."""
     from gpt.fit.report import versions
 
     per_step = config.data.batch * config.model.context
@@ -1187,14 +1145,6 @@ def finish(
     pictures: "Pictures | None",
 ) -> float:
     """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
-
-    Args:
-        run: the run's directory.
-        config: its configuration.
-        text: the encoded text.
-        say: prints a line for people.
-        summary: what training took; see `as_trained`.
-        pictures: that are still being drawn; None where training ended in another process.
 
     Returns:
         The validation loss of the best checkpoint.
@@ -1296,16 +1246,6 @@ def write_report(
     """Write report.html; where that fails, the run has finished all the same, and it is said why.
 
     A run that goes on keeps the report of its former end until the next.
-
-    Args:
-        run: the run's directory.
-        config: its configuration.
-        text: the encoded text.
-        say: takes what went wrong.
-        summary: what summary.json says.
-        callbacks: what the last checkpoint keeps of them.
-        model: of the best checkpoint.
-        sample: what it wrote, as `[temperature, prompt, text]`.
 
     Returns:
         The file, None where there is none.

@@ -16,11 +16,6 @@ from conf.fields import InputError, nearest, one_line
 def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
     """Do the work of a command; what goes wrong is said in one line.
 
-    Args:
-        program: name of the command, in front of the line.
-        work: what to do.
-        out_of_memory: what to say, and to lower, when memory runs out.
-
     Returns:
         The exit status: 0, 2 for what a person gave wrong, 1 for a file or terminal that failed, 130 for Ctrl-C.
     """

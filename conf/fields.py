@@ -171,10 +171,6 @@ def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, A
 def check(config: Any, group: str = "") -> None:
     """Check every field of a dataclass made with `option`.
 
-    Args:
-        config: the dataclass instance.
-        group: name in front of the keys, such as `model`.
-
     Raises:
         ValueError: one line with the key, the value and what is allowed.
     """

@@ -126,11 +126,6 @@ def is_fixed(name: str) -> bool:
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:
     """Compare what the bits of a run depend on with what it was.
 
-    Args:
-        before: the conditions, by name, that the run's checkpoint was made under.
-        now: the same as they are now.
-        allow: names of those that may differ.
-
     Returns:
         What differs, for people; empty when nothing does, and the run goes on bit for bit.
 

@@ -167,11 +167,6 @@ class Search:
 def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> Search:
     """Put together what a search may try.
 
-    Args:
-        config: the search.
-        arguments: the other overrides as typed, without literals; those with several values join the space.
-        literals: values of the literal keys.
-
     Raises:
         ValueError: what is wrong, in one line.
     """

@@ -158,10 +158,6 @@ def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, st
     characters, then test; the rest is train. A document is passed over where taking it would miss the
     share by more than leaving it out does. So a document's place depends on names and sizes alone.
 
-    Args:
-        sizes: characters of each document, by name.
-        shares: of train, validation and test.
-
     Returns:
         The split of each document, by name.
     """
@@ -281,11 +277,6 @@ def _encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder
 
 def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write the tokens of the splits into `folder`, all or nothing.
-
-    Args:
-        folder: which `load` reads; what lies there damaged is replaced.
-        tokenizer: which made the tokens.
-        encoded: splits and the tokens that come next in them.
 
     Raises:
         OSError: the cache cannot be written.

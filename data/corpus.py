@@ -106,11 +106,7 @@ class Corpus:
         return sum(document.path.stat().st_size for document in self.documents)
 
     def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
-        """SHA-256 over the names and the bytes of all documents, in hexadecimal; without the name of a single one.
-
-        Args:
-            tick: called with the number of bytes that were just read.
-        """
+        """SHA-256 over the names and the bytes of all documents, in hexadecimal; without the name of a single one."""
         total = hashlib.sha256()
         for document in self.documents:
             with document.open() as file:
@@ -125,10 +121,6 @@ class Corpus:
 
     def read(self, document: Document, tick: Callable[[int], object] = lambda size: None) -> Iterator[str | bytes]:
         """Stream a document: pieces of str, or of bytes where `encoding` is None.
-
-        Args:
-            document: one of `documents`.
-            tick: called with the number of bytes of the file that were just read.
 
         Raises:
             DataError: the file cannot be read, or is not in `encoding` (with the offset in the file).

@@ -49,12 +49,6 @@ class TextDataModule(L.LightningDataModule):
     """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
 
     On a CUDA GPU the text is kept there where it fits, and batches are gathered there.
-
-    Args:
-        text: the encoded text.
-        config: how many windows make a step.
-        context: windows are this long.
-        seed: seed of the order of the windows.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:

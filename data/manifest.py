@@ -54,10 +54,6 @@ class Scanned:
 def fetch(scanned: Scanned, copy: Path) -> Iterator[IO[bytes]]:
     """Fetch a document of a manifest, and open it when it is what it was, to the last byte.
 
-    Args:
-        scanned: what it must be.
-        copy: where it is kept while it is read.
-
     Raises:
         DataError: it is not there, cannot be read, or is not what it was.
         OSError: `copy` cannot be written.
@@ -138,10 +134,6 @@ def _version(info: dict[str, Any]) -> Version:
 
 def download(address: str, copy: Path) -> None:
     """Fetch a file; a store that does not answer is asked again for `PATIENCE` seconds.
-
-    Args:
-        address: of the file.
-        copy: where to keep it, for whoever calls to remove.
 
     Raises:
         DataError: one line with the address and the reason.

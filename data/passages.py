@@ -13,12 +13,7 @@ COUNTED = 2**20  # tokens in which characters are counted
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """What a text of the model's own goes on from: whole lines, (T0,) int64.
-
-    Args:
-        text: the encoded text.
-        at: where, as a share of the split.
-    """
+    """What a text of the model's own goes on from: whole lines, (T0,) int64."""
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
     breaks = [place for place in range(len(tokens)) if text.tokenizer.decode(tokens[place : place + 1]) == "\n"]

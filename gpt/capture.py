@@ -46,12 +46,7 @@ def rehearse(work: Callable[[], None]) -> None:
 
 
 class Repeated:
-    """Work that is rehearsed, then recorded, then repeated; each call does it once.
-
-    Args:
-        work: see `record`.
-        record: what records it.
-    """
+    """Work that is rehearsed, then recorded, then repeated; each call does it once."""
 
     def __init__(self, work: Callable[[], None], record: Recorder) -> None:
         self.work, self.record = work, record

@@ -144,9 +144,6 @@ def about(contents: Mapping[str, Any]) -> dict[str, Any]:
 def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Find the newest checkpoint of a run that is valid and can be gone on from.
 
-    Args:
-        directory: where the run keeps its checkpoints.
-
     Returns:
         Its path, None when there is none; its contents; a line for each newer one that was passed over.
     """

@@ -215,12 +215,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 class Decoder:
-    """Reads B texts side by side and gives the logits of what follows.
-
-    Args:
-        weights: of the model.
-        rows: how many texts, B.
-    """
+    """Reads B texts side by side and gives the logits of what follows."""
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
         config = weights.config
@@ -457,10 +452,6 @@ class Decoder:
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
     """Load a model for decoding, on a CPU without torch.
-
-    Args:
-        path: a model file.
-        device: where to decode.
 
     Returns:
         The weights, and what describes the model, as `gpt.checkpoint.load_checkpoint` has it.

@@ -89,9 +89,6 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 def read(path: str | Path) -> Model:
     """Read a model file, believing nothing in it.
 
-    Args:
-        path: the file.
-
     Raises:
         CheckpointError: missing, damaged, of another format, or its parts do not fit together.
     """
@@ -174,10 +171,6 @@ def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
 
 def check_header(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that a file has the weights that its model needs, and no others.
-
-    Args:
-        file: an open safetensors file.
-        shapes: what it must hold.
 
     Raises:
         ValueError: a weight is missing, too many, of another shape or type.

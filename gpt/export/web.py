@@ -17,13 +17,7 @@ PAGE = Path(__file__).with_name("page")
 
 
 def write_web(model: GPT, meta: dict[str, Any], path: Path) -> None:
-    """Write a model as a page that any browser opens, also from a disk.
-
-    Args:
-        model: the model; its weights go in as fp32, bit for bit.
-        meta: what `load_checkpoint` returns beside it.
-        path: the file.
-    """
+    """Write a model as a page that any browser opens, also from a disk."""
     path.write_text(page(model, meta), encoding="utf-8", newline="\n")
 
 

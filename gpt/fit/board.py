@@ -50,12 +50,6 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
 
     The table finds out by itself which settings differ between runs, and shows those first.
-
-    Args:
-        run: the run's directory.
-        settings: by key.
-        step: the last one.
-        scores: what came of them, by tag.
     """
     if newest_events(run) is None:
         return

@@ -65,9 +65,6 @@ class Checkpoints(L.Callback):
 
     Where the validation loss is the lowest so far, `best.safetensors` becomes a further name of that model. This comes
     last, for the `.ckpt` can make it again: a kill between two files loses neither the old best nor the new.
-
-    Args:
-        directory: where they go.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -145,9 +142,6 @@ class StopSignals(L.Callback):
     """On Ctrl-C, SIGTERM or SLURM's SIGUSR1: finish the step, save, leave. A further Ctrl-C leaves at once.
 
     Outside of training, where there is nothing to save, `Stopped` is raised where the program stands.
-
-    Args:
-        checkpoints: what saves.
     """
 
     SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))

@@ -28,10 +28,6 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the most FLOP/s that one device could reach in matrix products, by its data sheet.
 
-    Args:
-        device: of this process.
-        precision: as `trainer.precision` has it.
-
     Returns:
         None where it is not known, as of CPUs.
     """

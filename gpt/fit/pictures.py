@@ -205,11 +205,6 @@ class Pictures(L.Callback):
     The numbers are computed here; they are drawn in a process of their own and written when that is done. Training does
     not wait for them, a run only at its very end, and not for long. Pictures that are not drawn when the run is stopped
     are lost. Where validations come faster than pictures can be drawn, some have none, which is said once.
-
-    Args:
-        config: what is wanted.
-        shown: what of the text is looked at.
-        say: prints a line for people.
     """
 
     def __init__(self, config: WatchConfig, shown: Shown, say: Callable[[str], None]) -> None:

@@ -26,10 +26,6 @@ class StepProfiler(L.Callback):
     """Record a few steps with `torch.profiler`: a table of operators in the log, and a trace for Perfetto.
 
     Recording ends early at a validation, and where the run ends. It must come before the callbacks that save.
-
-    Args:
-        path: the trace, a JSON file.
-        say: prints a line for people.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:

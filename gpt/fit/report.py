@@ -98,15 +98,7 @@ def describe_training(losses: Sequence[float], speed: float | None) -> list[str]
 
 
 def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, reported: Path | None) -> None:
-    """Show a sample, where everything is, and the commands that come next.
-
-    Args:
-        say: prints a line.
-        run: the run's directory.
-        sample: a text by the model.
-        watched: whether there is something for TensorBoard to show.
-        reported: the page about the run; None where there is none.
-    """
+    """Show a sample, where everything is, and the commands that come next."""
     say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
     say("")
     say(sample)
@@ -122,13 +114,7 @@ def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, 
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
-    """One line that names the key to lower.
-
-    Args:
-        model: shape of the model.
-        vocabulary: size V of the vocabulary.
-        windows: windows per forward and backward on one device.
-    """
+    """One line that names the key to lower."""
     per_window = (
         4 * model.context * (model.layers * (20 * model.dim + 3 * model.heads * model.span) + 3 * vocabulary)
     )  # floats kept for the backward pass, by the shapes in gpt/model.py

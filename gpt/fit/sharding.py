@@ -17,10 +17,6 @@ class ShardedStrategy(ModelParallelStrategy):
 
     `LitGPT.configure_model` says what is sharded. Lightning's own way of loading opens the file by itself, and its way
     of saving numbers the optimizer's parameters otherwise.
-
-    Args:
-        devices: how many there are, over all machines.
-        timeout: after which one that is silent is given up.
     """
 
     lightning_restore_optimizer = True

@@ -10,11 +10,7 @@ from gpt.fit.module import LitGPT
 
 
 class Waits(L.Callback):
-    """Shows what a run waits for. It comes first, so that what other callbacks do at the end of a validation is shown.
-
-    Args:
-        validated: tokens of a validation on this process.
-    """
+    """Shows what a run waits for. It comes first, so that what other callbacks do at the end of a validation is shown."""
 
     def __init__(self, validated: int) -> None:
         self.validated = validated
