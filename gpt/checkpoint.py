@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from base.files import atomic
 from conf.fields import one_line, printable
@@ -43,27 +42,9 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
     path = Path(path)
     try:
         with atomic(path) as temporary, open(temporary, "wb") as file:
-            torch.save(_on_cpu(contents), file)
+            torch.save(contents, file)
     except (OSError, RuntimeError) as error:  # torch reports a failed write, such as a full disk, as either
         raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
-
-
-def _on_cpu(contents: dict[str, Any]) -> dict[str, Any]:
-    """The same on the CPU, so that the file opens where there is no GPU; what shares memory still does."""
-    if all(leaf.device.type == "cpu" for leaf in tree_leaves(contents) if isinstance(leaf, torch.Tensor)):
-        return contents
-    moved: dict[int, torch.UntypedStorage] = {}
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.device.type == "cpu":
-            return tensor
-        if storage._cdata not in moved:
-            moved[storage._cdata] = storage.cpu()
-        place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(moved[storage._cdata], *place)
-
-    return tree_map_only(torch.Tensor, move, contents)
 
 
 def link(source: str | Path, target: str | Path) -> None:

@@ -10,7 +10,7 @@ from gpt.fit.module import LitGPT
 
 
 class Waits(L.Callback):
-    """Shows what a run waits for. It comes first, so that what other callbacks do at the end of a validation is shown."""
+    """Shows what a run waits for; it comes first, so that what other callbacks do after a validation is shown, too."""
 
     def __init__(self, validated: int) -> None:
         self.validated = validated

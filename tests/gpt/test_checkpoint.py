@@ -277,19 +277,3 @@ def test_a_flipped_bit_in_the_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read(path)
     one_line(caught, "flipped.ckpt")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-def test_tensors_of_a_gpu_are_saved_as_those_of_a_cpu(tmp_path: Path) -> None:
-    """With the weights that are one, as tied ones are."""
-    on_gpu = contents(tiny(tied=True))
-    on_gpu["state_dict"] = {key: value.cuda() for key, value in on_gpu["state_dict"].items()}
-    on_gpu["state_dict"]["net.head.weight"] = on_gpu["state_dict"]["net.embedding.weight"]
-    on_gpu["state_dict"]["net.norm.weight"] = torch.arange(24.0, device="cuda")[12:]
-    save(tmp_path / "model.ckpt", on_gpu)
-    state = torch.load(tmp_path / "model.ckpt")["state_dict"]
-    for key, value in state.items():
-        assert value.device.type == "cpu" and torch.equal(value, on_gpu["state_dict"][key].cpu()), key
-    assert state["net.head.weight"].data_ptr() == state["net.embedding.weight"].data_ptr()
-    write_model(tmp_path / "model.safetensors", read(tmp_path / "model.ckpt"))
-    load_checkpoint(tmp_path / "model.safetensors")
