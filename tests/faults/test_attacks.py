@@ -348,13 +348,14 @@ def test_what_is_odd_costs_no_more_than_it_may(
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     write_texts()
     Path(EVIL).write_bytes(ODD[odd]())
+    size = Path(EVIL).stat().st_size
     for program in PROGRAMS:
-        if program not in ("sample", "web") and "blocks" in odd:
-            continue  # the work that was asked for takes its time for each block
+        if (program not in ("sample", "web") and "blocks" in odd) or (program == "train" and size > MB):
+            continue  # the work that was asked for takes its time for each block and each weight
         ended = nursery(program, EVIL)
-        assert ended.status == 0 or (ended.status == 2 and ended.err.count("\n") == 1), (program, ended)
-        trained = program == "train" and ended.status == 0  # which takes what training such a model takes
-        assert trained or is_bounded(ended, honest[program], Path(EVIL).stat().st_size), (program, ended, honest)
+        diverged = ended.status == 1 and "has diverged" in ended.err and "Traceback" not in ended.err
+        assert ended.status == 0 or diverged or (ended.status == 2 and ended.err.count("\n") == 1), (program, ended)
+        assert is_bounded(ended, honest[program], size), (program, ended, honest[program])
 
 
 def test_what_is_no_file_is_refused(nursery: Nursery, honest: dict[str, Cost], workplace: Path) -> None:
