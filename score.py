@@ -255,6 +255,7 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     else:
         rows, context = max(1, batch // context), max(1, min(context, total))  # nothing is computed beyond a short text
         stride = min(reader.stride, context) if mode == "strided" else context
+        rows = max(1, min(rows, -(-total // stride)))
         batches = predictions(reader.model, evaluation_windows(tokens, context, rows, stride=stride))
     with Progress(f"scoring, {mode} windows", total) as progress:
         for logits, targets in batches:
