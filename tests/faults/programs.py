@@ -172,6 +172,11 @@ def is_refusal(ended: Cost, name: str) -> bool:
     return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
 
 
+def has_diverged(ended: Cost) -> bool:
+    """Whether training said that the weights it started from lead to no numbers, as random ones may."""
+    return ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
+
+
 def write_texts() -> None:
     """Write what the programs read in the current directory."""
     Path(TEXT).write_text("abcdefghijk" * 200)
