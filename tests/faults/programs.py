@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import conf.progress
 from tests.conftest import ROOT
 from tests.faults.processes import fork
 
@@ -110,6 +111,7 @@ def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folde
     status: Any = 1
     try:
         os.chdir(place)
+        conf.progress.EVERY = 1e6  # how busy the machine is does not show in what a program says
         os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
         for number, name in enumerate(("out", "err"), start=1):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -158,7 +160,8 @@ def cold(program: str, model: str | Path) -> Cost:
     done = subprocess.run([*launcher, sys.executable, ROOT / script, *given], capture_output=True, text=True)
     *lines, last = done.stderr.splitlines(keepends=True)
     status, memory, seconds = json.loads(last)
-    return Cost(status, done.stdout, "".join(lines), memory, seconds)
+    said = [line for line in lines if not line.endswith((" so far\n", " left\n"))]  # progress, on a busy machine
+    return Cost(status, done.stdout, "".join(said), memory, seconds)
 
 
 def is_bounded(ended: Cost, honest: Cost, size: int) -> bool:
@@ -170,6 +173,11 @@ def is_refusal(ended: Cost, name: str) -> bool:
     """Whether a file was refused in one line that names it, and which any terminal can show."""
     line = ended.err.removesuffix("\n")
     return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
+
+
+def has_diverged(ended: Cost) -> bool:
+    """Whether training said that the weights it started from lead to no numbers, as random ones may."""
+    return ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
 
 
 def write_texts() -> None:

@@ -27,7 +27,18 @@ from gpt.checkpoint import read
 from gpt.config import ModelConfig
 from gpt.model_file import FORMAT, digest
 from tests.conftest import ROOT, TINY, Ended
-from tests.faults.programs import MB, PROGRAMS, Cost, Nursery, clear, cold, is_bounded, is_refusal, write_texts
+from tests.faults.programs import (
+    MB,
+    PROGRAMS,
+    Cost,
+    Nursery,
+    clear,
+    cold,
+    has_diverged,
+    is_bounded,
+    is_refusal,
+    write_texts,
+)
 from tests.model_files import LETTERS
 
 EVIL = "evil.safetensors"
@@ -353,8 +364,8 @@ def test_what_is_odd_costs_no_more_than_it_may(
         if (program not in ("sample", "web") and "blocks" in odd) or (program == "train" and size > MB):
             continue  # the work that was asked for takes its time for each block and each weight
         ended = nursery(program, EVIL)
-        diverged = ended.status == 1 and "has diverged" in ended.err and "Traceback" not in ended.err
-        assert ended.status == 0 or diverged or (ended.status == 2 and ended.err.count("\n") == 1), (program, ended)
+        said = ended.status == 2 and ended.err.count("\n") == 1
+        assert ended.status == 0 or said or has_diverged(ended), (program, ended)
         assert is_bounded(ended, honest[program], size), (program, ended, honest[program])
 
 

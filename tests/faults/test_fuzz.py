@@ -31,7 +31,7 @@ from gpt.config import ModelConfig
 from gpt.model_file import FIELDS, CheckpointError
 from tests.conftest import Ended
 from tests.faults.processes import fork
-from tests.faults.programs import PROGRAMS, Cost, Nursery, clear, cold, is_bounded, write_texts
+from tests.faults.programs import PROGRAMS, Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
 from tests.faults.test_attacks import CONFIG, packed, unpacked, weights, whole
 from train import refuse
 
@@ -300,12 +300,12 @@ def test_safetensors_alone_reads_other_weights(tmp_path: Path) -> None:
 
 def check(ended: Cost, honest: Cost, size: int, at: Any) -> bool:
     """Whether a program has worked on a mutation; otherwise it must have said in one line why not."""
-    assert ended.status in (0, 2), (at, ended)
+    assert ended.status in (0, 2) or has_diverged(ended), (at, ended)
     if ended.status == 2:
         line = ended.err.removesuffix("\n")
         assert line.isprintable() and len(line) < 400 and ended.out == "", (at, ended)
     assert is_bounded(ended, honest, size), (at, ended, honest)
-    return ended.status == 0
+    return ended.status != 2
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
