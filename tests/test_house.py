@@ -78,7 +78,7 @@ def only(path: str) -> tuple[str, ...] | None:
             "transformers",
         )
     if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
-        return ("numpy", "torch", "gpt", "conf.fields")
+        return ("torch", "gpt", "conf.fields", *(["numpy"] if path == "gpt/checkpoint.py" else []))
     return None
 
 

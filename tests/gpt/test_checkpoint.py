@@ -76,10 +76,10 @@ def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Pat
 def test_a_model_that_is_read_is_one_that_is_made(positions: str, tied: bool, tmp_path: Path) -> None:
     """With its own memory for every weight, its head tied, and torch's generator where it was."""
     config = tiny(positions=positions, tied=tied, heads=3)
-    save(tmp_path / "model.ckpt", contents(config))
+    write_model(tmp_path / "model.safetensors", contents(config))
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    model = load_checkpoint(tmp_path / "model.ckpt")[0]
+    model = load_checkpoint(tmp_path / "model.safetensors")[0]
     assert torch.equal(torch.get_rng_state(), before)
     made = fill(GPT(config, 11)).eval()
     assert (model.head.weight is model.embedding.weight) is tied

@@ -90,7 +90,7 @@ CHANGES: dict[str, tuple[Callable[[Header], Header], str]] = {
     "a step before the first": (lambda h: about(h, step=-1), "step is out of range"),
     "a truth value for a step": (lambda h: about(h, step=True), "step is missing or of a wrong type"),
     "a loss that is text": (lambda h: about(h, val_loss="1"), "val_loss is missing or of a wrong type"),
-    "a loss that is NaN": (lambda h: about(h, val_loss=float("nan")), "val_loss is NaN"),
+    "a loss that is NaN": (lambda h: about(h, val_loss=float("nan")), "not JSON compliant"),
     "half an evaluation": (lambda h: about(h, evaluation={"mode": "disjoint"}), "context is missing"),
     "no checksum": (lambda h: about(h, sha256=...), "not those that were written"),
     "a weight too many": (lambda h: {("x" if k == "norm.weight" else k): v for k, v in h.items()}, "x is no weight"),
