@@ -232,9 +232,11 @@ def find_model(argument: str | None) -> Path:
         return _best(runs[0])
     path = Path(argument)
     try:
-        if path.suffix == ".ckpt" and path.parent.is_dir() and not path.is_dir():
+        if path.suffix == ".ckpt" and not path.is_dir():
             last = path.stem == "last" or path.stem.startswith("step-")
-            return _first_model(path, [path.with_name("last.safetensors" if last else "best.safetensors")])
+            beside = path.with_name("last.safetensors" if last else "best.safetensors")
+            if beside.is_file() or path.exists():
+                return _first_model(path, [beside])
         if path.is_file():
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]

@@ -177,8 +177,8 @@ def test_other_wrong_words(argument: str, train: Callable[..., Ended], odd_texts
 
 
 SAMPLE = {
-    "nothing.ckpt": "no such checkpoint or run",
-    "book.txt": "is damaged or no checkpoint",
+    "nothing.ckpt": "no such model or run",
+    "book.txt": "is damaged or no model file",
     "--num-chars=-1": "at least 0",
     "--num-chars=x": "must be a whole number",
     "--num-chars=99999999999": "at most",
@@ -199,7 +199,7 @@ SAMPLE = {
     "--promt=x": "nearest: --prompt",
     "--num-chars": "expected one argument",
     "-x": "-x",
-    "a b": "no such checkpoint",
+    "a b": "no such model or run",
 }
 
 
@@ -271,7 +271,7 @@ def test_sweeps_that_cannot_be(train: Callable[..., Ended], workplace: Path, mon
         (["data.batch=8,9", "trainer.devices=2"], "data.batch=9: must be a multiple of 2 devices"),
         (["seed=1,2", "data.path=bok.txt"], "nearest: book.txt"),
         (["seed=1,2", "model.context=20,20000"], "model.context"),
-        (["seed=1,2", "init_from=nothing"], "nothing: no such checkpoint or run"),
+        (["seed=1,2", "init_from=nothing"], "nothing: no such model or run"),
         (["seed=1,2", "name=a/b"], "name=a/b: the name of a sweep has no slash"),
         (["seed=1,2", "name=book.txt/../.."], "name="),
         (["seed=1,2", "workers=0"], "workers=0: must be a whole number, at least 1"),

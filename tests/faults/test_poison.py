@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpt import model_file
 from gpt.checkpoint import is_finite, read
 from gpt.fit.callbacks import Spikes
 from tests.faults import faults
@@ -17,6 +18,13 @@ from tests.faults.test_resume import assert_as_if_never_touched
 from tests.faults.test_stops import drive, ends
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
+
+
+def assert_finite() -> None:
+    """All that a run keeps; a model file that is not is refused by its reader."""
+    assert all(is_finite(read(path)) for path in CHECKPOINTS.glob("*.ckpt"))
+    for path in CHECKPOINTS.glob("*.safetensors"):
+        model_file.read(path)
 
 
 @pytest.mark.parametrize(
@@ -35,18 +43,17 @@ def test_a_step_that_is_no_number_is_not_taken(fault: Any, said: str, whole: Any
     newest = sorted(CHECKPOINTS.glob("step-*"))[-1]
     one_line(ended, 1, said, "training has diverged; lower optim.lr", f"the newest checkpoint is {newest}")
     assert said in Path("runs/cut/train.log").read_text()
-    assert all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
+    assert_finite()
     assert run("name=cut", "resume=auto", *MUON).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
     """The update itself can leave them; the stop that comes then saves nothing."""
-    before = None
     ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
     one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
-    before = contents_of(CHECKPOINTS)
-    assert len(before) == 3 and all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
+    assert len(contents_of(CHECKPOINTS)) == 4
+    assert_finite()
 
 
 @pytest.mark.parametrize("fault", [(faults.spoil_gradient, 12, math.nan), (faults.spoil_weights, 12)])
@@ -58,7 +65,7 @@ def test_without_the_guard_they_are_saved(fault: Any, workplace: Path) -> None:
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
     """Of which the other could see nothing: the gradient is as it was."""
-    status, out, err = ends(drive("1:spoil_loss:50", "name=cut", *TWO), within=60)
+    status, out, err = ends(drive("1:spoil_loss:50", "name=cut", *TWO), within=150)
     assert status == 1, err
     assert re.fullmatch(r"train.py: step 26: the loss is nan \(batch 25 of seed 0\).*step-00000020.ckpt.*\n", err), err
 
@@ -69,7 +76,8 @@ def test_sharded_numbers_that_are_none_stop_both(workplace: Path) -> None:
     one_line(ended, 1, "step 18: the loss is nan (batch 17 of seed 0)", "the newest checkpoint is", "step-00000010")
     ended = run_ranks(2, "name=cut", "resume=auto", "trainer=fsdp", *MUON, fault=(faults.spoil_weights, 12))
     one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
-    assert len(contents_of(CHECKPOINTS)) == 3 and all(is_finite(read(path)) for path in CHECKPOINTS.iterdir())
+    assert len(contents_of(CHECKPOINTS)) == 4
+    assert_finite()
 
 
 def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:
