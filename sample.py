@@ -1,4 +1,4 @@
-"""Write text with a trained model: `python sample.py`, or `python sample.py CHECKPOINT --prompt "def "`."""
+"""Write text with a trained model: `python sample.py`, or `python sample.py MODEL --prompt "def "`."""
 
 import argparse
 import codecs

@@ -1,4 +1,4 @@
-"""How surprised is a model? `python score.py CHECKPOINT FILE`: nats and bits per character, bits per byte, exactly."""
+"""How surprised is a model? `python score.py MODEL FILE`: nats and bits per character, bits per byte, exactly."""
 
 import argparse
 import io

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base.files import remove_unfinished, write_text
+from conf.defaults import typed_again
 from conf.fields import InputError, one_line, printable, shown
 from conf.overrides import (
     CONF,
@@ -357,7 +358,8 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     for key in untrusted(old):
         if key not in keys:
             raise ConfigError(
-                f"{run / 'config.yaml'}: its {key} is not taken; if you trust it, repeat {key}=… on the command line"
+                f"{run / 'config.yaml'}: its {key} is not taken; if you trust it, add "
+                f"{one_line(f'data.path={old.data.path}') if key == 'data.path' else f'{key}=…'} to the command"
             )
     return merge_resumed(old, typed, keys), run
 
@@ -403,7 +405,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     name = runs.name_of(resumed) if resumed else config.name or runs.new_name(to_yaml(config))
     run = resumed or runs.RUNS / name
     if resume == "auto" and first_process:
-        print(f"resume: going on in {run}" if resumed else f"resume: {run} has nothing to go on from, starting afresh")
+        what = f"going on in {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
+        print(f"resume: {printable(what)}")
 
     from data.arrays import open_text
     from data.corpus import DataError, cache_dir
@@ -422,6 +425,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
             raise ConfigError(str(error)) from None
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
+    before = point.contents["conditions"] if point else {}
+    if config.compile == before.get("compile_asked"):  # which failed there, see `LitGPT._fall_back`
+        config.compile = before["compile"]
     try:
         known = point.contents["data"].get("known", "") if point else start.characters if start else ""
         as_before = resumed is not None and "text" not in allow
@@ -435,7 +441,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     config.name, config.resume, config.allow = name, None, []
     if point and first_process:  # the other processes start after it, or are ended with it
         try:
-            differing = check_unchanged(point.contents["conditions"], conditions(config, text, choices), allow)
+            differing = check_unchanged(before, conditions(config, text, choices), allow)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if differing:
@@ -604,8 +610,9 @@ def find_point(run: Path, resume: str) -> Point:
     """
     from gpt.checkpoint import CheckpointError, find_newest, read
 
-    if (run / "checkpoints").is_symlink():  # files of steps are removed there as new ones come
-        raise CheckpointError(f"{run / 'checkpoints'}: is a link to somewhere else")
+    for file in run.rglob("*"):  # files are written, cut off and removed there
+        if file.is_symlink():
+            raise CheckpointError(f"{file}: is a link to somewhere else")
     typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
     path, contents, skipped = find_newest(run / "checkpoints")
     if path is None:
@@ -615,7 +622,7 @@ def find_point(run: Path, resume: str) -> Point:
     if job.rank() == 0:
         for line in skipped:
             print(f"resume: passes over {line}")
-        print(f"resume: from {path}, step {contents['global_step']}")
+        print(f"resume: from {printable(path)}, step {contents['global_step']}")
     return Point(path, contents)
 
 
@@ -673,6 +680,8 @@ def fit(
     first_process = job.rank() == 0
     tokenizer = text.tokenizer
     looked_into = config.trainer.profiler is not None or config.trainer.detect_anomaly
+    before = point.contents["conditions"] if point else {}
+    asked = {"compile_asked": before["compile_asked"]} if "compile_asked" in before else {}
 
     def fell_back(compile: str, line: str | None) -> None:
         config.compile = compile
@@ -691,7 +700,7 @@ def fit(
             characters=torch.from_numpy(tokenizer.characters_per_token),
             bytes=torch.from_numpy(tokenizer.bytes_per_token),
             data={"name": text.name, "fingerprint": text.fingerprint, "known": text.known} | to_dict(config)["data"],
-            conditions=conditions(config, text, choices),
+            conditions=conditions(config, text, choices) | asked,
             max_steps=config.trainer.max_steps,
             micro_batch=config.data.micro_batch,
             seed=config.seed,
@@ -881,7 +890,6 @@ class RunFailed(Exception):
 
 def way_on(run: Path, config: Config) -> str:
     """What is left of a run that has ended early, and the command that goes on with it."""
-    from conf.defaults import typed_again
     from gpt.fit.report import python
 
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))

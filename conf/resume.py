@@ -34,10 +34,10 @@ def read_config(run: Path) -> Config:
 
 
 def untrusted(config: Config) -> list[str]:
-    """The keys of a run's configuration that count only where they are typed again.
+    """List the keys of a run's configuration that count only if they are typed again.
 
-    Those are addresses, which are asked over the network, and callbacks and loggers that are not as the files of conf/
-    have them, but for values that `PLUGINS` bounds: they are code, and Hydra resolves what is written in them.
+    They are addresses of text, which would be requested, and callbacks and loggers, which are code: those that differ
+    from the files in conf/ by more than values within the ranges of `PLUGINS`.
     """
 
     def own(group: str, name: str, entry: Any) -> bool:

@@ -172,7 +172,7 @@ class Config:
         None, "go on with a run: a run directory, a checkpoint, or auto", literal=True, per_trial=False
     )
     init_from: str | None = option(
-        None, "start from a trained model: a run or a checkpoint", on_resume="fixed", literal=True
+        None, "start from a trained model: a run or a model file", on_resume="fixed", literal=True
     )
     minutes: float | None = option(
         None,

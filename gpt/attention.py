@@ -158,26 +158,36 @@ class Attention(nn.Module):
         ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or small)
         explicit = self.kernel == "explicit" or (self.kernel == "auto" and ahead)
         attend = explicit_attention if explicit else fused_attention
-        if blocks:
+        biased = not exporting and (self.alibi or (self.window is not None and self.window < T))
+        width = 2 * max(self.window or T, LEAST_BLOCK) if blocks else T
+        if biased and not self.training and self.heads * T * width > MAX_SCORES:
+            y = self.attend_in_parts(attend, q, k, v)
+        elif blocks:
             assert self.window is not None
             y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
-        elif self.alibi and not (self.training or exporting) and self.heads * T * T > MAX_SCORES:
-            some = max(1, MAX_SCORES // (T * T))  # heads whose biases are held at once
-            groups = [slice(first, first + some) for first in range(0, self.heads, some)]
-            y = torch.cat([attend(q[:, h], k[:, h], v[:, h], self.bias(T, h)) for h in groups], dim=1)
         else:
             y = attend(q, k, v, self.bias(T), dropout)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
-    def bias(self, length: int, heads: slice = slice(None)) -> Tensor | None:
+    def attend_in_parts(self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend for a few queries at a time, whose biases fit into memory: 3 x (B, H, T, D) -> (B, H, T, D)."""
+        T, places, parts = q.shape[2], torch.arange(q.shape[2], device=q.device), []
+        count = max(1, MAX_SCORES // (self.heads * T))
+        for start in range(0, T, count):
+            stop = min(start + count, T)
+            first = max(0, start - self.window + 1) if self.window else 0
+            bias = make_bias(places[start:stop], places[first:stop], self.window, self.slopes)  # (1 or H, n, m)
+            parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
+        return torch.cat(parts, dim=2)  # (B, H, T, D)
+
+    def bias(self, length: int) -> Tensor | None:
         """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
         # While a graph is exported, the length has no value to compare with.
         reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
         if not self.alibi and reached:
             return None
         places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
-        slopes = self.slopes
-        return make_bias(places, places, self.window, None if slopes is None else slopes[heads])
+        return make_bias(places, places, self.window, self.slopes)
 
     def queries_keys_values(
         self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None

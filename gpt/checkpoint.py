@@ -110,7 +110,6 @@ def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]
 
 def about(contents: Mapping[str, Any]) -> dict[str, Any]:
     """What a model file says of the model of a training checkpoint."""
-    name = re.split(r"[/\\]", str(contents["data"]["name"]))[-1]  # where a text lies is nobody else's business
     return {
         "format": FORMAT,
         "model_config": contents["model_config"],
@@ -118,8 +117,16 @@ def about(contents: Mapping[str, Any]) -> dict[str, Any]:
         "step": contents["global_step"],
         "val_loss": contents["val_loss"],
         "evaluation": contents["evaluation"],
-        "text": printable(name),
+        "text": last_component(str(contents["data"]["name"])),
     }
+
+
+def last_component(name: str) -> str:
+    """What others may know of where a text lies: no folder, no query of an address; of a list, of each part."""
+    if name.startswith("[") and name.endswith("]"):
+        return ", ".join(map(last_component, name[1:-1].split(",")))
+    address = re.split(r"[?#]", name)[0] if "://" in name else name
+    return printable(re.split(r"[/\\]", address.rstrip("/\\"))[-1])
 
 
 def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:

@@ -23,7 +23,9 @@ class ModelConfig:
     positions: str = option(
         "rotary", "how a character's place enters", choices=("learned", "sinusoidal", "rotary", "alibi", "none")
     )
-    window: int | None = option(None, "how many characters each one attends to, itself the last; null is all", least=1)
+    window: int | None = option(
+        None, "how many characters each one attends to, itself the last; null is all", least=1, most=2**20
+    )
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
     key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
     token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")

@@ -29,7 +29,7 @@ FIELDS = {
     "evaluation": dict | None, "text": str,
 }  # fmt: skip
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
-MAX_HEADER = 2**23  # bytes: twice what the deepest model needs
+MAX_HEADER = 2**23  # bytes: half as much again as the deepest model needs
 MAX_METADATA = 2**20  # characters: a vocabulary of 65,536 and all settings need less
 MAX_CHARACTERS = 65_536  # what uint16 can number
 
@@ -160,9 +160,9 @@ def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
         ValueError: it is none: its characters must be sorted and distinct, or tokens would mean others.
     """
     match vocabulary:
-        case {"kind": "byte"}:
+        case {"kind": "byte", **more} if not more:
             return 256
-        case {"kind": "char", "characters": str(characters)}:
+        case {"kind": "char", "characters": str(characters), **more} if not more:
             if list(characters) != sorted(set(characters)) or not 0 < len(characters) <= MAX_CHARACTERS:
                 raise ValueError(f"a vocabulary that is not 1 to {MAX_CHARACTERS} sorted, distinct characters")
             return len(characters)

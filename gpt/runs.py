@@ -209,7 +209,7 @@ def rank_of(run: Path) -> float:
     Where the tokens are the same, that is the order of the losses; where they are not, it still is one.
     """
     bits = summary_of(run).get("val_bpc")
-    return bits if isinstance(bits, int | float) and not math.isnan(bits) else math.inf
+    return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
 
 
 def find_model(argument: str | None) -> Path:
@@ -232,11 +232,9 @@ def find_model(argument: str | None) -> Path:
         return _best(runs[0])
     path = Path(argument)
     try:
-        if path.suffix == ".ckpt" and not path.is_dir():
+        if path.suffix == ".ckpt" and path.is_file():
             last = path.stem == "last" or path.stem.startswith("step-")
-            beside = path.with_name("last.safetensors" if last else "best.safetensors")
-            if beside.is_file() or path.exists():
-                return _first_model(path, [beside])
+            return _first_model(path, [path.with_name("last.safetensors" if last else "best.safetensors")])
         if path.is_file():
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]

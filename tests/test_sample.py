@@ -87,12 +87,14 @@ def test_a_model_file_is_enough(trained: Path, sample: Call) -> None:
 
 def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
     folder = trained.parent
-    checkpoints = [str(folder / name) for name in ("best.ckpt", "last.ckpt", "step-00000030.ckpt")]
+    checkpoints = [str(folder / name) for name in ("last.ckpt", "step-00000030.ckpt")]
     texts = {
         sample(*given, "--num-chars", "40", "--seed", "1").out
         for given in ([], ["first"], ["runs/first"], [str(folder)], [str(trained)], *([name] for name in checkpoints))
     }
     assert len(texts) == 1
+    for name in ("step-00000099.ckpt", "best.ckpt"):
+        assert "no such model or run" in sample(str(folder / name)).err
     last = folder / "last.safetensors"
     shutil.move(last, folder / "elsewhere")
     assert sample("first").status == 0

@@ -158,7 +158,7 @@ class LitGPT(L.LightningModule):
         optimizer.step = step  # type: ignore[method-assign, assignment]
 
     def _fall_back(self, error: Exception) -> None:
-        """Go on without what has failed: without compiling in the first compiled step, else without capturing.
+        """Continue without compiling if the first compiled step failed, without capturing if capturing did.
 
         The step that failed has changed no weights, and is taken again.
 
@@ -180,6 +180,7 @@ class LitGPT(L.LightningModule):
         self.compile_step, self.record = compile == "true", None
         self.untried, self.fallen = False, True
         self.net.zero_grad()
+        self.conditions.setdefault("compile_asked", self.conditions["compile"])  # the same command may resume
         self.conditions["compile"] = compile
         if self.behind:
             self._seed_dropout(self.global_step, 0)

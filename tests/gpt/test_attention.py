@@ -203,10 +203,16 @@ def test_dropout_acts_on_the_weights_in_training_only(kernel: str) -> None:
     assert not (out[:, 1:] == 0).all(-1).double().mean() > 0.1, "the weights are dropped, not whole characters"
 
 
-def test_biases_are_made_for_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where those of all heads would take too much memory."""
-    module, x = build(tiny(heads=6, positions="alibi")), random(2, 7, 12)
+@pytest.mark.parametrize("window", [None, 1, 3, 6])
+@pytest.mark.parametrize("positions", ["alibi", "rotary"])
+def test_biases_are_made_for_a_few_queries_at_a_time(
+    positions: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where those of all would take too much memory; not while training."""
+    module, x = build(tiny(heads=3, dim=24, positions=positions, window=window)).eval(), random(2, 7, 24)
     wanted = module(x)
-    for most in (1, 2 * 49, 5 * 49):
+    for most in (1, 2 * 3 * 7, 5 * 3 * 7):
         monkeypatch.setattr("gpt.attention.MAX_SCORES", most)
-        torch.testing.assert_close(module(x), wanted, rtol=1e-12, atol=1e-12)
+        for blocks in (1, 64):
+            monkeypatch.setattr("gpt.attention.LEAST_BLOCK", blocks)
+            torch.testing.assert_close(module(x), wanted, rtol=1e-12, atol=1e-12)

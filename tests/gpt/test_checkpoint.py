@@ -9,7 +9,7 @@ import torch
 
 from conf.resume import settings
 from conf.schema import Config
-from gpt.checkpoint import REQUIRED, CheckpointError, load_checkpoint, read, save, write_model
+from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_checkpoint, read, save, write_model
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT
@@ -90,6 +90,19 @@ def test_a_model_that_is_read_is_one_that_is_made(positions: str, tied: bool, tm
     tokens = torch.arange(14).reshape(2, 7) % 11
     assert torch.equal(model(tokens), made(tokens))
     model(tokens).sum().backward()
+
+
+def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
+    for given, said in {
+        "book.txt": "book.txt",
+        "/letters/book.txt": "book.txt",
+        "C:\\letters\\book.txt": "book.txt",
+        "letters/": "letters",
+        "https://host/books/a.txt?token=SECRET": "a.txt",
+        "[a.txt,dir/b.txt]": "a.txt, b.txt",
+        "Python 3.11.7 standard library": "Python 3.11.7 standard library",
+    }.items():
+        assert last_component(given) == said
 
 
 def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
