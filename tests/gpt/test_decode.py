@@ -231,7 +231,7 @@ def check_all(
     old: str, new: str, mutant: ModuleType, monkeypatch: pytest.MonkeyPatch, others: list[ModelConfig] = CONFIGS
 ) -> None:
     """The tests above on a decoder in whose source `old` is replaced."""
-    source = Path(gpt.decode.__file__).read_text("utf-8").replace("PIECE = 256", "PIECE = 2")
+    source = Path(gpt.decode.__file__).read_text("utf-8").replace("PIECE = 256", "PIECE = 4")
     exec(compile(source.replace(old, new), "mutant.py", "exec"), mutant.__dict__)
     monkeypatch.setattr(sys.modules[__name__], "Decoder", mutant.Decoder)
     with np.errstate(all="ignore"):
