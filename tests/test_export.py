@@ -69,7 +69,7 @@ def test_a_model_that_says_something_else_is_not_kept(
     format: str, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
-    make("runs/first/checkpoints/best.safetensors", key_offset=False, token_shift=False)
+    make("runs/first/checkpoints/best.safetensors", qk_norm=False, key_offset=False, token_shift=False)
     monkeypatch.setattr("gpt.export.parity.TOLERANCE", -1.0)
     out = "out" + export_script.FORMATS[format][0]
     ended = export("first", "--to", format, out)
@@ -196,7 +196,7 @@ def test_what_the_system_refuses_is_one_line(checkpoint: Path) -> None:
 def test_as_a_command_it_says_one_line_and_needs_no_training_packages(format: str, workplace: Path) -> None:
     """With every warning an error, and nothing on the terminal from the libraries beneath."""
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
-    make("model.safetensors", key_offset=False, token_shift=False)
+    make("model.safetensors", qk_norm=False, key_offset=False, token_shift=False)
     out = "out" + export_script.FORMATS[format][0]
     code = (
         "import sys, export, conf.progress; conf.progress.EVERY = 1e6; "
@@ -218,7 +218,7 @@ def test_the_page_is_right(sample: Call, export: Call) -> None:
     make("runs/plain/checkpoints/best.safetensors", qk_norm=False, key_offset=False, token_shift=False)
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 7
     for language, text in blocks:
         if language:
             text = text.replace("max_new_tokens=20", "max_new_tokens=8").replace("range(20)", "range(8)")
