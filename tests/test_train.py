@@ -545,7 +545,8 @@ def test_two_processes_train_the_same_model(strategy: str, train: Train) -> None
     arguments += ["data.path=book.txt", f"trainer={strategy}", "trainer.devices=2", "trainer.precision=32-true"]
     command = [sys.executable, ROOT / "train.py", *arguments, "name=two"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    said = [line for line in ended.stderr.splitlines() if not line.endswith(" so far")]  # on a busy machine
+    assert (ended.returncode, said) == (0, [])
     assert sorted(path.name for path in Path("runs").iterdir()) == ["one", "two"]
     assert len(list(Path("runs/two").glob("events*"))) == 1
     losses = [json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"] for name in ("one", "two")]
