@@ -208,13 +208,14 @@ def test_what_is_done_instead_of_capturing_is_compiling(compile: bool) -> None:
     """Which a first step that fails has to do without, too."""
     said: list[Any] = []
     module = SimpleNamespace(
-        record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1), conditions={},
-        net=GPT(tiny(), 3), behind=False, fell_back=lambda *given: said.append(given),
+        record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
+        conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=lambda *given: said.append(given),
     )  # fmt: skip
     LitGPT._fall_back(module, RuntimeError("one\ntwo"))
     now = "true" if compile else "false"
     line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
-    assert said == [(now, line)] and module.conditions == {"compile": now} and module.compile_step is compile
+    assert said == [(now, line)] and module.compile_step is compile
+    assert module.conditions == {"compile": now, "compile_asked": "graph"}
     assert module.record is None and not module.untried and module.fallen
 
 
