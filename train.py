@@ -426,7 +426,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
     before = point.contents["conditions"] if point else {}
-    if config.compile == before.get("compile_asked"):  # which failed there, see `LitGPT._fall_back`
+    if config.compile == before.get("compile_asked") and "compile" not in allow:  # failed, see `LitGPT._fall_back`
         config.compile = before["compile"]
     try:
         known = point.contents["data"].get("known", "") if point else start.characters if start else ""
