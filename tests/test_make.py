@@ -10,9 +10,11 @@ from tests.conftest import ROOT, missing
 
 
 @pytest.fixture(autouse=True)
-def made() -> None:
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("make") is None:
         missing("no make (package make)")
+    for name in ("EXTRAS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS"):  # of the `make test` that runs this
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
