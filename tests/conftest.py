@@ -1,6 +1,7 @@
 """What the tests of the entry points share: a small text and a way to call `train.py` and `sample.py`."""
 
 import importlib.util
+import io
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,6 +197,26 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         return Ended(status, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
+    """A directory with book.txt and the finished run runs/first, which is trained once for all tests."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "book.txt").write_text(prose, encoding="utf-8")
+    with chdir(place), pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
+        patch.setattr(sys, "argv", ["train.py", *TINY, "data.path=book.txt", "name=first"])
+        patch.setattr(train_script, "STARTED", time.perf_counter())
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        assert train_script.cli() == 0
+    return place
+
+
+@pytest.fixture
+def trained(trained_once: Path, workplace: Path) -> Path:
+    """The best model of runs/first, a finished run in the workplace: what `train("name=first")` leaves there."""
+    shutil.copytree(trained_once, workplace, symlinks=True, dirs_exist_ok=True)
+    return Path("runs/first/checkpoints/best.safetensors")
 
 
 @pytest.fixture

@@ -29,12 +29,6 @@ from tests.reference import sampling
 Call = Callable[..., Ended]
 
 
-@pytest.fixture
-def trained(train: Call) -> Path:
-    assert train("name=first").status == 0
-    return Path("runs/first/checkpoints/best.safetensors")
-
-
 RULES = [
     {"temperature": 0.0},
     {"temperature": 0.7},
