@@ -9,7 +9,7 @@ INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 EXTRAS := $(or $(EXTRAS),dev)
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: train test quick check clean
+.PHONY: train test quick soak check clean
 
 train: $(VENV)/.installed
 	@$(RUN) train.py
@@ -18,7 +18,11 @@ test: $(INSTALLED)
 	@$(RUN) -m pytest -n logical --dist worksteal
 
 quick: $(INSTALLED)
-	@$(RUN) -m pytest -n logical -m "not slow"
+	@$(RUN) -m pytest -n logical -m "not slow and not nightly"
+
+soak: $(INSTALLED)
+	@$(RUN) -m pytest -n logical -m nightly
+	@$(RUN) -m tests.faults.soak --kills 200
 
 check: $(INSTALLED)
 	@$(RUN) -m ruff check .

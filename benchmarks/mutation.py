@@ -12,7 +12,7 @@ faults are planted again.
 
 A fault counts as found when a test fails or does not end in time. The tests of the module's own file run first, then
 the quickest. A fault that changes nothing a user could see is listed, with the reason, in
-benchmarks/equivalent_mutants.txt. Results are kept in .mutation/ and are continued: a fault that was found is not planted again.
+benchmarks/equivalent_mutants.txt. Results are kept in .mutation/; a fault that was found is not planted again.
 """
 
 import argparse
