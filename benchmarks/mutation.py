@@ -245,10 +245,10 @@ def cover(arguments: list[str]) -> None:
     settings.write_text(
         f"[run]\ndata_file = {NOTES}/coverage/data\nparallel = true\npatch = subprocess\n    fork\n    _exit\n"
         f"source = {ROOT}\nomit = */tests/*\n    */benchmarks/*\n    */docs/*\n    */.venv/*\n"
-        "plugins = benchmarks.mutation\n"
+        "plugins = mutation\n"
         "concurrency = thread\n    multiprocessing\ndisable_warnings = no-data-collected,module-not-measured\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COVERAGE_RCFILE": str(settings)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/benchmarks", "COVERAGE_RCFILE": str(settings)}
     command = [
         "-m",
         "pytest",
