@@ -339,9 +339,13 @@ def run_tests(place: Path, chosen: list[str], limit: float) -> tuple[str, str]:
             import pytest
 
             options = ["-x", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist", f"@{names}"]
+            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
             status = int(pytest.main(options, plugins=[_InOrder(chosen)]))
         except BaseException:
+            traceback.print_exc()
             status = 3
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     until, status = time.monotonic() + limit, None
     while status is None and time.monotonic() < until:
