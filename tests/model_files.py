@@ -73,7 +73,7 @@ def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: An
 def by_hand(
     state: dict[str, np.ndarray] | None = None,
     vocabulary: dict[str, Any] = LETTERS,
-    text: str | None = None,
+    raw: str | None = None,
     **changes: Any,
 ) -> bytes:
     """A model file with nothing wrong except what is given.
@@ -81,12 +81,12 @@ def by_hand(
     Args:
         state: weights; None draws them.
         vocabulary: what tokens mean.
-        text: the description as it is to stand there; None is JSON.
+        raw: the description as it is to stand there; None is JSON.
         **changes: other values in the description.
     """
     state = weights() if state is None else state
     described = about(ModelConfig(**CONFIG), vocabulary, **{"sha256": digest(state), **changes})
-    header: Header = {"__metadata__": {"chargpt": json.dumps(described) if text is None else text}}
+    header: Header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}
     begin = 0
     for name, array in sorted(state.items()):
         dtype = {"float32": "F32", "float64": "F64", "float16": "F16"}[str(array.dtype)]

@@ -42,8 +42,9 @@ from tests.model_files import CONFIG, LETTERS, Header, by_hand, description, pac
 EVIL = "evil.safetensors"
 CONTROLS = "\x1b[31m\x07\x9b\r\n\x7f"
 RESUME = ("resume=runs/first", "trainer.max_steps=40")
-# How many programs each file is tried on: one after the other in turn, or all.
-EACH_ON = pytest.mark.parametrize("tried_on", [1, pytest.param(len(PROGRAMS), marks=pytest.mark.nightly)])
+# Each file is tried on one program, in turn, of which the last two take seconds; at night on all.
+IN_TURN = ["sample", "score", "web"] * 3 + ["torch", "train"]
+THROUGH = pytest.mark.parametrize("through", ["one", pytest.param("all", marks=pytest.mark.nightly)])
 
 
 class Payload:
@@ -132,7 +133,7 @@ def twice(name: str, other: Any) -> bytes:
 def described(field: str, value: str) -> bytes:
     """A model file whose description has JSON of that kind in a field."""
     content = description(unpacked(by_hand())[0])
-    return by_hand(text=json.dumps({**content, field: "HERE"}).replace('"HERE"', value))
+    return by_hand(raw=json.dumps({**content, field: "HERE"}).replace('"HERE"', value))
 
 
 WRONG = {  # for each field, JSON that it does not take
@@ -197,13 +198,13 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "metadata of others": lambda: header(lambda content: content.update(__metadata__={"format": "pt"})),
     "metadata that is a list": lambda: header(lambda content: content.update(__metadata__=[])),
     "metadata that is no text": lambda: header(lambda content: content["__metadata__"].update(chargpt={"format": 5})),
-    "a description that is no JSON": lambda: by_hand(text="format: 5"),
-    "a description of nothing": lambda: by_hand(text="{}"),
-    "a description that is a list": lambda: by_hand(text="[]"),
-    "a description deep in itself": lambda: by_hand(text=nested(200_000)),
-    "a description deep in a field": lambda: by_hand(text='{"x":' * 200_000 + "1" + "}" * 200_000),
-    "a description of 7 MB": lambda: by_hand(text=json.dumps({"format": FORMAT, "x": "x" * 7 * MB})),
-    "a number of a million digits": lambda: by_hand(text='{"format": ' + "5" * 1_000_000 + "}"),
+    "a description that is no JSON": lambda: by_hand(raw="format: 5"),
+    "a description of nothing": lambda: by_hand(raw="{}"),
+    "a description that is a list": lambda: by_hand(raw="[]"),
+    "a description deep in itself": lambda: by_hand(raw=nested(200_000)),
+    "a description deep in a field": lambda: by_hand(raw='{"x":' * 200_000 + "1" + "}" * 200_000),
+    "a description of 7 MB": lambda: by_hand(raw=json.dumps({"format": FORMAT, "x": "x" * 7 * MB})),
+    "a number of a million digits": lambda: by_hand(raw='{"format": ' + "5" * 1_000_000 + "}"),
     "weights over each other": lambda: offsets(0, 11 * 16 * 4, "head.weight"),
     "weights out of range": lambda: offsets(2**40, 2**40 + 11 * 16 * 4),
     "weights backwards": lambda: offsets(11 * 16 * 4, 0),
@@ -290,33 +291,33 @@ ODD: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
-@EACH_ON
+@THROUGH
 def test_every_program_refuses_an_attack_in_one_line(
-    tried_on: int, nursery: Nursery, honest: dict[str, Cost], workplace: Path
+    through: str, nursery: Nursery, honest: dict[str, Cost], workplace: Path
 ) -> None:
     write_texts()
     Path(EVIL).touch()
-    files, programs = set(Path().rglob("*")), itertools.cycle(PROGRAMS)
+    files, turn = set(Path().rglob("*")), itertools.cycle(IN_TURN)
     for attack, made in ATTACKS.items():
         Path(EVIL).write_bytes(made())
-        for program in itertools.islice(programs, tried_on):
+        for program in PROGRAMS if through == "all" else [next(turn)]:
             ended = nursery(program, EVIL)
             assert is_refusal(ended, EVIL), (attack, program, ended)
             assert is_bounded(ended, honest[program], Path(EVIL).stat().st_size), (attack, program, ended)
         assert set(Path().rglob("*")) == files, f"{attack}: something was made"
 
 
-@EACH_ON
+@THROUGH
 def test_what_is_odd_costs_no_more_than_it_may(
-    tried_on: int, nursery: Nursery, honest: dict[str, Cost], workplace: Path
+    through: str, nursery: Nursery, honest: dict[str, Cost], workplace: Path
 ) -> None:
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     write_texts()
-    programs = itertools.cycle(PROGRAMS)
+    turn = itertools.cycle(IN_TURN)
     for odd, made in ODD.items():
         Path(EVIL).write_bytes(made())
         size = Path(EVIL).stat().st_size
-        for program in itertools.islice(programs, tried_on):
+        for program in PROGRAMS if through == "all" else [next(turn)]:
             if (program not in ("sample", "web") and "blocks" in odd) or (program == "train" and size > MB):
                 program = "sample"  # the others would take their time for each block and each weight
             ended = nursery(program, EVIL)
@@ -354,11 +355,12 @@ def test_a_file_s_name_reaches_no_terminal_raw(nursery: Nursery, honest: dict[st
             clear()
 
 
-COLD = {"sample": ["50 MB"], "score": ["a header of many names"], "web": ["context 2^20, alibi, window None"]}
 WORST = ["50 MB", "context 2^20, alibi, window None", "a header of many names", "cut in the middle"]
+COLD = {"sample": WORST, "score": ["a header of many names"]}
+COLD_ALL = dict.fromkeys(["sample", "score", "web"], WORST)
 
 
-@pytest.mark.parametrize("tried", [COLD, pytest.param(dict.fromkeys(COLD, WORST), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("tried", [COLD, pytest.param(COLD_ALL, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_the_real_commands_cost_no_more_than_they_may(tried: dict[str, list[str]], workplace: Path) -> None:
     """What forking could hide: commands of their own, on the largest file and some of the worst."""
     write_texts()

@@ -145,14 +145,14 @@ def test_no_two_wrong_words_make_a_traceback(train: Train) -> None:
 
 SAMPLE = {
     "nothing.ckpt": "no such model or run", "a b": "no such model or run", "book.txt": "is damaged or no model file",
-    "x" * 5000: "File name too long", "runs/\nx": "no such", "--promt=x": "nearest: --prompt", "-x": "-x", "second": "no such",
+    "x" * 5000: "too long", "runs/\nx": "no such", "--promt=x": "nearest: --prompt", "-x": "-x", "second": "no such",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 0", "--num-chars=99999999999": "at most",
     "--num-chars=x": "must be a whole number", "--num-samples=0": "at least 1", "--num-samples=100000000000": "at most",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
     "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number",
     "--seed=-1": "at least 0", "--seed=x": "must be a whole number", "--seed=99999999999999999999999": "at most",
     "--device=quantum": "must be cpu, cuda", "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu",
-    "--prompt=né": "'é' (U+00E9) at position 1", "--prompt=a\udcff": "--prompt",
+    "--prompt=né": "'é' (U+00E9) at position 1", "--prompt=a\udcff": "half of a surrogate pair",
 }  # fmt: skip
 
 
@@ -195,14 +195,12 @@ def test_sweeps_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytes
     for arguments, said in (
         (["resume=runs/first", "seed=1,2"], "resume=runs/first: a sweep goes on with the command that began it"),
         (["seed=range(0,1000000)"], "more than 10,000 values"),
-        (["model.heads=2,4,5"], "model.heads=5: must divide model.dim=32"),
         (["model.heads=2,3", "model.dim=48,32"], "model.heads=3: must divide model.dim=32"),
         (["data.batch=8,9", "trainer.devices=2"], "data.batch=9: must be a multiple of 2 devices"),
         (["seed=1,2", "data.path=bok.txt"], "nearest: book.txt"),
         (["seed=1,2", "model.context=20,20000"], "model.context"),
         (["seed=1,2", "init_from=nothing"], "nothing: no such model or run"),
         (["seed=1,2", "name=a/b"], "name=a/b: the name of a sweep has no slash"),
-        (["seed=1,2", "name=book.txt/../.."], "name="),
         (["seed=1,2", "workers=0"], "workers=0: must be a whole number, at least 1"),
         (["seed=1,2", "workers=1,2"], "workers: is the same for all trials of a sweep"),
         (["optim.lr=interval(0.1,1)"], "optim.lr=interval(0.1,1): names no values to try"),
