@@ -76,6 +76,12 @@ def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture
+def texts(workplace: Path) -> None:
+    """The texts that the programs read, in the current directory."""
+    write_texts()
+
+
+@pytest.fixture
 def listener() -> Iterator[tuple[str, list[str]]]:
     """The address of a web server, and what it was asked."""
     asked: list[str] = []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from conf.overrides import apply_literals, check_overrides, fields, split_literals
-from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
+from conf.schema import Config, from_yaml, to_yaml
 from data.arrays import open_text
 from data.config import DataConfig
 from data.corpus import DataError
@@ -27,7 +27,6 @@ from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter, token
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model_file import FIELDS, CheckpointError
-from tests.conftest import Ended
 from tests.faults.programs import Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
 from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked, weights
 from train import refuse
@@ -113,24 +112,15 @@ def printed(error: Exception) -> str:
 
 
 @quietly
-@given(st.sampled_from(sorted(fields())), st.text(string.printable + "äλ語", max_size=30))
-def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
-    rest, literals = split_literals([f"{key}={value}"])
-    try:
-        check_overrides(rest, literals, sweep=False)
-        apply_literals(Config(), literals)
-    except ValueError as error:
-        assert key in printed(error)
-
-
-@quietly
-@given(st.text(string.printable + "äλ語", max_size=60))
-def test_any_words_are_taken_or_refused_in_one_line(words: str) -> None:
-    rest, literals = split_literals([words])
-    try:
-        check_overrides(rest, literals, sweep=False)
-    except ValueError as error:
-        assert len(printed(error)) > len("train.py: ")
+@given(st.sampled_from(sorted(fields())), st.text(string.printable + "äλ語", max_size=60))
+def test_any_words_are_taken_or_refused_in_one_line(key: str, text: str) -> None:
+    for typed, said in ((f"{key}={text}", key), (text, "train.py: ")):
+        rest, literals = split_literals([typed])
+        try:
+            check_overrides(rest, literals, sweep=False)
+            apply_literals(Config(), literals)
+        except ValueError as error:
+            assert said in printed(error)
 
 
 @quietly
@@ -142,16 +132,6 @@ def test_a_path_is_kept_as_it_is(path: str) -> None:
     assert config.data.path == (None if path == "null" else path)
     if path.isprintable():
         assert from_yaml(to_yaml(config)) == config
-
-
-@quietly
-@given(st.integers(1, 8), st.floats(1e-8, 1e3), st.lists(st.floats(0, 0.99), min_size=2, max_size=2))
-def test_configurations_come_back_from_yaml(heads: int, lr: float, betas: list[float]) -> None:
-    values = to_dict(Config())
-    values["model"] |= {"heads": heads, "dim": heads * 4, "dropout": betas[0]}
-    values["optim"] |= {"lr": lr, "betas": betas}
-    config = from_dict(values)
-    assert from_yaml(to_yaml(config)) == config
 
 
 # Model files
@@ -229,39 +209,31 @@ def covered(header: Header, body: bytes) -> str:
     return hashlib.sha256(b"".join(body[first:last] for first, last in places)).hexdigest()
 
 
-def _mutate(seed: int, count: int) -> None:
-    """Read so many mutations; what comes of them is written to a file."""
-    rng, seen = random.Random(seed), Counter[str]()
-    before, path = by_hand(), Path("mutated.safetensors")
+def read_mutations(count: int) -> None:
+    """Read so many mutations: refused in one line, or the weights that the digest covers."""
+    rng, seen, before, path = random.Random(8), Counter[str](), by_hand(), Path("mutated.safetensors")
     for number in range(count):
         data = remade(before, rng) if number % 2 else mutated(before, rng)
         path.write_bytes(data)
-        Path("last").write_text(f"{seed} {number}")
         try:
             _, state, _ = model_file.read(path)
         except CheckpointError as error:
-            seen["refused" if str(error).isprintable() and str(path) in str(error) else f"badly at {number}"] += 1
-        except BaseException as error:
-            seen[f"{type(error).__name__} at {number}: {error}"] += 1
+            assert str(error).isprintable() and str(path) in str(error), number
+            seen["refused"] += 1
         else:
             header, body = unpacked(data)
-            same = all(
-                state[name].tobytes() == body[slice(*header[name]["data_offsets"])]
-                for name in header.keys() - {"__metadata__"} | state.keys()
-            )
-            right = same and description(header)["sha256"] == covered(header, body)
-            seen["read" if right else f"other weights at {number}"] += 1
-    Path("seen.json").write_text(json.dumps(seen))
+            assert description(header)["sha256"] == covered(header, body), number
+            for name in header.keys() - {"__metadata__"} | state.keys():
+                assert state[name].tobytes() == body[slice(*header[name]["data_offsets"])], (number, name)
+            seen["read"] += 1
+    assert seen["refused"] > 0.6 * count and seen["read"] > 0.02 * count, seen
 
 
 @pytest.mark.parametrize("count", sampled(1000, 10_000))
 def test_many_mutations_of_a_model_file(count: int, nursery: Nursery, workplace: Path) -> None:
-    """Refused in one line, or read as the weights that the digest covers; half behind a header that is right."""
-    ended = nursery.call(_mutate, 8, count)
-    assert ended.status == 0, f"{ended} at {Path('last').read_text()}"
-    seen = json.loads(Path("seen.json").read_text())
-    assert seen.keys() == {"refused", "read"} and sum(seen.values()) == count, seen
-    assert seen["refused"] > 0.6 * count and seen["read"] > 0.02 * count, seen
+    """Half of them behind a header that is right; in a process, which might crash."""
+    ended = nursery.call(read_mutations, count)
+    assert ended.status == 0, ended
 
 
 def test_safetensors_alone_reads_other_weights(tmp_path: Path) -> None:
@@ -343,12 +315,3 @@ def test_many_mutations_of_a_text(count: int, workplace: Path) -> None:
             assert text.tokenizer.decode(tokens) == expected, number
         seen["read"] += 1
     assert min(seen["read"], seen["refused"]) > count / 5, seen
-
-
-def test_a_text_of_any_bytes_trains_or_is_refused(train: Callable[..., Ended]) -> None:
-    for number in range(2):
-        Path("odd.txt").write_bytes(random.Random(number).randbytes(4000))
-        ended = train("data.path=odd.txt", "trainer.max_steps=2", "data.tokenizer=byte", f"name=n{number}")
-        assert ended.status == 0, ended.err
-        ended = train("data.path=odd.txt", "trainer.max_steps=2")
-        assert ended.status == 2 and ended.err.count("\n") == 1

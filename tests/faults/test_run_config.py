@@ -28,6 +28,7 @@ from tests.conftest import Ended
 from tests.faults.processes import fork
 
 Train = Callable[..., Ended]
+RESUME = ("resume=runs/first", "trainer.max_steps=40")
 SECONDS = 10  # of the CPU for one config.yaml, which takes a tenth of one
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -38,23 +39,28 @@ TENSORBOARD = {
     "_target_": "lightning.pytorch.loggers.TensorBoardLogger", "name": "", "version": "", "default_hp_metric": False,
 }  # fmt: skip
 EMA = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.998, "use_buffers": False}
-# Plug-ins that a config.yaml must not have made, each with what the refusal names.
-PLUGGED: dict[str, tuple[str, dict[str, Any]]] = {
-    "a class of one's own": ("logger", {"evil": EVIL}),
-    "a class of one's own, as a callback": ("callbacks", {"evil": EVIL}),
-    "a class under a name that is known": ("logger", {"tensorboard": EVIL}),
-    "a class inside": ("logger", {"tensorboard": {**TENSORBOARD, "prefix": [EVIL]}}),
-    "an interpolation": ("logger", {"tensorboard": {**TENSORBOARD, "prefix": CALLED}}),
-    "an interpolation in a callback": ("callbacks", {"ema": {**EMA, "decay": CALLED}}),
-    "a class by interpolation": ("logger", {"csv": {"_target_": "${oc.env:CLASS}", "name": "csv"}}),
-    "a way out of the run": ("logger", {"tensorboard": {**TENSORBOARD, "version": "../../../escaped"}}),
-    "an absolute way out": ("logger", {"csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "/escaped"}}),
-    "another directory": ("logger", {"tensorboard": {**TENSORBOARD, "save_dir": "escaped"}}),
-    "a file's name": ("logger", {"../experiment/enwik8": TENSORBOARD}),
-    "no class": ("logger", {"none": {}}),
-    "a value out of range": ("callbacks", {"ema": {**EMA, "decay": 2}}),
-    "a list for a mapping": ("callbacks", {"ema": [1]}),
-}  # fmt: skip
+# Plug-ins that a config.yaml must not have made: other classes, interpolations, ways out of the run, wrong values.
+PLUGGED: list[tuple[str, dict[str, Any]]] = [
+    ("logger", {"evil": EVIL}), ("callbacks", {"evil": EVIL}), ("logger", {"tensorboard": EVIL}),
+    ("logger", {"tensorboard": {**TENSORBOARD, "prefix": [EVIL]}}), ("callbacks", {"ema": {**EMA, "decay": CALLED}}),
+    ("logger", {"tensorboard": {**TENSORBOARD, "prefix": CALLED}}),
+    ("logger", {"csv": {"_target_": "${oc.env:CLASS}", "name": "csv"}}),
+    ("logger", {"tensorboard": {**TENSORBOARD, "version": "../../../escaped"}}),
+    ("logger", {"csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "/escaped"}}),
+    ("logger", {"tensorboard": {**TENSORBOARD, "save_dir": "escaped"}}),
+    ("logger", {"../experiment/enwik8": TENSORBOARD}), ("logger", {"none": {}}),
+    ("callbacks", {"ema": {**EMA, "decay": 2}}), ("callbacks", {"ema": [1]}),
+]  # fmt: skip
+NO_CONFIGURATION = [
+    (ALIASES, "alias"), ("seed: &a 1\nname: *a\n", "anchor"), ("a: &a [*a]\n", "alias"),
+    ("x: !!python/object/apply:os.system ['touch got-in']", "tag"), ("seed: !!bool x", "tag"),
+    ("x: " + "[" * 100_000, "inside each other"), ("x: " + "{a: " * 30_000, "inside each other"),
+    ("- " * 50_000, "inside each other"), ("a: 1\n" * MAX_YAML, "characters"), ("seed: " + "1" * 5_000, "digits"),
+    ("seed: 0x" + "f" * 5_000, "digits"), ("minutes: " + "1:" * 5_000 + "1.0", "digits"),
+    ("callbacks: []", "callbacks"), ("logger: text", "logger"), ("model: []", "config"),
+    ("? [1, 2]\n: 3", "config.yaml"), ("compile: [[], {}]", "compile"), ("text", "holds no configuration"),
+    ("", "holds no configuration"), ("seed: 1\n---\nseed: 2\n", "config.yaml"), ("seed: \x07", "config.yaml"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -80,19 +86,19 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Train, monkeypatch: pytest
     monkeypatch.syspath_prepend(Path.cwd())  # as in the project, whose runs/ it is
     monkeypatch.setenv("CLASS", "runs.evil.pwn.main")
     whole, files = run.read_text(), set(Path().rglob("*"))
-    for what, (group, entries) in PLUGGED.items():
+    for group, entries in PLUGGED:
         run.write_text(whole)
         changed(run, **{group: entries})
-        refused(train("resume=runs/first", "trainer.max_steps=40", defaults=False), "runs/first/config.yaml", group)
-        assert {path for path in Path().rglob("*") if "__pycache__" not in path.parts} == files, what
+        refused(train(*RESUME, defaults=False), "runs/first/config.yaml", group)
+        assert {path for path in Path().rglob("*") if "__pycache__" not in path.parts} == files, entries
 
 
 def test_what_counts_only_where_it_is_typed_again(run: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """A typed logger takes the place of the one in the file, as does the directory whose compiled code would be run."""
     changed(run, logger={"evil": EVIL}, data={**yaml.safe_load(run.read_text())["data"], "cache_dir": "theirs"})
-    refused(train("resume=runs/first", "trainer.max_steps=40", defaults=False), "its logger is not taken")
+    refused(train(*RESUME, defaults=False), "its logger is not taken")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert train("resume=runs/first", "trainer.max_steps=40", "logger=csv", defaults=False).status == 0
+    assert train(*RESUME, "logger=csv", defaults=False).status == 0
     assert list(read_config(Path("runs/first")).logger) == ["csv"]
     assert "theirs" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
@@ -102,11 +108,11 @@ def test_no_address_of_a_file_is_asked(run: Path, train: Train, listener: tuple[
     (server, asked), data = listener, yaml.safe_load(run.read_text())["data"]
     for form in ("{}", "[{}]", "[book.txt,{}]", "simplecache::{}"):
         changed(run, data={**data, "path": form.format(f"{server}/book.txt")})
-        refused(train("resume=runs/first", "trainer.max_steps=40", defaults=False), "its data.path is not taken")
+        refused(train(*RESUME, defaults=False), "its data.path is not taken")
     assert asked == []
     address = f"file://{Path('book.txt').absolute()}"
     changed(run, data={**data, "path": address})
-    refused(train("resume=runs/first", "trainer.max_steps=40", defaults=False), "its data.path is not taken")
+    refused(train(*RESUME, defaults=False), "its data.path is not taken")
     command = train_script.way_on(Path("runs/first"), read_config(Path("runs/first"))).partition("train.py ")[2]
     assert shlex.split(command) == ["resume=runs/first", f"data.path={address}"]
     assert train(*shlex.split(command), "trainer.max_steps=40", "allow=[text]", defaults=False).status == 0
@@ -174,31 +180,6 @@ def _resume_each(folder: str) -> None:
         finally:
             runs.let_go()
     Path("results").write_bytes(pickle.dumps(results))
-
-
-NO_CONFIGURATION = [
-    (ALIASES, "alias"),
-    ("seed: &a 1\nname: *a\n", "anchor"),
-    ("a: &a [*a]\n", "alias"),
-    ("x: !!python/object/apply:os.system ['touch got-in']", "tag"),
-    ("seed: !!bool x", "tag"),
-    ("x: " + "[" * 100_000, "inside each other"),
-    ("x: " + "{a: " * 30_000, "inside each other"),
-    ("- " * 50_000, "inside each other"),
-    ("a: 1\n" * MAX_YAML, "characters"),
-    ("seed: " + "1" * 5_000, "digits"),
-    ("seed: 0x" + "f" * 5_000, "digits"),
-    ("minutes: " + "1:" * 5_000 + "1.0", "digits"),
-    ("callbacks: []", "callbacks"),
-    ("logger: text", "logger"),
-    ("model: []", "config"),
-    ("? [1, 2]\n: 3", "config.yaml"),
-    ("compile: [[], {}]", "compile"),
-    ("text", "holds no configuration"),
-    ("", "holds no configuration"),
-    ("seed: 1\n---\nseed: 2\n", "config.yaml"),
-    ("seed: \x07", "config.yaml"),
-]
 
 
 def test_what_is_no_plain_data(workplace: Path) -> None:

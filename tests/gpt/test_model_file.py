@@ -5,46 +5,26 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
 from gpt.model_file import FORMAT, CheckpointError, read
 from tests.model_files import Header, description, filled, packed, unpacked, write_model_file
-from tests.reference.models import SOME, tiny
-
-
-def test_weights_and_description_survive(tmp_path: Path) -> None:
-    evaluation = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
-    for config in SOME[::6]:
-        expected = filled(config).state_dict()
-        path = write_model_file(tmp_path / "a.safetensors", filled(config), val_loss=1.25, evaluation=evaluation)
-        found, state, meta = read(path)
-        assert found == config and meta["val_loss"] == 1.25 and meta["evaluation"] == evaluation and meta["step"] == 17
-        assert state.keys() == expected.keys() - ({"head.weight"} if config.tied else set()), config
-        for key, array in state.items():
-            assert array.dtype == np.float32 and np.array_equal(array, expected[key].numpy()), (config, key)
+from tests.reference.models import tiny
 
 
 def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
-    model = filled()
-    path = write_model_file(tmp_path / "a.safetensors", model)
-    with safe_open(path, "pt") as file:
-        described = json.loads(file.metadata()["chargpt"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
-    assert all(torch.equal(tensors[key], value) for key, value in model.state_dict().items())
-    sha = hashlib.sha256(b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))).hexdigest()
-    assert described["sha256"] == sha
-
-
-def test_every_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
-    path = write_model_file(tmp_path / "a.safetensors", filled())
-    header, data = unpacked(path.read_bytes())
-    for place in range(0, len(data), 97):
-        path.write_bytes(packed(header, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]))
-        with pytest.raises(CheckpointError, match="not those that were written"):
-            read(path)
+    for tied in (False, True):
+        model = filled(tiny(layers=1, tied=tied))
+        path = write_model_file(tmp_path / "a.safetensors", model, val_loss=1.25)
+        with safe_open(path, "pt") as file:
+            described = json.loads(file.metadata()["chargpt"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
+        weights = {key: value for key, value in model.state_dict().items() if key != "head.weight" or not tied}
+        assert tensors.keys() == weights.keys() and all(torch.equal(tensors[key], weights[key]) for key in weights)
+        sha = hashlib.sha256(b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))).hexdigest()
+        assert described["sha256"] == sha and described["val_loss"] == 1.25
 
 
 def about(header: Header, **changes: object) -> Header:
