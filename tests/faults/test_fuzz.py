@@ -80,25 +80,6 @@ def test_text_comes_back(text: str, other: str) -> None:
             tokenizer.encode(other)
 
 
-@quietly
-@given(st.binary())
-def test_bytes_that_are_no_text_are_shown_as_such(data: bytes) -> None:
-    tokens = np.frombuffer(data, np.uint8)
-    assert ByteTokenizer().decode(tokens) == data.decode("utf-8", errors="replace")
-
-
-@quietly
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
-def test_what_is_no_vocabulary(value: Any) -> None:
-    for vocabulary in ({"kind": value}, {"kind": "char", "characters": value}, {"characters": value}):
-        try:
-            tokenizer = tokenizer_from(vocabulary)
-        except ValueError as error:
-            assert "\n" not in str(error)
-        else:
-            assert tokenizer.vocabulary == vocabulary
-
-
 # Configuration
 
 
