@@ -29,13 +29,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
     def make(recipe: list[str]) -> Path:
         key = tuple(recipe)
         if key not in made:
-            place, here = tmp_path_factory.mktemp("whole"), os.getcwd()
+            place = tmp_path_factory.mktemp("whole")
             (place / "book.txt").write_text(prose, encoding="utf-8")
-            os.chdir(place)
-            try:
+            with chdir(place):
                 assert run("name=cut", *recipe).status == 0
-            finally:
-                os.chdir(here)
             made[key] = place / "runs/cut"
         return made[key]
 
