@@ -1,6 +1,8 @@
 """The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
 
+import http.server
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -27,13 +29,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
     def make(recipe: list[str]) -> Path:
         key = tuple(recipe)
         if key not in made:
-            place, here = tmp_path_factory.mktemp("whole"), os.getcwd()
+            place = tmp_path_factory.mktemp("whole")
             (place / "book.txt").write_text(prose, encoding="utf-8")
-            os.chdir(place)
-            try:
+            with chdir(place):
                 assert run("name=cut", *recipe).status == 0
-            finally:
-                os.chdir(here)
             made[key] = place / "runs/cut"
         return made[key]
 
@@ -71,3 +70,30 @@ def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         costs = {program: nursery(program, "honest.safetensors") for program in PROGRAMS}
     assert all(ended.status == 0 for ended in costs.values()), costs
     return costs
+
+
+@pytest.fixture
+def texts(workplace: Path) -> None:
+    """The texts that the programs read, in the current directory."""
+    write_texts()
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """The address of a web server, and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    thread.join()

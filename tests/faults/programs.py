@@ -51,29 +51,12 @@ class Cost(NamedTuple):
     seconds: float  # of work, its own and the system's for it
 
 
-def arguments(program: str, model: str | Path) -> list[str]:
-    """The command line of a program that opens a model."""
-    return [part.format(model) for part in PROGRAMS[program].split()]
-
-
-def cost(pid: int, folder: Path) -> Cost:
-    """Wait for a process that wrote to `out` and `err`."""
-    _, status, used = os.wait4(pid, 0)
-    texts = [(folder / name).read_text("utf-8", "replace") for name in ("out", "err")]
-    return Cost(os.waitstatus_to_exitcode(status), *texts, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
-
-
 class Nursery:
-    """A process that has loaded everything and forks for each program.
-
-    Args:
-        folder: what its output is kept in.
-    """
+    """A process that has loaded everything and forks for each program; `folder` holds what they print."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.ours, theirs = Pipe()
-        self.process = fork(_serve, theirs, str(folder))
+        self.process = fork(_serve, theirs, folder)
 
     def __call__(self, program: str, model: str | Path) -> Cost:
         """Run a program on a model in the current directory."""
@@ -92,19 +75,22 @@ class Nursery:
         self.process.kill()
 
 
-def _serve(asked: Connection, output: str) -> None:
-    for name in "sample score export train gpt.checkpoint gpt.decode gpt.generate gpt.evaluate gpt.surprisal".split():
+def _serve(asked: Connection, folder: Path) -> None:
+    for name in (
+        "sample score export train gpt.checkpoint gpt.decode gpt.generate gpt.evaluate gpt.surprisal gpt.export.web "
+        "gpt.export.torch safetensors.numpy conf.launch hydra.main tests.model_files"
+    ).split():
         importlib.import_module(name)
-    for name in "gpt.export.web gpt.export.torch safetensors.numpy conf.launch hydra.main tests.model_files".split():
-        importlib.import_module(name)
-    folder = Path(output)
     with suppress(EOFError):
         while True:
             place, work, given = asked.recv()
             pid = os.fork()
             if pid == 0:
                 _work(place, work, given, folder)
-            asked.send(cost(pid, folder))
+            _, status, used = os.wait4(pid, 0)
+            texts = [(folder / name).read_text("utf-8", "replace") for name in ("out", "err")]
+            seconds = used.ru_utime + used.ru_stime
+            asked.send(Cost(os.waitstatus_to_exitcode(status), *texts, used.ru_maxrss * 1024, seconds))
 
 
 def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folder: Path) -> None:
@@ -132,13 +118,13 @@ def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folde
 
 
 def _program(program: str, model: str) -> object:
-    script, *given = arguments(program, model)
+    script, *given = [part.format(model) for part in PROGRAMS[program].split()]
     sys.argv = [str(ROOT / script), *given]
     module = importlib.import_module(Path(script).stem)
-    if script == "train.py":
-        module.STARTED = time.perf_counter()
-        return module.cli()
-    return module.cli(given)
+    if script != "train.py":
+        return module.cli(given)
+    module.STARTED = time.perf_counter()
+    return module.cli()
 
 
 # A small process that starts a command and measures it: what a process takes is counted from the one it is forked from.
@@ -155,9 +141,9 @@ print(json.dumps(figures), file=sys.stderr)
 
 def cold(program: str, model: str | Path) -> Cost:
     """Run the real command on a model in the current directory."""
-    script, *given = arguments(program, model)
-    launcher = [sys.executable, "-c", LAUNCHER, str(CPU), str(WALL)]
-    done = subprocess.run([*launcher, sys.executable, ROOT / script, *given], capture_output=True, text=True)
+    script, *given = [part.format(model) for part in PROGRAMS[program].split()]
+    command = [sys.executable, "-c", LAUNCHER, str(CPU), str(WALL), sys.executable, ROOT / script, *given]
+    done = subprocess.run(command, capture_output=True, text=True)
     *lines, last = done.stderr.splitlines(keepends=True)
     status, memory, seconds = json.loads(last)
     said = [line for line in lines if not line.endswith((" so far\n", " left\n"))]  # progress, on a busy machine

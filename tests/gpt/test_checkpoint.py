@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,30 +15,67 @@ from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_check
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT
-from tests.reference.models import SOME, fill, name, tiny
+from tests.reference.models import SOME, fill, tiny
+
+EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
+LETTERS = {"kind": "char", "characters": "abcdefghijk"}
 
 
-def contents(config: ModelConfig | None = None, seed: int = 0, prefix: str = "net.") -> dict:
+def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]:
     """What a fitted model leaves, in the smallest form."""
     config = config or tiny(layers=1)
     state = fill(GPT(config, 11), seed).state_dict()
     return {
-        "format": FORMAT,
-        "model_config": dataclasses.asdict(config),
-        "vocabulary": {"kind": "char", "characters": "abcdefghijk"},
-        "data": {"name": "letters/b\udcffok.txt"},
-        "state_dict": {prefix + key: value for key, value in state.items()},
-        "global_step": 17,
-        "val_loss": 1.5,
-        "evaluation": {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100},
-    }
+        "format": FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": LETTERS,
+        "data": {"name": "letters/b\udcffok.txt"}, "state_dict": {f"net.{key}": state[key] for key in state},
+        "global_step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
+    }  # fmt: skip
 
 
-def one_line(caught: pytest.ExceptionInfo, *words: str) -> None:
-    message = str(caught.value)
-    assert message and "\n" not in message
-    for word in words:
-        assert word in message
+def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
+    """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
+    path, tokens = tmp_path / "last.safetensors", torch.arange(14).reshape(2, 7) % 11
+    positions = ("learned", "sinusoidal", "rotary", "alibi", "none")
+    configs = [tiny(positions=each, tied=tied, heads=3) for each in positions for tied in (False, True)]
+    for config in configs + SOME[::16]:
+        save(tmp_path / "step.ckpt", contents(config))
+        write_model(path, read(tmp_path / "step.ckpt"))
+        torch.manual_seed(9)
+        before = torch.get_rng_state()
+        model, meta = load_checkpoint(path)
+        assert torch.equal(torch.get_rng_state(), before)
+        expected = fill(GPT(config, 11)).eval()
+        assert [(*each, p.shape, p.requires_grad) for *each, p in model.named_parameters()] == [
+            (*each, p.shape, p.requires_grad) for *each, p in expected.named_parameters()
+        ]
+        assert (model.head.weight is model.embedding.weight) is config.tied
+        assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
+        assert not any(module.training for module in model.modules())
+        assert torch.equal(model(tokens), expected(tokens)), config
+        model(tokens).sum().backward()
+        assert ModelConfig(**meta.pop("model_config")) == config
+        assert meta == {
+            "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
+            "text": "b\ufffdok.txt",
+        }  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
+
+
+def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
+    for given, said in {
+        "book.txt": "book.txt", "/letters/book.txt": "book.txt", "C:\\letters\\book.txt": "book.txt",
+        "letters/": "letters", "https://host/books/a.txt?token=SECRET": "a.txt", "[a.txt,dir/b.txt]": "a.txt, b.txt",
+        "Python 3.11.7 standard library": "Python 3.11.7 standard library",
+    }.items():  # fmt: skip
+        assert last_component(given) == said
+
+
+def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
+    """Also under a path that is text and holds anything."""
+    path = str(tmp_path / "my bücher, (1)=it's.ckpt")
+    save(path, contents())
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+    assert set(torch.load(path, weights_only=True)) == set(contents()) == set(read(path))
 
 
 class Unwritable:
@@ -46,111 +85,43 @@ class Unwritable:
         raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("config", SOME, ids=name)
-def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Path) -> None:
-    path, model_path = tmp_path / "step.ckpt", tmp_path / "last.safetensors"
-    save(path, contents(config))
-    write_model(model_path, read(path))
-    torch.manual_seed(9)
-    before = torch.get_rng_state()
-    model, meta = load_checkpoint(model_path)
-    assert torch.equal(torch.get_rng_state(), before)
-    expected = fill(GPT(config, 11)).eval()
-    tokens = torch.arange(14).reshape(2, 7) % 11
-    assert torch.equal(model(tokens), expected(tokens))
-    assert not any(module.training for module in model.modules())
-    assert ModelConfig(**meta.pop("model_config")) == config
-    assert meta == {
-        "format": FORMAT,
-        "vocabulary": {"kind": "char", "characters": "abcdefghijk"},
-        "step": 17,
-        "val_loss": 1.5,
-        "evaluation": {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100},
-        "text": "b\ufffdok.txt",
-    }
-    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
+def fail(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi", "none"])
-def test_a_model_that_is_read_is_one_that_is_made(positions: str, tied: bool, tmp_path: Path) -> None:
-    """With its own memory for every weight, its head tied, and torch's generator where it was."""
-    config = tiny(positions=positions, tied=tied, heads=3)
-    write_model(tmp_path / "model.safetensors", contents(config))
-    torch.manual_seed(9)
-    before = torch.get_rng_state()
-    model = load_checkpoint(tmp_path / "model.safetensors")[0]
-    assert torch.equal(torch.get_rng_state(), before)
-    made = fill(GPT(config, 11)).eval()
-    assert (model.head.weight is model.embedding.weight) is tied
-    assert [(*each, p.shape, p.requires_grad) for *each, p in model.named_parameters()] == [
-        (*each, p.shape, p.requires_grad) for *each, p in made.named_parameters()
-    ]
-    assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
-    tokens = torch.arange(14).reshape(2, 7) % 11
-    assert torch.equal(model(tokens), made(tokens))
-    model(tokens).sum().backward()
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
-def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
-    for given, said in {
-        "book.txt": "book.txt",
-        "/letters/book.txt": "book.txt",
-        "C:\\letters\\book.txt": "book.txt",
-        "letters/": "letters",
-        "https://host/books/a.txt?token=SECRET": "a.txt",
-        "[a.txt,dir/b.txt]": "a.txt, b.txt",
-        "Python 3.11.7 standard library": "Python 3.11.7 standard library",
-    }.items():
-        assert last_component(given) == said
-
-
-def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on the size of files stands for a full disk; torch tells of it as a RuntimeError."""
     path = tmp_path / "model.ckpt"
-    save(path, contents())
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-    assert set(torch.load(path, weights_only=True)) == set(contents())
-
-
-def test_path_may_be_text_and_hold_anything(tmp_path: Path) -> None:
-    path = str(tmp_path / "my bücher, (1)=it's.ckpt")
-    save(path, contents())
-    assert read(path)["global_step"] == 17
-
-
-def test_saving_over_a_file_replaces_it(tmp_path: Path) -> None:
-    path = tmp_path / "model.ckpt"
-    for seed in (1, 2):
-        save(path, contents(seed=seed))
-    loaded = read(path)["state_dict"]["net.embedding.weight"]
-    assert torch.equal(loaded, contents(seed=2)["state_dict"]["net.embedding.weight"])
+    large = contents(seed=2) | {"optimizer_states": [torch.zeros(300_000)]}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for old in (None, contents(seed=1)):
+        if old:
+            save(path, old)
+        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+        for new, patched, limit, error in (
+            (large | {"rng": Unwritable()}, {}, limits[0], OSError),
+            (large, {"fsync": fail}, limits[0], OSError),
+            (large, {"replace": fail}, limits[0], OSError),
+            (large, {"fsync": interrupt}, limits[0], KeyboardInterrupt),
+            *((large, {}, limit, OSError) for limit in (10, 2000, 500_000, 1_200_000)),
+        ):
+            with monkeypatch.context() as patch, pytest.raises(error) as caught:
+                for name, function in patched.items():
+                    patch.setattr(os, name, function)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+                try:
+                    save(path, new)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert error is KeyboardInterrupt or str(path) in str(caught.value) and "\n" not in str(caught.value)
+            assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before, (patched, limit)
+    save(path, large)
+    assert torch.equal(read(path)["state_dict"]["net.norm.weight"], large["state_dict"]["net.norm.weight"])
     assert os.listdir(tmp_path) == ["model.ckpt"]
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("failure", ["writing", "fsync", "replace", "interrupt"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    failure: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.ckpt"
-    if before:
-        save(path, contents(seed=1))
-    old = path.read_bytes() if before else b""
-    new = contents(seed=2)
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt if failure == "interrupt" else OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        if failure == "writing":
-            new["rng"] = Unwritable()
-        else:
-            patch.setattr(os, {"fsync": "fsync", "replace": "replace", "interrupt": "fsync"}[failure], fail)
-        with pytest.raises(KeyboardInterrupt if failure == "interrupt" else OSError):
-            save(path, new)
-    assert os.listdir(tmp_path) == (["model.ckpt"] if before else [])
-    if before:
-        assert path.read_bytes() == old
 
 
 def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +135,8 @@ def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkey
 
     def watched_replace(source: str | Path, target: str | Path) -> None:
         assert Path(source).parent == tmp_path and Path(target) == path
-        whole = torch.load(source, weights_only=True)
+        assert torch.load(source, weights_only=True)["global_step"] == 17
         events.append(("replace", os.stat(source).st_ino))
-        assert whole["global_step"] == 17
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
@@ -176,117 +146,53 @@ def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkey
     assert events.index(("fsync", file)) < events.index(("replace", file))
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read(tmp_path / "none.ckpt")
-    one_line(caught, "none.ckpt")
+def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    path, good = tmp_path / "odd.ckpt", contents()
 
+    def refused(path: Path, *said: str) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            read(path)
+        message = str(caught.value)
+        assert "\n" not in message and all(word in message for word in (path.name, *said)), (said, message)
 
-def test_a_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        read(tmp_path)
-    one_line(caught, tmp_path.name)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
-def test_truncated_file(share: float, tmp_path: Path) -> None:
-    path = tmp_path / "cut.ckpt"
-    save(path, contents())
+    refused(tmp_path / "none.ckpt", "no such checkpoint")
+    refused(tmp_path, "no such checkpoint")
+    save(path, good)
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(CheckpointError) as caught:
-        read(path)
-    one_line(caught, "cut.ckpt")
+    for share in (0, 0.001, 0.3, 0.9, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        refused(path, "is damaged")
+    weights = good["state_dict"]["net.blocks.0.mlp.up.weight"].numpy().tobytes()
+    place = whole.index(weights) + len(weights) // 2
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    refused(path, "checksum")
+    path.write_text("Friends, Romans, countrymen")
+    refused(path, "is damaged")
+    for other, said in (
+        (torch.zeros(3), "holds a Tensor"),
+        ([1, 2], "holds a list"),
+        (Path("x"), "is damaged or no checkpoint"),
+        ({**good, "format": FORMAT + 1}, f"has format {FORMAT + 1}"),
+        ({**good, "format": FORMAT - 1}, f"has format {FORMAT - 1}, this version reads format {FORMAT}"),
+        ({**good, "format": None}, "without format"),
+        *(({other: value for other, value in good.items() if other != key}, f"without {key}") for key in REQUIRED),
+    ):
+        torch.save(other, path)
+        refused(path, said)
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "tensor", "list", "other", "object"])
-def test_what_is_no_checkpoint(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.ckpt"
-    if kind in ("text", "empty"):
-        path.write_text("Friends, Romans, countrymen" if kind == "text" else "")
-    else:
-        torch.save(
-            {"tensor": torch.zeros(3), "list": [1, 2], "other": {"weights": torch.zeros(3)}, "object": Path("x")}[kind],
-            path,
-        )
-    with pytest.raises(CheckpointError) as caught:
-        read(path)
-    one_line(caught, "other.ckpt")
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"format": FORMAT + 1}, str(FORMAT + 1)),
-        ({"format": FORMAT - 1}, f"has format {FORMAT - 1}, this version reads format {FORMAT}"),
-        ({"format": None}, "format"),
-    ],
-)
-def test_parts_that_do_not_fit(changes: dict, named: str, tmp_path: Path) -> None:
-    path = tmp_path / "odd.ckpt"
-    save(path, {**contents(), **changes})
-    with pytest.raises(CheckpointError) as caught:
-        read(path)
-    one_line(caught, "odd.ckpt", named)
-
-
-@pytest.mark.parametrize("key", sorted(REQUIRED))
-def test_a_missing_part_is_named(key: str, tmp_path: Path) -> None:
-    path = tmp_path / "part.ckpt"
-    save(path, {other: value for other, value in contents().items() if other != key})
-    with pytest.raises(CheckpointError) as caught:
-        read(path)
-    one_line(caught, "part.ckpt", key)
-
-
-@pytest.mark.parametrize("limit", [10, 2000, 500_000, 1_200_000])
-def test_a_full_disk_is_an_os_error(limit: int, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk; torch tells of it as a RuntimeError."""
-    resource = pytest.importorskip("resource")
-    path = tmp_path / "model.ckpt"
-    save(path, contents(seed=1))
-    old = path.read_bytes()
-    large = {**contents(seed=2), "optimizer_states": [torch.zeros(300_000)]}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-        with pytest.raises(OSError) as caught:
-            save(path, large)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    one_line(caught)
-    assert path.read_bytes() == old and os.listdir(tmp_path) == ["model.ckpt"]
-
-
-def test_another_model_is_another_format() -> None:
-    """A file without a field would get today's default, and be another model than it was."""
-    fields = (
+def test_another_model_or_other_settings_are_another_format() -> None:
+    """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
+    model = (
         "layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift tied "
         "attention"
     )
-    assert (FORMAT, list(ModelConfig.__dataclass_fields__)) == (5, fields.split()), "give FORMAT a new number, too"
-
-
-def test_other_settings_are_another_format() -> None:
-    """A run is compared with the settings in its checkpoint: one that is not there counts as null."""
     names = (
         "seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch "
         "data.micro_batch optim.name optim.lr "
         "optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas "
         "optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
     )
-    model = [f"model.{name}" for name in ModelConfig.__dataclass_fields__]
-    given = [name for name in settings(Config()) if name not in model]
-    assert (FORMAT, given) == (5, names.split()), "give FORMAT a new number, too"
-
-
-def test_a_flipped_bit_in_the_weights_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "flipped.ckpt"
-    save(path, contents())
-    whole = bytearray(path.read_bytes())
-    weights = contents()["state_dict"]["net.blocks.0.mlp.up.weight"].numpy().tobytes()
-    whole[whole.index(weights) + len(weights) // 2] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(CheckpointError) as caught:
-        read(path)
-    one_line(caught, "flipped.ckpt")
+    given = [name for name in settings(Config()) if not name.startswith("model.")]
+    found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
+    assert found == (5, model.split(), names.split()), "give FORMAT a new number, too"
