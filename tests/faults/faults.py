@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import os
+import resource
 import shutil
 import signal
 import time
@@ -27,6 +28,7 @@ import gpt.fit.module
 import gpt.fit.pictures
 import gpt.optim
 import train as train_script
+from gpt import job
 from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
 from gpt.fit.module import LitGPT
 from gpt.fit.pictures import Pictures
@@ -60,9 +62,25 @@ def after(owner: Any, name: str, action: Callable[..., object]) -> None:
     setattr(owner, name, called)
 
 
+def the(number: int, action: Callable[[], object] = die) -> Callable[..., None]:
+    """What is called again and again, and acts the `number`-th time (from 1)."""
+    count = itertools.count(1)
+    return lambda *_, **__: action() if next(count) == number else None  # type: ignore[func-returns-value, return-value]
+
+
+def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
+    """Have a fault in one of the processes that train a run, from when it trains."""
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
+
+
+def before_step(step: int, action: Callable[[], object]) -> None:
+    """Have `action` called before the forward pass of a step (from 0)."""
+    before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
+
+
 def at_step(step: int) -> None:
     """Die before the forward pass of a step (from 0)."""
-    before(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step else None)
+    before_step(step, die)
 
 
 def in_accumulation(step: int, micro_batch: int) -> None:
@@ -79,8 +97,7 @@ def in_accumulation(step: int, micro_batch: int) -> None:
 
 def before_update(step: int) -> None:
     """Die between a step's gradient and its update."""
-    calls = iter(range(10**9))
-    after(torch.nn.utils, "clip_grad_norm_", lambda *_: die() if next(calls) == step else None)
+    after(torch.nn.utils, "clip_grad_norm_", the(step + 1))
 
 
 def after_update(step: int) -> None:
@@ -88,26 +105,30 @@ def after_update(step: int) -> None:
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
 
+def in_validation(number: int, where: str, action: Callable[[], object]) -> None:
+    """Have `action` called at the begin, in the middle or at the end of a validation (from 1)."""
+    begun = [0]
+
+    def count(*_: Any) -> None:
+        begun[0] += 1
+
+    def act(*_: Any) -> None:
+        if begun[0] == number:
+            action()
+
+    before(LitGPT, "on_validation_epoch_start", count)
+    name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
+    after(LitGPT, name, act)
+
+
 def at_validation(number: int, where: str) -> None:
     """Die at the begin, in the middle or at the end of a validation (from 1)."""
-    count = [0]
-
-    def begun(*_: Any) -> None:
-        count[0] += 1
-        if where == "begin" and count[0] == number:
-            die()
-
-    before(LitGPT, "on_validation_epoch_start", begun)
-    if where == "middle":
-        after(LitGPT, "validation_step", lambda *_: die() if count[0] == number else None)
-    if where == "end":
-        after(LitGPT, "on_validation_epoch_end", lambda *_: die() if count[0] == number else None)
+    in_validation(number, where, die)
 
 
 def after_save(number: int) -> None:
     """Die when a save (from 1) is done."""
-    calls = iter(range(1, 10**9))
-    after(Checkpoints, "save", lambda *_: die() if next(calls) == number else None)
+    after(Checkpoints, "save", the(number))
 
 
 class _Dying:
@@ -157,13 +178,8 @@ def in_write(number: int, size: int) -> None:
 
 def before_rename(number: int, name: str) -> None:
     """Die when a file whose name begins so is to take that name, the `number`-th time (from 1)."""
-    calls = iter(range(1, 10**9))
-
-    def check(_: Any, target: Any) -> None:
-        if Path(target).name.startswith(name) and next(calls) == number:
-            die()
-
-    before(os, "replace", check)
+    kill = the(number)
+    before(os, "replace", lambda _, target: kill() if Path(target).name.startswith(name) else None)
 
 
 def in_finish() -> None:
@@ -173,8 +189,7 @@ def in_finish() -> None:
 
 def at_end_of_fit() -> None:
     """Die when training is over, before the summary says so."""
-    calls = iter(range(10**9))  # the first is written when the run begins
-    before(train_script, "write_summary", lambda *_: die() if next(calls) == 1 else None)
+    before(train_script, "write_summary", the(2))  # the first is written when the run begins
 
 
 # -- What protects, taken away -----------------------------------------------------------------------
@@ -248,52 +263,43 @@ def break_best() -> None:
 
 def limit_file_size(step: int, size: int) -> None:
     """Let no file grow beyond `size` bytes, from a step on."""
-    import resource
-
     limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    before(
-        LitGPT,
-        "training_step",
-        lambda module, *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit) if module.global_step == step else None,
-    )
+    before_step(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
 
 def read_only(step: int) -> None:
     """Make the directory of the checkpoints read-only from a step on, and this process one that has to respect it."""
 
-    def seal(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
-                path.chmod(0o555 if path.name == "checkpoints" else 0o777)
-            if os.geteuid() == 0:
-                os.seteuid(65534)
+    def seal() -> None:
+        for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
+            path.chmod(0o555 if path.name == "checkpoints" else 0o777)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
 
-    before(LitGPT, "training_step", seal)
+    before_step(step, seal)
 
 
 def fill_disk(step: int) -> None:
     """Fill the file system with a file called `filler` at a step."""
 
-    def fill(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            with suppress(OSError), open("filler", "wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
+    def fill() -> None:
+        with suppress(OSError), open("filler", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
 
-    before(LitGPT, "training_step", fill)
+    before_step(step, fill)
 
 
 def wait_for_file(step: int, name: str) -> None:
     """Wait at a step until a file is there, having made one called `waiting`."""
 
-    def wait(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            Path("waiting").touch()
-            until = time.monotonic() + 60
-            while not Path(name).exists() and time.monotonic() < until:
-                time.sleep(0.01)
+    def wait() -> None:
+        Path("waiting").touch()
+        until = time.monotonic() + 60
+        while not Path(name).exists() and time.monotonic() < until:
+            time.sleep(0.01)
 
-    before(LitGPT, "training_step", wait)
+    before_step(step, wait)
 
 
 # -- Numbers that are none, and processes that do not go on --------------------------------------------
@@ -349,35 +355,26 @@ def both(*each: Any) -> None:
 def raise_at(step: int) -> None:
     """Fail at a step."""
 
-    def fail(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            raise ZeroDivisionError("made to fail")
+    def fail() -> None:
+        raise ZeroDivisionError("made to fail")
 
-    before(LitGPT, "training_step", fail)
-
-
-def hang_at(step: int) -> None:
-    """Stand still at a step, deaf to whatever can be handled."""
-    before(LitGPT, "training_step", lambda module, *_: os.kill(os.getpid(), 19) if module.global_step == step else None)
+    before_step(step, fail)
 
 
 def signal_at(step: int, number: int) -> None:
     """Send oneself a signal at a step."""
-    before(
-        LitGPT,
-        "training_step",
-        lambda module, *_: os.kill(os.getpid(), number) if module.global_step == step else None,
-    )
+    before_step(step, lambda: os.kill(os.getpid(), number))
+
+
+def hang_at(step: int) -> None:
+    """Stand still at a step, deaf to whatever can be handled."""
+    signal_at(step, signal.SIGSTOP)
 
 
 def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
-
-    def copying(*_: Any, **__: Any) -> None:
-        calls = iter(range(10**9))
-        before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number) if next(calls) == 0 else None)
-
-    before(LitGPT, "load_state_dict", copying)
+    send = the(1, lambda: os.kill(os.getpid(), number))
+    before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))
 
 
 def signal_in_finish(number: int) -> None:
@@ -387,20 +384,7 @@ def signal_in_finish(number: int) -> None:
 
 def signal_in_validation(number: int, where: str, signal_number: int) -> None:
     """Send oneself a signal at the begin or in the middle of a validation (from 1)."""
-    count = [0]
-
-    def begun(*_: Any) -> None:
-        count[0] += 1
-        if where == "begin" and count[0] == number:
-            os.kill(os.getpid(), signal_number)
-
-    before(LitGPT, "on_validation_epoch_start", begun)
-    if where == "middle":
-        after(
-            LitGPT,
-            "validation_step",
-            lambda *_: os.kill(os.getpid(), signal_number) if count[0] == number else None,
-        )
+    in_validation(number, where, lambda: os.kill(os.getpid(), signal_number))
 
 
 def signal_before_fit(number: int) -> None:
@@ -430,20 +414,19 @@ def in_fetch(number: int) -> None:
 
 def in_encoding(number: int) -> None:
     """Die when so many of a process' shards are written, but not yet named."""
-    count = itertools.count(1)
-    before(os, "replace", lambda _, name: die() if Path(name).suffix == ".bin" and next(count) == number else None)
+    kill = the(number)
+    before(os, "replace", lambda _, name: kill() if Path(name).suffix == ".bin" else None)
 
 
 def wait_at(step: int, flag: str) -> None:
     """Before a step, leave a file to say so, and go on once someone has removed it."""
 
-    def wait(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            Path(flag).touch()
-            while Path(flag).exists():
-                time.sleep(0.01)
+    def wait() -> None:
+        Path(flag).touch()
+        while Path(flag).exists():
+            time.sleep(0.01)
 
-    before(LitGPT, "training_step", wait)
+    before_step(step, wait)
 
 
 # -- Several devices -----------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """Runs `train.py` in processes of their own, which can be told where to be killed.
 
 What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
-for each run. Such a run is a process like any other, with signals, files and an end of its own.
+for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
+command of `train.py`, trials and further ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
+import ctypes
+import gc
 import multiprocessing
 import multiprocessing.process
 import os
@@ -13,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import chdir, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import gpt.fit.pictures
 import sample as sample_script
 import train as train_script
+from gpt import runs
 from tests.conftest import ROOT, TINY, Ended
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
+SCRIPT = str(ROOT / "train.py")
 LIMIT = 150.0  # seconds for a run of two, of which a quiet machine takes a tenth
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
 TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
+# A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
+JOB = [*TINY, "data.path=book.txt", "trainer=ddp", *MUON]
+JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
+CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may enter
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -48,14 +59,18 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` (or `sample.py`) in the current directory, on book.txt with a tiny model.
+    """A run of `train.py` (or `sample.py` or torchrun) in the current directory, on book.txt with a tiny model.
+
+    It begins a process group of its own.
 
     Args:
         arguments: overrides, on top of the tiny defaults.
         fault: where it is to be killed, or what is to go wrong: a function and its arguments.
-        script: `train` or `sample`.
+        script: `train`, `sample` or `torchrun`.
         defaults: whether to give the tiny defaults.
         environment: variables on top of this process' own.
+        network: the network namespace in which it runs.
+        long: whether it writes texts as long as those of the real command, the longer part of a run this small.
     """
 
     def __init__(
@@ -65,20 +80,29 @@ class Process:
         script: str = "train",
         defaults: bool = True,
         environment: dict[str, str] | None = None,
+        network: str | None = None,
+        long: bool = False,
     ) -> None:
-        given = [*TINY, "data.path=book.txt"] if defaults and script == "train" else []
-        keys = {argument.partition("=")[0] for argument in arguments}
-        given = [argument for argument in given if argument.partition("=")[0] not in keys]
+        given = tiny(arguments) if defaults and script == "train" else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, script, [*given, *arguments], fault, [str(file) for file in self.files])
+        parts = (os.getcwd(), variables, script, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
         assert self.process.pid is not None
+        self.pid: int = self.process.pid
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """Send a signal, also to the processes that it has started and that are of its group."""
         with suppress(ProcessLookupError):  # it has ended
-            os.kill(self.process.pid, number)
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    def poll(self) -> int | None:
+        """The exit status, None before the end."""
+        return self.process.exitcode
+
+    def said(self) -> str:
+        """What it has printed until now, on both channels."""
+        return "".join(file.read_text("utf-8", "replace") for file in self.files if file.exists())
 
     def wait(self, timeout: float = LIMIT) -> Ended:
         """Wait for the end; a process that was killed by a signal has its negative number as status."""
@@ -86,11 +110,38 @@ class Process:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-            raise AssertionError(f"did not end within {timeout} s: {self.files[1].read_text()}")
+            raise AssertionError(f"did not end within {timeout} s: {self.said()}")
         texts = [file.read_text("utf-8", "replace") for file in self.files]
         for file in self.files:
             file.unlink()
         return Ended(self.process.exitcode, *texts)
+
+    def ends(self) -> Ended:
+        """As `wait`, of a job that must leave no process behind; ends what is left."""
+        try:
+            ended = self.wait()
+            until = time.monotonic() + 60
+            while group_is_there(self.pid):
+                assert time.monotonic() < until, f"left a process behind: {ended}"
+                time.sleep(0.05)
+            return ended
+        finally:
+            self.signal(signal.SIGKILL, group=True)
+
+
+def tiny(arguments: tuple[str, ...]) -> list[str]:
+    """Overrides on top of the tiny defaults."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
+
+
+def group_is_there(group: int) -> bool:
+    """Whether a process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def run(*arguments: str, **options: Any) -> Ended:
@@ -130,6 +181,57 @@ def run_ranks(count: int, *arguments: str, **options: Any) -> Ended:
     return first
 
 
+class ForkingPopen(subprocess.Popen):
+    """Starts commands, and forks this process, which has loaded everything, where one is that of `train.py`."""
+
+    def __init__(self, args: Any, **options: Any) -> None:
+        if isinstance(args, list | tuple) and SCRIPT in args:
+            given = args[args.index(SCRIPT) + 1 :]
+            options["preexec_fn"] = partial(_become, options.get("env") or dict(os.environ), given)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        super().__init__(args, **options)
+
+
+_parents: list[Any] = []  # what belongs to the process that this one was forked from
+
+
+def _become(variables: dict[str, str], arguments: list[str]) -> None:
+    """Take the place of a new process: none of the parent's files, locks and signal handlers is this one's."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in os.listdir("/proc/self/fd"):
+        if int(file) > 2:
+            os.dup2(nothing, int(file))
+    _parents.append(runs._held)
+    runs._held = {}
+    gc.enable()
+    status: Any = 1
+    try:
+        _begin(variables, arguments)
+        status = train_script.cli()
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(status or 0))
+
+
+def _begin(variables: dict[str, str], arguments: list[str], script: str = "train") -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None  # as in a new process: found anew
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
+    train_script.STARTED = time.perf_counter()
+
+
 def _run(
     directory: str,
     variables: dict[str, str],
@@ -137,22 +239,32 @@ def _run(
     arguments: list[str],
     fault: Fault | None,
     files: list[str],
+    network: str | None,
+    long: bool,
 ) -> None:
     os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None  # as in a new process: found anew
     os.setpgrp()
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
-    train_script.STARTED = time.perf_counter()
-    train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20  # the longer part of a run this small
+    _begin(variables, arguments, script)
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    if not long:
+        train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20
+    if network:
+        with open(f"/run/netns/{network}") as place:
+            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
     if fault is not None:
         fault[0](*fault[1:])
-    status = train_script.cli() if script == "train" else sample_script.cli(arguments)
+    status: Any = 0
+    if script == "torchrun":
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = ForkingPopen
+        torchrun.main(arguments)
+    else:
+        status = train_script.cli() if script == "train" else sample_script.cli(arguments)
     if hasattr(os, "getuid") and os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
@@ -160,10 +272,8 @@ def _run(
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
     """Start `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    given = [given for given in [*TINY, "data.path=book.txt"] if given.partition("=")[0] not in keys]
     return subprocess.Popen(
-        [sys.executable, ROOT / "train.py", *given, *arguments],
+        [sys.executable, SCRIPT, *tiny(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -178,8 +288,25 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
     while not condition():
         assert time.monotonic() < until, "did not happen in time"
         if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended before that: {process.communicate()}")
+            said = process.said() if isinstance(process, Process) else process.communicate()
+            raise AssertionError(f"ended before that: {said}")
         time.sleep(0.005)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(each) for line in lists for each in line.split()]
+
+
+def processes_in(directory: Path) -> list[int]:
+    """Processes that work in a directory, but for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
+                found.append(int(process.name))
+    return found
 
 
 def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
