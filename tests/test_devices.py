@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from conf.schema import Config, from_yaml
 from data import passages
 from data.arrays import Text, open_text
-from data.batches import evaluation_windows, train_batch
+from data.batches import train_batch
 from gpt.checkpoint import load_checkpoint
 from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
@@ -130,15 +130,6 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
         training = torch.load(f"runs/{name}/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best_loss"]
         final = json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"]
         assert (training, final) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
-
-
-def test_windows_of_the_evaluation_are_shared_out_unevenly() -> None:
-    """As the test above needs them."""
-    counted = [
-        sum(int(counts.sum()) for _, _, counts in evaluation_windows(np.zeros(9000), 32, 256, rank=rank, ranks=4))
-        for rank in range(4)
-    ]
-    assert counted[0] == 256 * 32 > counted[1] > 0 == counted[2] == counted[3]
 
 
 def layout(part: Any) -> Any:

@@ -19,6 +19,7 @@ from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from conf.search import Range, judge, open_study, plan_search
 from tests.conftest import Ended, needs
+from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
@@ -91,10 +92,8 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
     killed.mkdir()
     (killed / "book.txt").write_text(prose)
     with chdir(killed):
-        process = Process(*COMMAND)
-        wait_for(lambda: bool(list(Path("runs/found/trial-002/checkpoints").glob("step-*.ckpt"))), process)
-        process.signal(signal.SIGKILL)
-        process.wait()
+        fault = (faults.in_trial, "found/trial-002", faults.signal_parent_at, 15, signal.SIGKILL)
+        assert run(*COMMAND, fault=fault).status == -signal.SIGKILL
         until = time.monotonic() + 90
         while processes_in(killed) and time.monotonic() < until:
             time.sleep(0.01)
@@ -119,10 +118,11 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     command = [each for each in COMMAND if not each.startswith("optim.lr=")]
     command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
-    process = Process(*command)
-    wait_for(lambda: len(list(workplace.glob("runs/found/*/checkpoints/step-*.ckpt"))) > 0, process)
+    process = Process(*command, fault=(faults.wait_for_file, 15, "go"))
+    wait_for(Path("waiting").exists, process)
     second = run(*command)
     process.signal(signal.SIGINT)
+    Path("go").touch()
     assert process.ends().status == 130
     assert second.status == 2
     assert second.err == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
@@ -25,8 +24,9 @@ from conf.overrides import apply_literals, split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
 from conf.sweep import LONGEST, make_trial, sweep_name, trial_name, varied_keys
-from tests.conftest import ROOT, TINY, Ended, needs
-from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, wait_for
+from tests.conftest import ROOT, Ended, needs
+from tests.faults import faults
+from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
 
 Train = Callable[..., Ended]
 
@@ -178,11 +178,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     (workplace / "book.txt").rename("a, b [c]=1.txt")
     fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
     given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
-    sweep = Process(*given)
-    wait_for(Path("runs/s/optim.lr=0.003/checkpoints/last.ckpt").exists, sweep)
-    (trial,) = children_of(sweep.pid)
-    os.kill(trial, signal.SIGKILL)
-    ended = sweep.ends()
+    ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
     assert ended.status == 1, ended
     assert re.search(r"trial 1/3  failed: step \d+: .* diverged; lower optim.lr=1e\+30", ended.out), ended.out
     assert "trial 2/3  failed: killed by SIGKILL (runs/s/optim.lr=0.003/console.log)" in ended.out
@@ -217,29 +213,20 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
 
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, workplace: Path) -> None:
-    given = ["-m", "model.dropout=0.1,0.2"]
+    given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
+    directory = Path("runs", name)
 
-    def reached(dropout: float) -> bool:
-        return any(Path("runs").glob(f"*/model.dropout={dropout}/checkpoints/last.ckpt"))
+    def signalled(number: int, trial: str) -> Ended:
+        signalling = (faults.signal_parent_at, 15, number)
+        return Process(*given, fault=(faults.in_trial, f"{name}/{trial}", *signalling)).ends()
 
-    sweep = Process(*given)
-    wait_for(lambda: reached(0.1), sweep)
-    sweep.signal(signal.SIGINT)
-    ended = sweep.ends()
+    ended = signalled(signal.SIGINT, "model.dropout=0.1")
     assert ended.status == 130 and ended.err == "", ended
-    (directory,) = Path("runs").iterdir()
-    assert re.fullmatch(r"sweep-[0-9a-f]{6}", directory.name)
-    assert {row["model.dropout"]: row["status"] for row in table(directory.name)} == {
-        "0.1": "interrupted", "0.2": "waiting",
-    }  # fmt: skip
-    stopped = torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"]
-    log = (directory / "model.dropout=0.1/train.log").read_text()
-    assert f"stopped by SIGINT after step {stopped};" in log and 10 <= stopped < 30
+    assert {row["model.dropout"]: row["status"] for row in table(name)} == {"0.1": "interrupted", "0.2": "waiting"}
+    assert torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"] == 16
+    assert "stopped by SIGINT after step 16;" in (directory / "model.dropout=0.1/train.log").read_text()
 
-    sweep = Process(*given)
-    wait_for(lambda: reached(0.2), sweep)
-    sweep.signal(signal.SIGKILL)
-    sweep.wait()
+    assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
     until = time.monotonic() + LIMIT
     while processes_in(workplace):
         assert time.monotonic() < until, "a trial goes on without its sweep"
@@ -313,14 +300,15 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     import submitit
 
     monkeypatch.setenv("PYTHONPATH", "")  # which is set for jobs
-    settings = [*TINY, "data.path=book.txt", "model.dropout=0.1", "seed=1"]
+    settings = [*tiny(("trainer.max_steps=100",)), "model.dropout=0.1", "seed=1"]
     executor = submitit.AutoExecutor("jobs", "local", local_max_num_timeout=10)  # processes of this machine
     executor.update_parameters(timeout_min=60)
     told: list[str] = []
 
     def tell() -> None:
         wait_for(Path("runs/s/seed=1/checkpoints/last.ckpt").exists)
-        (job,) = (each for each in processes_in(workplace) if b"submitit" in command_of(each) and children_of(each))
+        (trial,) = (each for each in processes_in(workplace) if b"name=s/seed=1" in command_of(each))
+        (job,) = (each for each in processes_in(workplace) if trial in children_of(each))
         told.append(command_of(job).decode())
         os.kill(job, signal.SIGUSR2)
 
@@ -332,8 +320,8 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     time_is_up.join()
     assert "submitit.core._submit" in told[0] and outcomes == {"seed=1": "finished"}
     log = Path("runs/s/seed=1/train.log").read_text()
-    assert log.count("stopped by SIGTERM after step") == 1 and log.count("30 steps of 8 windows") == 2
-    assert train("seed=1", "model.dropout=0.1", "name=alone").status == 0
+    assert log.count("stopped by SIGTERM after step") == 1 and log.count("100 steps of 8 windows") == 2
+    assert train("seed=1", "model.dropout=0.1", "trainer.max_steps=100", "name=alone").status == 0
     assert_same_weights("s/seed=1", "alone")
 
 

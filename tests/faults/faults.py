@@ -7,7 +7,9 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,32 +36,38 @@ from gpt.fit.module import LitGPT
 from gpt.fit.pictures import Pictures
 
 
-def die() -> None:
+def die(*_: Any, **__: Any) -> None:
     """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def before(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` before each call of it."""
+def around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
     original = getattr(owner, name)
 
     def called(*given: Any, **named: Any) -> Any:
-        action(*given, **named)
-        return original(*given, **named)
+        if first:
+            action(*given, **named)
+        result = original(*given, **named)
+        if not first:
+            action(*given, **named)
+        return result
 
     setattr(owner, name, called)
+
+
+def before(owner: Any, name: str, action: Callable[..., object]) -> None:
+    """Have `action` called with the arguments of `owner.name` before each call of it."""
+    around(owner, name, action, first=True)
 
 
 def after(owner: Any, name: str, action: Callable[..., object]) -> None:
     """Have `action` called with the arguments of `owner.name` after each call of it."""
-    original = getattr(owner, name)
+    around(owner, name, action, first=False)
 
-    def called(*given: Any, **named: Any) -> Any:
-        result = original(*given, **named)
-        action(*given, **named)
-        return result
 
-    setattr(owner, name, called)
+def sending(number: int) -> Callable[..., None]:
+    """What sends this process a signal."""
+    return lambda *_, **__: os.kill(os.getpid(), number)
 
 
 def the(number: int, action: Callable[[], object] = die) -> Callable[..., None]:
@@ -71,6 +79,11 @@ def the(number: int, action: Callable[[], object] = die) -> Callable[..., None]:
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
     """Have a fault in one of the processes that train a run, from when it trains."""
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
+
+
+def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
+    """Have a fault in one trial of a sweep or search."""
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None)
 
 
 def before_step(step: int, action: Callable[[], object]) -> None:
@@ -85,10 +98,10 @@ def at_step(step: int) -> None:
 
 def in_accumulation(step: int, micro_batch: int) -> None:
     """Die after the gradient of some of a step's micro-batches."""
-    done: dict[int, int] = {}
+    done = Counter[int]()
 
     def count(module: LitGPT, *_: Any) -> None:
-        done[module.global_step] = done.get(module.global_step, 0) + 1
+        done[module.global_step] += 1
         if module.global_step == step and done[step] == micro_batch:
             die()
 
@@ -105,25 +118,16 @@ def after_update(step: int) -> None:
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
 
-def in_validation(number: int, where: str, action: Callable[[], object]) -> None:
-    """Have `action` called at the begin, in the middle or at the end of a validation (from 1)."""
-    begun = [0]
+def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
+    """Send oneself a signal at the begin, in the middle or at the end of a validation (from 1)."""
+    begun, kill = [0], sending(signal_number)
 
     def count(*_: Any) -> None:
         begun[0] += 1
 
-    def act(*_: Any) -> None:
-        if begun[0] == number:
-            action()
-
     before(LitGPT, "on_validation_epoch_start", count)
     name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
-    after(LitGPT, name, act)
-
-
-def at_validation(number: int, where: str) -> None:
-    """Die at the begin, in the middle or at the end of a validation (from 1)."""
-    in_validation(number, where, die)
+    after(LitGPT, name, lambda *_: kill() if begun[0] == number else None)
 
 
 def after_save(number: int) -> None:
@@ -147,10 +151,9 @@ class _Dying:
         return getattr(self.file, name)
 
     def write(self, data: Any) -> int:
-        part = bytes(data)[: self.left]
-        self.file.write(part)
-        self.left -= len(part)
-        if len(part) < len(data):
+        self.file.write(bytes(data)[: self.left])
+        self.left -= len(data)
+        if self.left < 0:
             self.file.flush()
             die()
         return len(data)
@@ -182,9 +185,9 @@ def before_rename(number: int, name: str) -> None:
     before(os, "replace", lambda _, target: kill() if Path(target).name.startswith(name) else None)
 
 
-def in_finish() -> None:
-    """Die when training is over, before the trained model is evaluated."""
-    before(train_script, "finish", lambda *_: die())
+def in_finish(number: int = signal.SIGKILL) -> None:
+    """Send oneself a signal when training is over, before the trained model is evaluated."""
+    before(train_script, "finish", sending(number))
 
 
 def at_end_of_fit() -> None:
@@ -242,10 +245,10 @@ def stock_in_write(number: int, size: int) -> None:
 def no_links(step: int) -> None:
     """Have a file system without hard links, and die at a step."""
 
-    def refused(*_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    os.link = refused
+    os.link = refuse
     at_step(step)
 
 
@@ -363,7 +366,17 @@ def raise_at(step: int) -> None:
 
 def signal_at(step: int, number: int) -> None:
     """Send oneself a signal at a step."""
-    before_step(step, lambda: os.kill(os.getpid(), number))
+    before_step(step, sending(number))
+
+
+def signal_parent_at(step: int, number: int) -> None:
+    """Send the process that has started this one, such as a sweep, a signal at a step, and give it time to act."""
+
+    def send() -> None:
+        os.kill(os.getppid(), number)
+        time.sleep(3)
+
+    before_step(step, send)
 
 
 def hang_at(step: int) -> None:
@@ -373,23 +386,13 @@ def hang_at(step: int) -> None:
 
 def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
-    send = the(1, lambda: os.kill(os.getpid(), number))
+    send = the(1, sending(number))
     before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))
-
-
-def signal_in_finish(number: int) -> None:
-    """Send oneself a signal while the trained model is evaluated."""
-    before(train_script, "finish", lambda *_: os.kill(os.getpid(), number))
-
-
-def signal_in_validation(number: int, where: str, signal_number: int) -> None:
-    """Send oneself a signal at the begin or in the middle of a validation (from 1)."""
-    in_validation(number, where, lambda: os.kill(os.getpid(), signal_number))
 
 
 def signal_before_fit(number: int) -> None:
     """Send oneself a signal before anything of a run is there."""
-    before(train_script, "choose", lambda *_: os.kill(os.getpid(), number))
+    before(train_script, "choose", sending(number))
 
 
 def small_shards(*more: Any) -> None:
@@ -416,17 +419,6 @@ def in_encoding(number: int) -> None:
     """Die when so many of a process' shards are written, but not yet named."""
     kill = the(number)
     before(os, "replace", lambda _, name: kill() if Path(name).suffix == ".bin" else None)
-
-
-def wait_at(step: int, flag: str) -> None:
-    """Before a step, leave a file to say so, and go on once someone has removed it."""
-
-    def wait() -> None:
-        Path(flag).touch()
-        while Path(flag).exists():
-            time.sleep(0.01)
-
-    before_step(step, wait)
 
 
 # -- Several devices -----------------------------------------------------------------------------------
@@ -456,7 +448,7 @@ def count_graphs() -> None:
 def killed_at_the_end() -> None:
     """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
-    after(Pictures, "finish", lambda *_, **__: die())
+    after(Pictures, "finish", die)
 
 
 def drawer_gets(number: int, waiting: int = 100) -> None:

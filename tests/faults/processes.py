@@ -11,7 +11,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ import sample as sample_script
 import train as train_script
 from gpt import runs
 from tests.conftest import ROOT, TINY, Ended
+from tests.faults import faults
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 SCRIPT = str(ROOT / "train.py")
@@ -132,6 +132,7 @@ class Process:
 def tiny(arguments: tuple[str, ...]) -> list[str]:
     """Overrides on top of the tiny defaults."""
     keys = {argument.partition("=")[0] for argument in arguments}
+    keys |= {"trainer.max_steps"} if "minutes" in keys else set()
     return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
 
 
@@ -149,36 +150,12 @@ def run(*arguments: str, **options: Any) -> Ended:
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count: int, *arguments: str, **options: Any) -> Ended:
-    """Run `train.py` as so many processes on this machine, of which only the first has anything to say.
-
-    Args:
-        count: how many.
-        *arguments: overrides.
-        **options: of `Process`, the same for all; `fault` may be given for each rank apart, in a dict.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    fault = options.pop("fault", None)
-    processes = [
-        Process(
-            *arguments,
-            f"trainer.devices={count}",
-            fault=fault.get(rank) if isinstance(fault, dict) else fault,
-            environment=meeting | {"LOCAL_RANK": str(rank)},
-            **options,
-        )
-        for rank in range(count)
-    ]
-    try:
-        first, *others = [process.wait() for process in processes]
-    finally:
-        for process in processes:
-            process.process.kill()
-    for other in others:
-        assert (other.status == 0) == (first.status == 0) and (other.out, other.err) == ("", ""), (first, other)
-    return first
+def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] | None = None, **options: Any) -> Ended:
+    """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
+    if isinstance(fault, dict):
+        ((rank, of_rank),) = fault.items()
+        fault = (faults.in_rank, rank, *of_rank)
+    return Process(*arguments, f"trainer.devices={count}", fault=fault, **options).ends()
 
 
 class ForkingPopen(subprocess.Popen):

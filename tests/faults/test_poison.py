@@ -12,7 +12,7 @@ from gpt import model_file
 from gpt.checkpoint import is_finite, read
 from gpt.fit.callbacks import Spikes
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks
+from tests.faults.processes import MUON, TWO, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of, one_line
 from tests.faults.test_resume import assert_as_if_never_touched
 
@@ -63,7 +63,7 @@ def test_without_the_guard_they_are_saved(workplace: Path) -> None:
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
     """Of which the other could see nothing: the gradient is as it was."""
-    ended = Process("name=cut", *TWO, fault=(faults.in_rank, 1, faults.spoil_loss, 2 * 25)).ends()
+    ended = run_ranks(2, "name=cut", *TWO, fault={1: (faults.spoil_loss, 2 * 25)})
     said = "step 26: the loss is nan (batch 25 of seed 0)"
     one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", "step-00000020.ckpt")
 

@@ -60,9 +60,9 @@ POINTS: dict[str, tuple[Any, ...]] = {
     "in the accumulation of a step": (faults.in_accumulation, 12, 1),
     "before the update of a step": (faults.before_update, 18),
     "after the update of a step": (faults.after_update, 25),
-    "before a validation": (faults.at_validation, 2, "begin"),
-    "in a validation": (faults.at_validation, 2, "middle"),
-    "after a validation": (faults.at_validation, 1, "end"),
+    "before a validation": (faults.signal_in_validation, 2, "begin"),
+    "in a validation": (faults.signal_in_validation, 2, "middle"),
+    "after a validation": (faults.signal_in_validation, 1, "end"),
     "just after the last save": (faults.after_save, 3),
     "with nothing of the first save written": (faults.in_write, 1, 0),
     "with half of a save written": (faults.in_write, 2, 100_000),
@@ -127,7 +127,7 @@ def test_killed_with_other_recipes(fault: Any, recipe: list[str], whole: Any, wo
 def test_killed_again_and_again(whole: Any, workplace: Path) -> None:
     """Before there is a checkpoint, after the first, twice in the same step, in each save and at the end."""
     for fault in (
-        (faults.at_validation, 1, "middle"), (faults.in_write, 1, -1), (faults.at_step, 15),
+        (faults.signal_in_validation, 1, "middle"), (faults.in_write, 1, -1), (faults.at_step, 15),
         (faults.in_accumulation, 15, 1), (faults.before_rename, 1, "step-"), (faults.before_update, 4),
         (faults.after_save, 1), (faults.after_save, 1), (faults.in_finish,),
     ):  # fmt: skip

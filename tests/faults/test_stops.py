@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, Process, events, run, wait_for
+from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
 
 # -- One process -------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
 
 
 def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.signal_in_finish, signal.SIGTERM))
+    ended = run("name=cut", *MUON, fault=(faults.in_finish, signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
@@ -102,8 +102,8 @@ def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_signal_to_one_rank_stops_both_cleanly(strategy: str, workplace: Path) -> None:
-    fault = (faults.in_rank, 1, faults.signal_at, 12, signal.SIGTERM)
-    ended = Process("name=cut", *TWO, f"trainer={strategy}", fault=fault).ends()
+    fault = {1: (faults.signal_at, 12, signal.SIGTERM)}
+    ended = run_ranks(2, "name=cut", *TWO, f"trainer={strategy}", fault=fault)
     assert (ended.status, ended.err) == (143, ""), ended
     assert "stopped by SIGTERM after step 13" in ended.out
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 13
@@ -127,7 +127,7 @@ def test_ctrl_c_in_the_terminal_reaches_both(workplace: Path) -> None:
 )  # fmt: skip
 def test_a_rank_that_fails_ends_the_job(fault: Any, rank: int, strategy: str, workplace: Path) -> None:
     given = ["name=cut", *TWO, f"trainer={strategy}", "trainer.timeout=5"]
-    ended = Process(*given, fault=(faults.in_rank, rank, fault, 12)).ends()
+    ended = run_ranks(2, *given, fault={rank: (fault, 12)})
     assert ended.status != 0
     if fault is faults.raise_at:
         assert "made to fail" in ended.err
