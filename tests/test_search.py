@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import chdir
 from itertools import pairwise
@@ -94,10 +93,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
     with chdir(killed):
         fault = (faults.in_trial, "found/trial-002", faults.signal_parent_at, 15, signal.SIGKILL)
         assert run(*COMMAND, fault=fault).status == -signal.SIGKILL
-        until = time.monotonic() + 90
-        while processes_in(killed) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert processes_in(killed) == []
+        wait_for(lambda: not processes_in(killed))
         states = [state for _, state, _, _ in trials(killed)]
         assert len(states) == 3 and states[2] == "RUNNING"
 

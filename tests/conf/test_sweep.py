@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,10 +226,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, wo
     assert "stopped by SIGINT after step 16;" in (directory / "model.dropout=0.1/train.log").read_text()
 
     assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
-    until = time.monotonic() + LIMIT
-    while processes_in(workplace):
-        assert time.monotonic() < until, "a trial goes on without its sweep"
-        time.sleep(0.01)
+    wait_for(lambda: not processes_in(workplace))  # no trial goes on without its sweep
     assert json.loads((directory / "model.dropout=0.2/summary.json").read_text())["status"] == "running"
 
     ended = run(*given)
@@ -305,11 +301,14 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     executor.update_parameters(timeout_min=60)
     told: list[str] = []
 
+    def command_of(pid: int) -> str:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+
     def tell() -> None:
         wait_for(Path("runs/s/seed=1/checkpoints/last.ckpt").exists)
-        (trial,) = (each for each in processes_in(workplace) if b"name=s/seed=1" in command_of(each))
+        (trial,) = (each for each in processes_in(workplace) if "name=s/seed=1" in command_of(each))
         (job,) = (each for each in processes_in(workplace) if trial in children_of(each))
-        told.append(command_of(job).decode())
+        told.append(command_of(job))
         os.kill(job, signal.SIGUSR2)
 
     time_is_up = threading.Thread(target=tell)
@@ -323,10 +322,6 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     assert log.count("stopped by SIGTERM after step") == 1 and log.count("100 steps of 8 windows") == 2
     assert train("seed=1", "model.dropout=0.1", "trainer.max_steps=100", "name=alone").status == 0
     assert_same_weights("s/seed=1", "alone")
-
-
-def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,8 @@ def die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
+def _around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
+    """Have `action` called with the arguments of `owner.name` at each call of it."""
     original = getattr(owner, name)
 
     def called(*given: Any, **named: Any) -> Any:
@@ -55,14 +57,7 @@ def around(owner: Any, name: str, action: Callable[..., object], first: bool) ->
     setattr(owner, name, called)
 
 
-def before(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` before each call of it."""
-    around(owner, name, action, first=True)
-
-
-def after(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` after each call of it."""
-    around(owner, name, action, first=False)
+before, after = partial(_around, first=True), partial(_around, first=False)
 
 
 def sending(number: int) -> Callable[..., None]:
@@ -92,7 +87,6 @@ def before_step(step: int, action: Callable[[], object]) -> None:
 
 
 def at_step(step: int) -> None:
-    """Die before the forward pass of a step (from 0)."""
     before_step(step, die)
 
 
@@ -131,7 +125,6 @@ def signal_in_validation(number: int, where: str, signal_number: int = signal.SI
 
 
 def after_save(number: int) -> None:
-    """Die when a save (from 1) is done."""
     after(Checkpoints, "save", the(number))
 
 
@@ -283,8 +276,6 @@ def read_only(step: int) -> None:
 
 
 def fill_disk(step: int) -> None:
-    """Fill the file system with a file called `filler` at a step."""
-
     def fill() -> None:
         with suppress(OSError), open("filler", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
@@ -350,14 +341,11 @@ def guard_nothing() -> None:
 
 
 def both(*each: Any) -> None:
-    """Several faults at once."""
     for function, *arguments in each:
         function(*arguments)
 
 
 def raise_at(step: int) -> None:
-    """Fail at a step."""
-
     def fail() -> None:
         raise ZeroDivisionError("made to fail")
 
@@ -365,7 +353,6 @@ def raise_at(step: int) -> None:
 
 
 def signal_at(step: int, number: int) -> None:
-    """Send oneself a signal at a step."""
     before_step(step, sending(number))
 
 

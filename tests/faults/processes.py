@@ -7,10 +7,13 @@ command of `train.py`, trials and further ranks, is forked from it; `start` and 
 
 import ctypes
 import gc
+import json
 import multiprocessing
 import multiprocessing.process
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -88,6 +91,7 @@ class Process:
         variables = {**os.environ, **(environment or {})}
         parts = (os.getcwd(), variables, script, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
+        self.ended: Ended | None = None
         assert self.process.pid is not None
         self.pid: int = self.process.pid
 
@@ -111,19 +115,17 @@ class Process:
             self.process.kill()
             self.process.join()
             raise AssertionError(f"did not end within {timeout} s: {self.said()}")
-        texts = [file.read_text("utf-8", "replace") for file in self.files]
-        for file in self.files:
-            file.unlink()
-        return Ended(self.process.exitcode, *texts)
+        if self.ended is None:
+            self.ended = Ended(self.process.exitcode, *(file.read_text("utf-8", "replace") for file in self.files))
+            for file in self.files:
+                file.unlink()
+        return self.ended
 
     def ends(self) -> Ended:
         """As `wait`, of a job that must leave no process behind; ends what is left."""
         try:
             ended = self.wait()
-            until = time.monotonic() + 60
-            while group_is_there(self.pid):
-                assert time.monotonic() < until, f"left a process behind: {ended}"
-                time.sleep(0.05)
+            wait_for(lambda: not group_is_there(self.pid), timeout=60)
             return ended
         finally:
             self.signal(signal.SIGKILL, group=True)
@@ -245,6 +247,60 @@ def _run(
     if hasattr(os, "getuid") and os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
+
+
+# Stands for `python train.py` where SLURM starts it: has `gate` fork the process, and passes on signals and its end.
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+gate = socket.socket(socket.AF_UNIX)
+gate.connect({address!r})
+asked = json.dumps([os.getcwd(), dict(os.environ), sys.argv[2:]]).encode()
+socket.send_fds(gate, [len(asked).to_bytes(4)], [0, 1, 2])
+gate.sendall(asked)
+pid = int.from_bytes(gate.recv(4))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+status = gate.recv(1)
+sys.exit(status[0] if status else 1)
+"""
+
+
+def gate(address: str) -> None:
+    """Fork a process for each client; it ends with its client."""
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        while True:
+            client, _ = listening.accept()
+            if os.fork() == 0:
+                _serve(client)
+            client.close()
+
+
+def _serve(client: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(client, 4, 3)
+    asked = b""
+    while len(asked) < int.from_bytes(size):
+        asked += client.recv(2**16)
+    directory, variables, arguments = json.loads(asked)
+    pid = os.fork()
+    if pid == 0:
+        os.chdir(directory)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        _become(variables, arguments)
+    client.sendall(pid.to_bytes(4))
+    ended = status = 0
+    while not ended:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if select.select([client], [], [], 0.05)[0]:  # it is no longer there
+            os.kill(pid, signal.SIGKILL)
+    with suppress(OSError):
+        client.sendall(bytes([os.waitstatus_to_exitcode(status) % 256]))
+    os._exit(0)
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

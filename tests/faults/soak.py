@@ -22,8 +22,7 @@ def soak(kills: int, seed: int) -> None:
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(300)]
     Path("book.txt").write_text(" ".join(rng.choices(words, k=5000)), encoding="utf-8")
-    done = runs = 0
-    recipes = [MUON, ADAMW, EMA]
+    done, runs, recipes = 0, 0, [MUON, ADAMW, EMA]
     for number, recipe in enumerate(recipes):
         assert run(f"name=whole{number}", *recipe).status == 0
     while done < kills:
@@ -38,8 +37,7 @@ def soak(kills: int, seed: int) -> None:
             if ended.status == 0:
                 break
             most += 0.1  # so that it gets through in the end
-        Path("runs/cut").rename("runs/was")
-        Path("runs/was").rename(f"runs/cut{runs}")
+        Path("runs/cut").rename(f"runs/cut{runs}")
         assert_as_if_never_touched(Path(f"runs/whole{runs % 3}"), Path(f"runs/cut{runs}"))
         runs += 1
         print(f"\r{done} kills, {runs} runs as if never touched", end="", flush=True)

@@ -53,7 +53,7 @@ class Host:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for job in self.jobs:
-            job.process.join(LONGEST)
+            job.wait(LONGEST)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, missing, needs
-from tests.faults.processes import JOB, LONG, SCRIPT, run, wait_for
+from tests.faults.processes import CLIENT, JOB, LONG, SCRIPT, fork, gate, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
 
 CONFIG = """
@@ -94,13 +94,16 @@ def ready() -> bool:
 
 
 @pytest.fixture
-def project(slurm: None, workplace: Path) -> Path:
-    """A directory in which `.venv/bin/python train.py` is this project's."""
+def project(slurm: None, workplace: Path) -> Iterator[Path]:
+    """A directory in which `.venv/bin/python train.py` is this project's, in processes that are forked."""
     python = workplace / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {SCRIPT} "$@"\n')
+    python.write_text(CLIENT.format(python=sys.executable, address=str(workplace / "gate")))
     python.chmod(0o755)
-    return workplace
+    process = fork(gate, str(workplace / "gate"))
+    wait_for((workplace / "gate").exists)
+    yield workplace
+    process.kill()
 
 
 PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
@@ -169,8 +172,8 @@ def test_what_srun_starts(project: Path) -> None:
 
 
 def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
-    """A script that has two tasks but starts the program without srun trains in one process."""
-    Path("job.sh").write_text(f"#!/bin/sh\n.venv/bin/python train.py name=alone {' '.join(JOB)} trainer.max_steps=2\n")
+    """A script that has two tasks but starts the program without srun trains in one process: the real one."""
+    Path("job.sh").write_text(f"#!/bin/sh\n{sys.executable} {SCRIPT} name=alone {' '.join(JOB)} trainer.max_steps=2\n")
     number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
     wait_for_end(number)
     assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
