@@ -181,7 +181,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     for file in os.listdir("/proc/self/fd"):
         if int(file) > 2:
             os.dup2(nothing, int(file))
-    _parents.append(runs._held)
+    _parents.extend([runs._held, sys.stdout, sys.stderr])
     runs._held = {}
     gc.enable()
     status: Any = 1
@@ -201,6 +201,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
 def _begin(variables: dict[str, str], arguments: list[str], script: str = "train") -> None:
     os.environ.clear()
     os.environ.update(variables)
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
     tempfile.tempdir = None  # as in a new process: found anew
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
@@ -225,7 +226,6 @@ def _run(
     os.setpgrp()
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
     _begin(variables, arguments, script)
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
@@ -251,15 +251,18 @@ def _run(
 
 # Stands for `python train.py` where SLURM starts it: has `gate` fork the process, and passes on signals and its end.
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, sys
+import contextlib, json, os, signal, socket, sys
 gate = socket.socket(socket.AF_UNIX)
 gate.connect({address!r})
 asked = json.dumps([os.getcwd(), dict(os.environ), sys.argv[2:]]).encode()
 socket.send_fds(gate, [len(asked).to_bytes(4)], [0, 1, 2])
 gate.sendall(asked)
 pid = int.from_bytes(gate.recv(4))
+def pass_on(number, _):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.signal(number, pass_on)
 status = gate.recv(1)
 sys.exit(status[0] if status else 1)
 """
