@@ -1,5 +1,6 @@
 """Killed anywhere and resumed, a run ends as one that was left alone: bit for bit."""
 
+import itertools
 import json
 import random
 import shutil
@@ -137,17 +138,31 @@ def test_killed_again_and_again(whole: Any, workplace: Path) -> None:
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
-    """From outside, whatever the process is doing, until it gets through."""
-    rng, kills = random.Random(5), 0
-    for _ in range(8):
-        process = Process("name=cut", "resume=auto", *MUON)
-        time.sleep(rng.uniform(0.1, 0.9))
+def killed_until_it_gets_through(recipe: list[str], whole: Any, rng: random.Random) -> int:
+    """Kill a run from outside, whatever it is doing, again and again; returns how often."""
+    kills, longest = 0, rng.uniform(0.6, 1.6)
+    while True:
+        process = Process("name=cut", "resume=auto", *recipe)
+        time.sleep(rng.uniform(0.1, longest))
         process.signal(signal.SIGKILL)
-        kills += process.wait().status == -signal.SIGKILL
-    assert run("name=cut", "resume=auto", *MUON).status == 0
-    assert kills >= 2
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+        ended = process.wait()
+        assert ended.status in (0, -signal.SIGKILL), ended
+        if ended.status == 0:
+            assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
+            return kills
+        kills, longest = kills + 1, longest + 0.1
+
+
+def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
+    assert killed_until_it_gets_through(MUON, whole, random.Random(5))
+
+
+@pytest.mark.nightly
+def test_killed_at_two_hundred_random_moments(whole: Any, workplace: Path) -> None:
+    rng, kills, recipes = random.Random(0), 0, itertools.cycle([MUON, ADAMW, EMA])
+    while kills < 200:
+        kills += killed_until_it_gets_through(next(recipes), whole, rng)
+        shutil.rmtree("runs")
 
 
 def test_stopped_at_random_moments(whole: Any, workplace: Path) -> None:
