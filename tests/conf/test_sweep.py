@@ -325,62 +325,37 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
 
 
 def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In scripts that stand for SLURM's programs, sbatch refuses all."""
     needs("submitit", extra="launcher")
-    for arguments, said in (
-        (["launcher=slurm"], "launcher=slurm: "),  # which is not here
-        (["launcher=slrum"], "launcher=slrum: must be one of slurm; nearest: slurm"),
-        (["launcher=slurm,slurm"], "launcher: is the same for all trials"),
-    ):
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setenv("PATH", "")
-            ended = train("-m", "seed=1,2", *arguments)
-        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
-    pretend_slurm("exit 1", monkeypatch)
-    for argument, said in (
-        ("+launcher.partitions=x", "launcher=slurm: "),
-        ("+launcher.nodes=2", "launcher.nodes: a trial is one task"),
-        ("launcher.timeout_min=soon", "launcher=slurm: "),
-        ("launcher.timeout_mins=5", "launcher.timeout_mins"),
-    ):
-        ended = train("-m", "seed=1,2", "launcher=slurm", argument)
-        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
-    ended = train("launcher=slurm")
-    assert ended.status == 2 and "launcher: goes with -m" in ended.err
-    assert not Path("runs").exists()
-
-
-def pretend_slurm(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts stand for SLURM's programs."""
-    Path("bin").mkdir()
-    for name in ("srun", "sbatch"):
-        Path("bin", name).write_text(f"#!/bin/sh\n{does}\n")
-        Path("bin", name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
-
-
-def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("submitit", extra="launcher")
+    (workplace / "bin").mkdir()
     refuses = "echo sbatch: error: invalid partition specified: gpux >&2; exit 1"
-    pretend_slurm(f'for last; do :; done; cat "$last" > script; {refuses}', monkeypatch)
-    ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
-    assert ended.status == 2, ended
-    assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
+    for name in ("srun", "sbatch"):
+        (workplace / "bin" / name).write_text(f'#!/bin/sh\nfor last; do :; done; cat "$last" > script; {refuses}\n')
+        (workplace / "bin" / name).chmod(0o755)
+    here, slurm = "", f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    for path, arguments, said in (
+        (here, "launcher=slurm", "launcher=slurm: "),  # which is not here
+        (here, "launcher=slrum", "launcher=slrum: must be one of slurm; nearest: slurm"),
+        (here, "launcher=slurm,slurm", "launcher: is the same for all trials"),
+        (here, "+launcher.timeout_min=5", "+launcher.timeout_min=5: goes with launcher=slurm"),
+        (here, "debug=fast", "debug: looks for faults in one run, and is not taken with -m"),
+        (slurm, "launcher=slurm +launcher.partitions=x", "launcher=slurm: "),
+        (slurm, "launcher=slurm +launcher.nodes=2", "launcher.nodes: a trial is one task"),
+        (slurm, "launcher=slurm launcher.timeout_min=soon", "launcher=slurm: "),
+        (slurm, "launcher=slurm launcher.timeout_mins=5", "launcher.timeout_mins"),
+        (slurm, "launcher=slurm launcher.partition=gpux", "launcher: no job was taken: sbatch: error: invalid"),
+    ):  # fmt: skip
+        monkeypatch.setenv("PATH", path)
+        ended = train("-m", "seed=1,2", *arguments.split(), "name=s")
+        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, (arguments, ended)
+        assert not Path("runs/s").exists(), arguments
     script = Path("script").read_text()
     assert "#SBATCH --partition=gpux" in script and "#SBATCH --array=0-1" in script
-    assert not Path("runs/s").exists()
+    ended = train("launcher=slurm")
+    assert ended.status == 2 and "launcher: goes with -m" in ended.err
 
 
 def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Train, trained: Path) -> None:
-    mine = ["init_from=first", "model.dim=32,64", "name=s"]
-    ended = train("-m", *mine)
+    ended = train("-m", "init_from=first", "model.dim=32,64", "name=s")
     assert ended.status == 2 and "cannot change model.dim=64 (the model has 32)" in ended.err, ended
     assert not Path("runs/s").exists()
-
-
-def test_what_has_no_meaning_is_refused(train: Train) -> None:
-    for typed, said in (
-        ("+launcher.timeout_min=5", "+launcher.timeout_min=5: goes with launcher=slurm"),
-        ("debug=fast", "debug: looks for faults in one run, and is not taken with -m"),
-    ):
-        ended = train("-m", "seed=1,2", typed)
-        assert ended.status == 2 and ended.err.startswith(f"train.py: {said}") and not Path("runs").exists(), ended
