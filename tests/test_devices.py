@@ -192,7 +192,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_sharded_blocks_are_compiled(backend: str, workplace: Path) -> None:
     """On a GPU they always are."""
-    if backend == "inductor" and missing_to_compile():
+    if missing_to_compile():
         missing(f"{missing_to_compile()}, to compile")
     recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]
     assert run_ranks(2, "name=eager", "compile=false", *recipe).status == 0

@@ -423,7 +423,7 @@ def orthogonalise_shards() -> None:
 
 
 def count_graphs(backend: str) -> None:
-    """Have the first process say what has been compiled when training is over; `aot_eager` needs no C++ compiler."""
+    """Have the first process say what has been compiled when training is over."""
     from torch._dynamo.utils import counters
 
     torch.compile = partial(torch.compile, backend=backend)
