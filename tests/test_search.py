@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import statistics
+import time
 from collections.abc import Callable
 from contextlib import chdir
 from itertools import pairwise
@@ -118,6 +119,7 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     wait_for(Path("waiting").exists, process)
     second = run(*command)
     process.signal(signal.SIGINT)
+    time.sleep(2)  # until the trials are told
     Path("go").touch()
     assert process.ends().status == 130
     assert second.status == 2
