@@ -178,7 +178,7 @@ _parents: list[Any] = []  # what belongs to the process that this one was forked
 def _become(variables: dict[str, str], arguments: list[str]) -> None:
     """Take the place of a new process: none of the parent's files, locks and signal handlers is this one's."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    for file in os.listdir("/proc/self/fd"):
+    for file in os.listdir("/dev/fd"):
         if int(file) > 2:
             os.dup2(nothing, int(file))
     _parents.extend([runs._held, sys.stdout, sys.stderr])
