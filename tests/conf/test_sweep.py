@@ -62,7 +62,7 @@ def test_what_a_trial_is_called() -> None:
     assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4), max_size=8))
 def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]]) -> None:
     names = {tuple(each.items()): trial_name(each) for each in varied if each}
@@ -324,6 +324,7 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     assert_same_weights("s/seed=1", "alone")
 
 
+@pytest.mark.slow
 def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In scripts that stand for SLURM's programs, sbatch refuses all."""
     needs("submitit", extra="launcher")
