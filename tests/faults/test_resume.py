@@ -145,7 +145,7 @@ def killed_until_it_gets_through(recipe: list[str], whole: Any, rng: random.Rand
         if ended.status == 0:
             assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
             return kills
-        kills, longest = kills + 1, longest + 0.1
+        kills, longest = kills + 1, 1.3 * longest
 
 
 def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
