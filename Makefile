@@ -22,7 +22,6 @@ quick: $(INSTALLED)
 
 soak: $(INSTALLED)
 	@$(RUN) -m pytest -n logical -m nightly
-	@$(RUN) -m tests.faults.soak --kills 200
 
 check: $(INSTALLED)
 	@$(RUN) -m ruff check .

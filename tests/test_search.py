@@ -2,15 +2,13 @@
 
 import csv
 import json
-import os
 import re
 import shlex
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,14 @@ import pytest
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from conf.search import Range, judge, open_study, plan_search
-from tests.conftest import ROOT, TINY, Ended, needs
+from tests.conftest import Ended, needs
+from tests.faults import faults
+from tests.faults.processes import Process, processes_in, run, wait_for
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
 # Of three learning rates one is hopeless; after two trials the median decides. With this seed it is the fourth's.
 COMMAND = [
-    "hparams_search=default", *TINY, *FIXED, "data.path=book.txt", "name=found", "optim.lr=0.01,0.003,1e-7",
+    "hparams_search=default", *FIXED, "name=found", "optim.lr=0.01,0.003,1e-7",
     "hparams_search.trials=4", "hparams_search.startup=2", "hparams_search.seed=2",
 ]  # fmt: skip
 
@@ -33,36 +33,6 @@ COMMAND = [
 @pytest.fixture(autouse=True)
 def optuna() -> None:
     needs("optuna", extra="search")
-
-
-def start(directory: Path, *arguments: str) -> subprocess.Popen:
-    """The command in a process group of its own; what it prints is in `out` and `err`."""
-    with open(directory / "out", "w") as out, open(directory / "err", "w") as err:
-        return subprocess.Popen(
-            [sys.executable, ROOT / "train.py", *arguments],
-            cwd=directory,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, "XDG_CACHE_HOME": str(directory / "cache")},
-            start_new_session=True,
-        )
-
-
-def run(directory: Path, *arguments: str) -> Ended:
-    process = start(directory, *arguments)
-    try:
-        status = process.wait(180)
-    finally:
-        process.kill()  # which ends its trials, too
-        process.wait()
-    return Ended(status, (directory / "out").read_text(), (directory / "err").read_text())
-
-
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen, seconds: float = 90) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until and process.poll() is None, "did not happen"
-        time.sleep(0.01)
 
 
 def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, float]]]:
@@ -80,27 +50,12 @@ def table(directory: Path, name: str = "found") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def processes_in(directory: Path) -> list[int]:
-    """Processes that work in a directory, but for this one."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
-                found.append(int(process.name))
-        except OSError:
-            pass
-    return found
-
-
 @pytest.mark.slow
-def test_a_search_and_one_that_is_killed_in_the_middle(tmp_path: Path, prose: str) -> None:
+def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: str) -> None:
     """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
-    directory, killed = tmp_path / "untouched", tmp_path / "killed"
-    for place in (directory, killed):
-        place.mkdir()
-        (place / "book.txt").write_text(prose)
-    ended = run(directory, *COMMAND)
-    assert ended.status == 0 and ended.err == ""
+    directory, killed = workplace, workplace / "killed"
+    ended = run(*COMMAND)
+    assert ended.status == 0 and ended.err == "", ended
     found = trials(directory)
     assert len(found) == 4
     pruned = [number for number, (_, state, _, _) in enumerate(found) if state == "PRUNED"]
@@ -130,58 +85,49 @@ def test_a_search_and_one_that_is_killed_in_the_middle(tmp_path: Path, prose: st
     again = re.search(r"^best again (.*)$", ended.out, re.MULTILINE)
     assert again
     _, script, *arguments = shlex.split(again[1])
-    assert script == "train.py" and run(directory, *arguments, "name=again").status == 0
+    assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
     repeated = json.loads((directory / "runs/again/summary.json").read_text())
     assert repeated["val_loss"] == summary(directory, best)["val_loss"]
 
-    process = start(killed, *COMMAND)
-    try:
-        checkpoints = killed / "runs/found/trial-002/checkpoints"
-        wait_for(lambda: list(checkpoints.glob("step-*.ckpt")), process)
-    finally:
-        process.kill()
-        process.wait()
-    until = time.monotonic() + 90
-    while processes_in(killed) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert processes_in(killed) == []
-    states = [state for _, state, _, _ in trials(killed)]
-    assert len(states) == 3 and states[2] == "RUNNING"
+    killed.mkdir()
+    (killed / "book.txt").write_text(prose)
+    with chdir(killed):
+        fault = (faults.in_trial, "found/trial-002", faults.signal_parent_at, 15, signal.SIGKILL)
+        assert run(*COMMAND, fault=fault).status == -signal.SIGKILL
+        wait_for(lambda: not processes_in(killed))
+        states = [state for _, state, _, _ in trials(killed)]
+        assert len(states) == 3 and states[2] == "RUNNING"
 
-    ended = run(killed, *COMMAND)
-    assert ended.status == 0 and ended.err == ""
-    assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
-    assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
-    assert trials(killed) == trials(directory)
-    assert len(table(killed)) == 4
-    # Once it is whole, nothing is left to do.
-    assert run(killed, *COMMAND).status == 0
-    assert trials(killed) == trials(directory)
+        ended = run(*COMMAND)
+        assert ended.status == 0 and ended.err == "", ended
+        assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
+        assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
+        assert trials(killed) == trials(directory)
+        assert len(table(killed)) == 4
+        # Once it is whole, nothing is left to do.
+        assert run(*COMMAND).status == 0
+        assert trials(killed) == trials(directory)
 
 
 @pytest.mark.slow
 def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     """Heads of 2, 3 and 4 in a width of 32: 3 is found out only when it is tried."""
-    command = [each for each in COMMAND if not each.startswith(("optim.lr=", "model.heads="))]
+    command = [each for each in COMMAND if not each.startswith("optim.lr=")]
     command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
-    process = start(workplace, *command)
-    try:
-        wait_for(lambda: len(list(workplace.glob("runs/found/*/checkpoints/step-*.ckpt"))) > 0, process)
-        second = subprocess.run(
-            [sys.executable, ROOT / "train.py", *command], cwd=workplace, capture_output=True, text=True, timeout=60
-        )
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    finally:
-        process.kill()
-        process.wait()
-    assert second.returncode == 2
-    assert second.stderr == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
+    process = Process(*command, fault=(faults.wait_for_file, 15, "go"))
+    wait_for(Path("waiting").exists, process)
+    second = run(*command)
+    process.signal(signal.SIGINT)
+    time.sleep(2)  # until the trials are told
+    Path("go").touch()
+    assert process.ends().status == 130
+    assert second.status == 2
+    assert second.err == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
     assert processes_in(workplace) == []
     assert "RUNNING" in [state for _, state, _, _ in trials(workplace)]
 
-    ended = run(workplace, *command)
+    ended = run(*command)
     assert ended.status == 0, ended.err
     found = trials(workplace)
     assert len(found) == 4
@@ -232,44 +178,38 @@ def test_ranges_mean_what_hydra_means_by_them() -> None:
     assert list(planned("optim.lr=0.01", "seed=1,2")) == ["seed"]  # what is typed is fixed, or the range
 
 
-@pytest.mark.parametrize(
-    ("typed", "parts"),
-    [
-        ("hparams_search=defalt", ["hparams_search=defalt", "nearest: default"]),
-        ("hparams_search.trials=0", ["hparams_search.trials=0", "at least 1"]),
-        ("hparams_search.prunner=none", ["hparams_search.prunner", "nearest: hparams_search.pruner"]),
-        ("hparams_search.pruner=medium", ["hparams_search.pruner=medium", "nearest: median"]),
-        ("optim.lrr=interval(1,2)", ["optim.lrr", "nearest: optim.lr"]),
-        ("optim.lr=interval(2,1)", ["optim.lr=interval(2,1)", "holds no values"]),
-        ("seed=range(5,1)", ["seed=range(5,1)", "holds no values"]),
-        ("optim.muon_lr=tag(log,interval(0,1))", ["optim.muon_lr=0", "above 0"]),
-        ("optim.min_lr=tag(log,interval(0,0.001))", ["tag(log", "above 0"]),
-        ("model.dropout=interval(0,1.5)", ["model.dropout=1.5", "below 1"]),
-        ("model.norm=interval(0,1)", ["model.norm", "layernorm, rmsnorm", "choice"]),
-        ("model.heads=2,5", ["model.heads=5", "must divide model.dim=32"]),
-        ("model.heads=0,2", ["model.heads=0", "at least 1"]),
-        ("model=glob(*)", ["model=glob(*)", "list the values"]),
-        ("seed=shuffle(1,2)", ["seed=shuffle(1,2)", "interval(a,b)"]),
-        ("workers=1,2", ["workers", "the same for all trials"]),
-        ("workers=0", ["workers=0", "at least 1"]),
-        ("data.path=none.txt", ["none.txt", "no such file"]),
-        ("data.batch=3,5 trainer.devices=2", ["data.batch=3", "multiple of 2 devices"]),
-        ("resume=runs/first", ["resume=runs/first", "without resume"]),
-        ("name=a/b", ["name=a/b", "slash"]),
-        ("--cfg=job", ["--cfg=job"]),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_exists(
-    typed: str, parts: list[str], train: Callable[..., Ended]
-) -> None:
-    ended = train("hparams_search=default", *shlex.split(typed))
-    assert ended.status == 2 and ended.err.count("\n") == 1
-    for part in parts:
-        assert part in ended.err
-    assert not Path("runs").exists()
+WRONG = [
+    ("hparams_search=defalt", ["hparams_search=defalt", "nearest: default"]),
+    ("hparams_search.trials=0", ["hparams_search.trials=0", "at least 1"]),
+    ("hparams_search.prunner=none", ["hparams_search.prunner", "nearest: hparams_search.pruner"]),
+    ("hparams_search.pruner=medium", ["hparams_search.pruner=medium", "nearest: median"]),
+    ("optim.lrr=interval(1,2)", ["optim.lrr", "nearest: optim.lr"]),
+    ("optim.lr=interval(2,1)", ["optim.lr=interval(2,1)", "holds no values"]),
+    ("seed=range(5,1)", ["seed=range(5,1)", "holds no values"]),
+    ("optim.muon_lr=tag(log,interval(0,1))", ["optim.muon_lr=0", "above 0"]),
+    ("optim.min_lr=tag(log,interval(0,0.001))", ["tag(log", "above 0"]),
+    ("model.dropout=interval(0,1.5)", ["model.dropout=1.5", "below 1"]),
+    ("model.norm=interval(0,1)", ["model.norm", "layernorm, rmsnorm", "choice"]),
+    ("model.heads=2,5", ["model.heads=5", "must divide model.dim=32"]),
+    ("model.heads=0,2", ["model.heads=0", "at least 1"]),
+    ("model=glob(*)", ["model=glob(*)", "list the values"]),
+    ("seed=shuffle(1,2)", ["seed=shuffle(1,2)", "interval(a,b)"]),
+    ("workers=1,2", ["workers", "the same for all trials"]),
+    ("workers=0", ["workers=0", "at least 1"]),
+    ("data.path=none.txt", ["none.txt", "no such file"]),
+    ("data.batch=3,5 trainer.devices=2", ["data.batch=3", "multiple of 2 devices"]),
+    ("resume=runs/first", ["resume=runs/first", "without resume"]),
+    ("name=a/b", ["name=a/b", "slash"]),
+    ("--cfg=job", ["--cfg=job"]),
+]
 
 
-def test_its_keys_go_with_a_search(train: Callable[..., Ended]) -> None:
+def test_what_is_wrong_is_said_before_anything_exists(train: Callable[..., Ended]) -> None:
+    for typed, parts in WRONG:
+        ended = train("hparams_search=default", *shlex.split(typed))
+        assert ended.status == 2 and ended.err.count("\n") == 1, (typed, ended)
+        assert all(part in ended.err for part in parts), (typed, ended)
+        assert not Path("runs").exists(), typed
     ended = train("hparams_search.trials=5")
     assert ended.status == 2 and "goes with hparams_search=default" in ended.err
 

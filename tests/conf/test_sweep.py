@@ -5,13 +5,9 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
@@ -27,71 +23,16 @@ from conf.overrides import apply_literals, split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
 from conf.sweep import LONGEST, make_trial, sweep_name, trial_name, varied_keys
-from tests.conftest import ROOT, TINY, Ended, needs
+from tests.conftest import ROOT, Ended, needs
+from tests.faults import faults
+from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
 
 Train = Callable[..., Ended]
-LIMIT = 120.0  # seconds for a sweep of a few trials
-GIVEN = [*TINY, "data.path=book.txt"]
-
-
-def start(*arguments: str, **variables: str) -> subprocess.Popen:
-    """Start a sweep of tiny runs in a process group of its own; what it prints is in out.txt and err.txt."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    given = [each for each in GIVEN if each.partition("=")[0] not in keys]
-    with open("out.txt", "w") as out, open("err.txt", "w") as err:
-        return subprocess.Popen(
-            [sys.executable, ROOT / "train.py", "-m", *given, *arguments],
-            stdout=out, stderr=err, start_new_session=True, env=os.environ | variables,
-        )  # fmt: skip
-
-
-def finish(process: subprocess.Popen) -> Ended:
-    """Wait for the end of a sweep, after which no process of it is left."""
-    try:
-        process.wait(LIMIT)
-    finally:
-        children = trials_of(process.pid)
-        if process.poll() is None:
-            process.kill()
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-    assert not children
-    return Ended(process.returncode, Path("out.txt").read_text(), Path("err.txt").read_text())
-
-
-def run(*arguments: str, **variables: str) -> Ended:
-    return finish(start(*arguments, **variables))
-
-
-def trials_of(parent: int | None = None) -> list[int]:
-    """Process ids of the trials at work in this directory (those that `parent` has started, if given)."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and (entry / "cwd").resolve() == Path.cwd():
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
-                above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if "resume=auto" in words and parent in (None, above):
-                    found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen | None = None) -> None:
-    until = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < until and (process is None or process.poll() is None), Path("out.txt").read_text()
-        time.sleep(0.005)
 
 
 def table(sweep: str) -> list[dict[str, str]]:
     with open(f"runs/{sweep}/sweep.csv", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def summary(run: str) -> dict[str, Any]:
-    return json.loads(Path("runs", run, "summary.json").read_text())
 
 
 def weights(run: str) -> dict[str, torch.Tensor]:
@@ -106,22 +47,22 @@ def assert_same_weights(ours: str, theirs: str) -> None:
 # -- Names and command lines -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("varied", "name"),
-    [
+def test_what_a_trial_is_called() -> None:
+    for varied, name in (
         ({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001"),
         ({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1"),
         ({"optim.betas": "[0.9,0.95]"}, r"optim.betas=0.9-0.95_[0-9a-f]{6}"),
         ({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}"),
         ({"data": "é" * 300}, r"data=_[0-9a-f]{6}"),
         ({f"key{number}": "x" * 20 for number in range(20)}, rf"key0=x.{{{LONGEST - 6}}}_[0-9a-f]{{6}}"),
-    ],
-)
-def test_what_a_trial_is_called(varied: dict[str, str], name: str) -> None:
-    assert re.fullmatch(name, trial_name(varied))
+    ):
+        assert re.fullmatch(name, trial_name(varied)), varied
+    typed = ["optim.lr=0.001", "optim.warmup=1"]
+    one, other = (make_trial("s", [each.split("=")[0] for each in order], order) for order in (typed, typed[::-1]))
+    assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4), max_size=8))
 def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]]) -> None:
     names = {tuple(each.items()): trial_name(each) for each in varied if each}
@@ -202,9 +143,8 @@ def test_values_survive_the_trial_s_command_line(
 # -- What a command may change about a sweep that is there ----------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
+def test_what_is_another_run(compose: Callable[[list[str]], Config]) -> None:
+    for typed, said in (
         ([], []),
         (["seed=5"], ["seed=5 (the run has 0)"]),
         (["seed=5", "allow=[seed]"], []),
@@ -212,13 +152,11 @@ def test_values_survive_the_trial_s_command_line(
         (["trainer.max_steps=1000"], ["trainer.max_steps=1000 (the run has 1200)"]),
         (["data.path=other.txt"], ["data.path=other.txt (the run has null)"]),
         (["trainer.devices=2", "logger=none", "trainer.log_every_n_steps=1"], []),
-    ],
-)
-def test_what_is_another_run(compose: Callable[[list[str]], Config], typed: list[str], said: list[str]) -> None:
-    keys = [argument.partition("=")[0] for argument in typed]
-    old, new = compose([]), compose(typed)
-    old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
-    assert changed(old, new, keys) == said
+    ):
+        keys = [argument.partition("=")[0] for argument in typed]
+        old, new = compose([]), compose(typed)
+        old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
+        assert changed(old, new, keys) == said, typed
 
 
 def test_what_minutes_and_a_trained_model_have_chosen_is_no_change(compose: Callable[[list[str]], Config]) -> None:
@@ -237,12 +175,9 @@ def test_what_minutes_and_a_trained_model_have_chosen_is_no_change(compose: Call
 def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ended], workplace: Path) -> None:
     """One diverges, one is killed, one is what it would be alone. The same command tries the two again."""
     (workplace / "book.txt").rename("a, b [c]=1.txt")
-    fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1", "trainer.max_steps=60"]
-    sweep = start(*fixed, "optim.lr=1e30,3e-3,2e-3", "name=s")
-    wait_for(lambda: Path("runs/s/optim.lr=0.003/checkpoints/last.ckpt").exists(), sweep)
-    (trial,) = trials_of(sweep.pid)
-    os.kill(trial, signal.SIGKILL)
-    ended = finish(sweep)
+    fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
+    given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
+    ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
     assert ended.status == 1, ended
     assert re.search(r"trial 1/3  failed: step \d+: .* diverged; lower optim.lr=1e\+30", ended.out), ended.out
     assert "trial 2/3  failed: killed by SIGKILL (runs/s/optim.lr=0.003/console.log)" in ended.out
@@ -250,7 +185,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     assert {row["optim.lr"]: row["status"] for row in table("s")} == {
         "0.002": "finished", "1e+30": "failed", "0.003": "failed",
     }  # fmt: skip
-    again = run(*fixed, "optim.lr=1e30,3e-3,2e-3", "name=s")
+    again = run(*given)
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
     assert again.out.count(": finished before") == 1
     assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
@@ -262,7 +197,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     for row in finished:
         whole = json.loads(Path(row["directory"], "summary.json").read_text())
         assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
-        assert (row["steps"], row["parameters"]) == ("60", str(whole["parameters"]))
+        assert (row["steps"], row["parameters"]) == ("30", str(whole["parameters"]))
         for key in ("val_loss", "val_bpc", "test_loss", "seconds"):
             assert float(row[key]) == whole[key]
     shown = [line.split()[0] for line in again.out.split("\n\n")[1].splitlines()[1:]]
@@ -270,103 +205,87 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     assert "runs/alone/" in sample().err, "the newest"
     # A trial is a run like any other.
-    assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=61", defaults=False).status == 0
+    assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status == 0
     assert f"name: s/optim.lr={finished[1]['optim.lr']}\n" in Path(finished[1]["directory"], "config.yaml").read_text()
     assert f"{finished[1]['directory']}/checkpoints/best.safetensors" in sample().err
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train) -> None:
-    given = ["model.dropout=0.1,0.2", "trainer.max_steps=60"]
+def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, workplace: Path) -> None:
+    given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
+    directory = Path("runs", name)
 
-    def reached(dropout: float) -> bool:
-        return any(Path("runs").glob(f"*/model.dropout={dropout}/checkpoints/last.ckpt"))
+    def signalled(number: int, trial: str) -> Ended:
+        signalling = (faults.signal_parent_at, 15, number)
+        return Process(*given, fault=(faults.in_trial, f"{name}/{trial}", *signalling)).ends()
 
-    sweep = start(*given)
-    wait_for(lambda: reached(0.1), sweep)
-    sweep.send_signal(signal.SIGINT)
-    ended = finish(sweep)
-    assert ended.status == 130 and ended.err == "", ended
-    (directory,) = Path("runs").iterdir()
-    assert re.fullmatch(r"sweep-[0-9a-f]{6}", directory.name)
-    assert {row["model.dropout"]: row["status"] for row in table(directory.name)} == {
-        "0.1": "interrupted", "0.2": "waiting",
-    }  # fmt: skip
-    stopped = torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"]
-    log = (directory / "model.dropout=0.1/train.log").read_text()
-    assert f"stopped by SIGINT after step {stopped};" in log and 10 <= stopped < 60
+    ended = signalled(signal.SIGINT, "model.dropout=0.1")
+    assert ended.status == 130 and ended.err == "" and not processes_in(workplace), ended
+    assert {row["model.dropout"]: row["status"] for row in table(name)} == {"0.1": "interrupted", "0.2": "waiting"}
+    assert torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"] == 16
+    assert "stopped by SIGINT after step 16;" in (directory / "model.dropout=0.1/train.log").read_text()
 
-    sweep = start(*given)
-    wait_for(lambda: reached(0.2), sweep)
-    sweep.kill()
-    sweep.wait()
-    until = time.monotonic() + LIMIT
-    while trials_of():
-        assert time.monotonic() < until, "a trial goes on without its sweep"
-        time.sleep(0.01)
+    assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
+    wait_for(lambda: not processes_in(workplace))  # no trial goes on without its sweep
     assert json.loads((directory / "model.dropout=0.2/summary.json").read_text())["status"] == "running"
 
     ended = run(*given)
     assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, ended
     assert [path.name for path in Path("runs").iterdir()] == [directory.name]
     for dropout in (0.1, 0.2):
-        assert train(f"model.dropout={dropout}", "trainer.max_steps=60", f"name=alone{dropout}").status == 0
+        assert train(f"model.dropout={dropout}", f"name=alone{dropout}").status == 0
         assert_same_weights(f"{directory.name}/model.dropout={dropout}", f"alone{dropout}")
 
     # A larger grid of the same name runs what is missing; other settings of what is there are refused.
     before = sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
-    other = train("-m", *given, f"name={directory.name}", "seed=1")
+    other = train(*given, f"name={directory.name}", "seed=1")
     assert other.status == 2 and "seed=1 (the run has 0)" in other.err and other.err.count("\n") == 1, other
     for name, said in ((directory.name, "is a sweep"), ("alone0.1/x", "is a run"), ("alone0.1", "exists")):
         ended = train(f"name={name}")
         assert ended.status == 2 and said in ended.err, ended
     assert "is no sweep" in train("-m", "seed=1,2", "name=alone0.1").err
     assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
-    larger = train("-m", "model.dropout=0.1,0.2,0.3", "trainer.max_steps=60", f"name={directory.name}")
+    larger = run("-m", "model.dropout=0.1,0.2,0.3", f"name={directory.name}")
     assert larger.status == 0 and larger.out.count(": finished before") == 2, larger
     assert {row["model.dropout"] for row in table(directory.name)} == {"0.1", "0.2", "0.3"}
 
 
 @pytest.mark.slow
 def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial is run once, whoever takes it; two at a time in one command have a half of the threads each."""
+    """Real commands: each trial is run once, whoever takes it; two at a time have a half of the threads each."""
     monkeypatch.delenv("OMP_NUM_THREADS")
-    second = first = start("seed=0,1,2,3", "workers=2", "name=s", "trainer.max_steps=40")
+    given = ["-m", "seed=0,1,2", "name=s", "trainer.max_steps=10"]
+    first = start(*given, "workers=2")
     try:
-        wait_for(lambda: len(trials_of(first.pid)) == 2, first)
-        for trial in trials_of(first.pid):
+        wait_for(lambda: len(children_of(first.pid)) == 2, first)
+        for trial in children_of(first.pid):
             variables = Path(f"/proc/{trial}/environ").read_bytes().split(b"\0")
             share = max(1, len(os.sched_getaffinity(0)) // 2)
             assert f"OMP_NUM_THREADS={share}".encode() in variables
-        Path("other").mkdir()
-        with open("other/out.txt", "w") as out:
-            command = [*first.args[:3], *GIVEN, "seed=0,1,2,3", "name=s", "trainer.max_steps=40"]
-            one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # two would wait for each other on a busy machine
-            second = subprocess.Popen(command, stdout=out, start_new_session=True, env=one_thread)
-        assert second.wait(LIMIT) == 0
+        # Two threads would wait for each other on a busy machine.
+        second = run(*given, environment={"OMP_NUM_THREADS": "1"})
+        assert second.status == 0, second
+        out, err = first.communicate(timeout=LIMIT)
     finally:
-        second.kill()
-        ended = finish(first)
-    assert ended.status == 0, ended
-    said = Path("other/out.txt").read_text()
-    assert "another process has it in hand" in ended.out + said
-    for seed in range(4):
+        first.kill()
+    assert first.returncode == 0 and not processes_in(workplace), err
+    assert "another process has it in hand" in out + second.out
+    for seed in range(3):
         log = Path(f"runs/s/seed={seed}/train.log").read_text()
-        assert log.count("40 steps of 8 windows") == 1
-    assert len(table("s")) == 4
+        assert log.count("10 steps of 8 windows") == 1
+    assert len(table("s")) == 3
 
 
 @pytest.mark.slow
-def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(train: Train) -> None:
-    assert train("name=first", "trainer.max_steps=5").status == 0
-    ended = train("-m", "init_from=first", "seed=range(1,2)", "trainer.devices=2", "trainer.max_steps=10", "name=s")
+def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trained: Path) -> None:
+    ended = run("-m", "init_from=first", "seed=range(1,2)", "trainer.devices=2", "trainer.max_steps=10", "name=s")
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
     assert {path.name for path in Path("runs").iterdir()} == {"first", "s"}
     assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv"}
     contents = torch.load("runs/s/seed=1/checkpoints/last.ckpt")
     assert contents["conditions"]["world_size"] == 2 and contents["conditions"]["init_from"] == "first"
 
-    ended = train("-m", "minutes=1e-4", "seed=range(1,2)", "name=t")
+    ended = run("-m", "minutes=1e-4", "seed=range(1,2)", "name=t")
     assert ended.status == 1 and "trial 1/1  failed: minutes=0.0001: is gone before the first step" in ended.out, ended
 
 
@@ -377,98 +296,67 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
     import submitit
 
     monkeypatch.setenv("PYTHONPATH", "")  # which is set for jobs
-    settings = [*(each for each in GIVEN if "max_steps" not in each), "model.dropout=0.1", "trainer.max_steps=100"]
-    trials = [make_trial("s", ["seed"], [*settings, f"seed={seed}"]) for seed in (1, 2)]
+    settings = [*tiny(("trainer.max_steps=100",)), "model.dropout=0.1", "seed=1"]
     executor = submitit.AutoExecutor("jobs", "local", local_max_num_timeout=10)  # processes of this machine
     executor.update_parameters(timeout_min=60)
     told: list[str] = []
 
+    def command_of(pid: int) -> str:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+
     def tell() -> None:
-        wait_for(lambda: Path("runs/s/seed=1/checkpoints/last.ckpt").exists())
-        (trial,) = (each for each in trials_of() if b"name=s/seed=1" in Path(f"/proc/{each}/cmdline").read_bytes())
-        job = int(Path(f"/proc/{trial}/stat").read_text().rpartition(")")[2].split()[1])
-        told.append(Path(f"/proc/{job}/cmdline").read_text())
+        wait_for(Path("runs/s/seed=1/checkpoints/last.ckpt").exists)
+        (trial,) = (each for each in processes_in(workplace) if "name=s/seed=1" in command_of(each))
+        (job,) = (each for each in processes_in(workplace) if trial in children_of(each))
+        told.append(command_of(job))
         os.kill(job, signal.SIGUSR2)
 
     time_is_up = threading.Thread(target=tell)
     time_is_up.start()
     outcomes: dict[str, str] = {}
+    trials = [make_trial("s", ["seed"], settings)]
     assert launch_trials(trials, executor, lambda trial, each: outcomes.update({trial.name: each.status})) is None
     time_is_up.join()
-    assert "submitit.core._submit" in told[0] and outcomes == {"seed=1": "finished", "seed=2": "finished"}
+    assert "submitit.core._submit" in told[0] and outcomes == {"seed=1": "finished"}
     log = Path("runs/s/seed=1/train.log").read_text()
     assert log.count("stopped by SIGTERM after step") == 1 and log.count("100 steps of 8 windows") == 2
     assert train("seed=1", "model.dropout=0.1", "trainer.max_steps=100", "name=alone").status == 0
     assert_same_weights("s/seed=1", "alone")
 
 
+@pytest.mark.slow
 def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In scripts that stand for SLURM's programs, sbatch refuses all."""
     needs("submitit", extra="launcher")
-    for arguments, said in (
-        (["launcher=slurm"], "launcher=slurm: "),  # which is not here
-        (["launcher=slrum"], "launcher=slrum: must be one of slurm; nearest: slurm"),
-        (["launcher=slurm,slurm"], "launcher: is the same for all trials"),
-    ):
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setenv("PATH", "")
-            ended = train("-m", "seed=1,2", *arguments)
-        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
-    pretend_slurm("exit 1", monkeypatch)
-    for argument, said in (
-        ("+launcher.partitions=x", "launcher=slurm: "),
-        ("+launcher.nodes=2", "launcher.nodes: a trial is one task"),
-        ("launcher.timeout_min=soon", "launcher=slurm: "),
-        ("launcher.timeout_mins=5", "launcher.timeout_mins"),
-    ):
-        ended = train("-m", "seed=1,2", "launcher=slurm", argument)
-        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended
-    ended = train("launcher=slurm")
-    assert ended.status == 2 and "launcher: goes with -m" in ended.err
-    assert not Path("runs").exists()
-
-
-def pretend_slurm(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts stand for SLURM's programs."""
-    Path("bin").mkdir()
-    for name in ("srun", "sbatch"):
-        Path("bin", name).write_text(f"#!/bin/sh\n{does}\n")
-        Path("bin", name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(Path("bin").absolute()), prepend=os.pathsep)
-
-
-def test_what_sbatch_refuses_is_said_in_a_line(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("submitit", extra="launcher")
+    (workplace / "bin").mkdir()
     refuses = "echo sbatch: error: invalid partition specified: gpux >&2; exit 1"
-    pretend_slurm(f'for last; do :; done; cat "$last" > script; {refuses}', monkeypatch)
-    ended = train("-m", "seed=1,2", "launcher=slurm", "launcher.partition=gpux", "name=s")
-    assert ended.status == 2, ended
-    assert ended.err == "train.py: launcher: no job was taken: sbatch: error: invalid partition specified: gpux\n"
+    for name in ("srun", "sbatch"):
+        (workplace / "bin" / name).write_text(f'#!/bin/sh\nfor last; do :; done; cat "$last" > script; {refuses}\n')
+        (workplace / "bin" / name).chmod(0o755)
+    here, slurm = "", f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    for path, arguments, said in (
+        (here, "launcher=slurm", "launcher=slurm: "),  # which is not here
+        (here, "launcher=slrum", "launcher=slrum: must be one of slurm; nearest: slurm"),
+        (here, "launcher=slurm,slurm", "launcher: is the same for all trials"),
+        (here, "+launcher.timeout_min=5", "+launcher.timeout_min=5: goes with launcher=slurm"),
+        (here, "debug=fast", "debug: looks for faults in one run, and is not taken with -m"),
+        (slurm, "launcher=slurm +launcher.partitions=x", "launcher=slurm: "),
+        (slurm, "launcher=slurm +launcher.nodes=2", "launcher.nodes: a trial is one task"),
+        (slurm, "launcher=slurm launcher.timeout_min=soon", "launcher=slurm: "),
+        (slurm, "launcher=slurm launcher.timeout_mins=5", "launcher.timeout_mins"),
+        (slurm, "launcher=slurm launcher.partition=gpux", "launcher: no job was taken: sbatch: error: invalid"),
+    ):  # fmt: skip
+        monkeypatch.setenv("PATH", path)
+        ended = train("-m", "seed=1,2", *arguments.split(), "name=s")
+        assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, (arguments, ended)
+        assert not Path("runs/s").exists(), arguments
     script = Path("script").read_text()
     assert "#SBATCH --partition=gpux" in script and "#SBATCH --array=0-1" in script
-    assert not Path("runs/s").exists()
+    ended = train("launcher=slurm")
+    assert ended.status == 2 and "launcher: goes with -m" in ended.err
 
 
-def test_a_trial_is_the_same_in_whatever_order_its_settings_are_typed() -> None:
-    typed = ["optim.lr=0.001", "optim.warmup=1"]
-    one, other = (make_trial("s", [each.split("=")[0] for each in order], order) for order in (typed, typed[::-1]))
-    assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
-
-
-def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Train) -> None:
-    assert train("name=first", "trainer.max_steps=2", "trainer.val_check_interval=2").status == 0
-    mine = ["init_from=first", "model.dim=32,64", "name=s"]
-    ended = train("-m", *mine)
+def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Train, trained: Path) -> None:
+    ended = train("-m", "init_from=first", "model.dim=32,64", "name=s")
     assert ended.status == 2 and "cannot change model.dim=64 (the model has 32)" in ended.err, ended
     assert not Path("runs/s").exists()
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["-m", "seed=1,2", "+launcher.timeout_min=5"], "+launcher.timeout_min=5: goes with launcher=slurm"),
-        (["-m", "seed=1,2", "debug=fast"], "debug: looks for faults in one run, and is not taken with -m"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(typed: list[str], said: str, train: Train) -> None:
-    ended = train(*typed)
-    assert ended.status == 2 and ended.err.startswith(f"train.py: {said}") and not Path("runs").exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.processes import LONG, TWO, run, start
+from tests.faults.processes import LONG, TWO, run
 from tests.faults.programs import PROGRAMS, Cost, Nursery, write_texts
 from tests.model_files import filled, write_model_file
 
@@ -44,12 +44,9 @@ def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
     """A long run of two processes of this machine that was never touched."""
     place = tmp_path_factory.mktemp("two")
     (place / "book.txt").write_text(prose, encoding="utf-8")
-    process = start("name=whole", *TWO, *LONG, cwd=place, env=os.environ | {"XDG_CACHE_HOME": str(place / "cache")})
-    try:
-        _, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    with chdir(place):
+        ended = run("name=whole", *TWO, *LONG, long=True, environment={"XDG_CACHE_HOME": str(place / "cache")})
+    assert ended.status == 0, ended
     return place / "runs/whole"
 
 

@@ -4,11 +4,15 @@ import io
 import itertools
 import math
 import os
+import resource
 import shutil
 import signal
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,50 +31,71 @@ import gpt.fit.module
 import gpt.fit.pictures
 import gpt.optim
 import train as train_script
+from gpt import job
 from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
 from gpt.fit.module import LitGPT
 from gpt.fit.pictures import Pictures
 
 
-def die() -> None:
+def die(*_: Any, **__: Any) -> None:
     """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def before(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` before each call of it."""
+def _around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
+    """Have `action` called with the arguments of `owner.name` at each call of it."""
     original = getattr(owner, name)
 
     def called(*given: Any, **named: Any) -> Any:
-        action(*given, **named)
-        return original(*given, **named)
-
-    setattr(owner, name, called)
-
-
-def after(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` after each call of it."""
-    original = getattr(owner, name)
-
-    def called(*given: Any, **named: Any) -> Any:
+        if first:
+            action(*given, **named)
         result = original(*given, **named)
-        action(*given, **named)
+        if not first:
+            action(*given, **named)
         return result
 
     setattr(owner, name, called)
 
 
+before, after = partial(_around, first=True), partial(_around, first=False)
+
+
+def sending(number: int) -> Callable[..., None]:
+    """What sends this process a signal."""
+    return lambda *_, **__: os.kill(os.getpid(), number)
+
+
+def the(number: int, action: Callable[[], object] = die) -> Callable[..., None]:
+    """What is called again and again, and acts the `number`-th time (from 1)."""
+    count = itertools.count(1)
+    return lambda *_, **__: action() if next(count) == number else None  # type: ignore[func-returns-value, return-value]
+
+
+def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
+    """Have a fault in one of the processes that train a run, from when it trains."""
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
+
+
+def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
+    """Have a fault in one trial of a sweep or search."""
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None)
+
+
+def before_step(step: int, action: Callable[[], object]) -> None:
+    """Have `action` called before the forward pass of a step (from 0)."""
+    before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
+
+
 def at_step(step: int) -> None:
-    """Die before the forward pass of a step (from 0)."""
-    before(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step else None)
+    before_step(step, die)
 
 
 def in_accumulation(step: int, micro_batch: int) -> None:
     """Die after the gradient of some of a step's micro-batches."""
-    done: dict[int, int] = {}
+    done = Counter[int]()
 
     def count(module: LitGPT, *_: Any) -> None:
-        done[module.global_step] = done.get(module.global_step, 0) + 1
+        done[module.global_step] += 1
         if module.global_step == step and done[step] == micro_batch:
             die()
 
@@ -79,8 +104,7 @@ def in_accumulation(step: int, micro_batch: int) -> None:
 
 def before_update(step: int) -> None:
     """Die between a step's gradient and its update."""
-    calls = iter(range(10**9))
-    after(torch.nn.utils, "clip_grad_norm_", lambda *_: die() if next(calls) == step else None)
+    after(torch.nn.utils, "clip_grad_norm_", the(step + 1))
 
 
 def after_update(step: int) -> None:
@@ -88,26 +112,20 @@ def after_update(step: int) -> None:
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
 
-def at_validation(number: int, where: str) -> None:
-    """Die at the begin, in the middle or at the end of a validation (from 1)."""
-    count = [0]
+def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
+    """Send oneself a signal at the begin, in the middle or at the end of a validation (from 1)."""
+    begun, kill = [0], sending(signal_number)
 
-    def begun(*_: Any) -> None:
-        count[0] += 1
-        if where == "begin" and count[0] == number:
-            die()
+    def count(*_: Any) -> None:
+        begun[0] += 1
 
-    before(LitGPT, "on_validation_epoch_start", begun)
-    if where == "middle":
-        after(LitGPT, "validation_step", lambda *_: die() if count[0] == number else None)
-    if where == "end":
-        after(LitGPT, "on_validation_epoch_end", lambda *_: die() if count[0] == number else None)
+    before(LitGPT, "on_validation_epoch_start", count)
+    name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
+    after(LitGPT, name, lambda *_: kill() if begun[0] == number else None)
 
 
 def after_save(number: int) -> None:
-    """Die when a save (from 1) is done."""
-    calls = iter(range(1, 10**9))
-    after(Checkpoints, "save", lambda *_: die() if next(calls) == number else None)
+    after(Checkpoints, "save", the(number))
 
 
 class _Dying:
@@ -126,10 +144,9 @@ class _Dying:
         return getattr(self.file, name)
 
     def write(self, data: Any) -> int:
-        part = bytes(data)[: self.left]
-        self.file.write(part)
-        self.left -= len(part)
-        if len(part) < len(data):
+        self.file.write(bytes(data)[: self.left])
+        self.left -= len(data)
+        if self.left < 0:
             self.file.flush()
             die()
         return len(data)
@@ -157,24 +174,18 @@ def in_write(number: int, size: int) -> None:
 
 def before_rename(number: int, name: str) -> None:
     """Die when a file whose name begins so is to take that name, the `number`-th time (from 1)."""
-    calls = iter(range(1, 10**9))
-
-    def check(_: Any, target: Any) -> None:
-        if Path(target).name.startswith(name) and next(calls) == number:
-            die()
-
-    before(os, "replace", check)
+    kill = the(number)
+    before(os, "replace", lambda _, target: kill() if Path(target).name.startswith(name) else None)
 
 
-def in_finish() -> None:
-    """Die when training is over, before the trained model is evaluated."""
-    before(train_script, "finish", lambda *_: die())
+def in_finish(number: int = signal.SIGKILL) -> None:
+    """Send oneself a signal when training is over, before the trained model is evaluated."""
+    before(train_script, "finish", sending(number))
 
 
 def at_end_of_fit() -> None:
     """Die when training is over, before the summary says so."""
-    calls = iter(range(10**9))  # the first is written when the run begins
-    before(train_script, "write_summary", lambda *_: die() if next(calls) == 1 else None)
+    before(train_script, "write_summary", the(2))  # the first is written when the run begins
 
 
 # -- What protects, taken away -----------------------------------------------------------------------
@@ -227,10 +238,10 @@ def stock_in_write(number: int, size: int) -> None:
 def no_links(step: int) -> None:
     """Have a file system without hard links, and die at a step."""
 
-    def refused(*_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    os.link = refused
+    os.link = refuse
     at_step(step)
 
 
@@ -248,52 +259,41 @@ def break_best() -> None:
 
 def limit_file_size(step: int, size: int) -> None:
     """Let no file grow beyond `size` bytes, from a step on."""
-    import resource
-
     limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    before(
-        LitGPT,
-        "training_step",
-        lambda module, *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit) if module.global_step == step else None,
-    )
+    before_step(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
 
 def read_only(step: int) -> None:
     """Make the directory of the checkpoints read-only from a step on, and this process one that has to respect it."""
 
-    def seal(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
-                path.chmod(0o555 if path.name == "checkpoints" else 0o777)
-            if os.geteuid() == 0:
-                os.seteuid(65534)
+    def seal() -> None:
+        for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
+            path.chmod(0o555 if path.name == "checkpoints" else 0o777)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
 
-    before(LitGPT, "training_step", seal)
+    before_step(step, seal)
 
 
 def fill_disk(step: int) -> None:
-    """Fill the file system with a file called `filler` at a step."""
+    def fill() -> None:
+        with suppress(OSError), open("filler", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
 
-    def fill(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            with suppress(OSError), open("filler", "wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
-
-    before(LitGPT, "training_step", fill)
+    before_step(step, fill)
 
 
 def wait_for_file(step: int, name: str) -> None:
     """Wait at a step until a file is there, having made one called `waiting`."""
 
-    def wait(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            Path("waiting").touch()
-            until = time.monotonic() + 60
-            while not Path(name).exists() and time.monotonic() < until:
-                time.sleep(0.01)
+    def wait() -> None:
+        Path("waiting").touch()
+        until = time.monotonic() + 60
+        while not Path(name).exists() and time.monotonic() < until:
+            time.sleep(0.01)
 
-    before(LitGPT, "training_step", wait)
+    before_step(step, wait)
 
 
 # -- Numbers that are none, and processes that do not go on --------------------------------------------
@@ -341,71 +341,42 @@ def guard_nothing() -> None:
 
 
 def both(*each: Any) -> None:
-    """Several faults at once."""
     for function, *arguments in each:
         function(*arguments)
 
 
 def raise_at(step: int) -> None:
-    """Fail at a step."""
+    before_step(step, lambda: 1 / 0)
 
-    def fail(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            raise ZeroDivisionError("made to fail")
 
-    before(LitGPT, "training_step", fail)
+def signal_at(step: int, number: int) -> None:
+    before_step(step, sending(number))
+
+
+def signal_parent_at(step: int, number: int) -> None:
+    """Send the process that has started this one, such as a sweep, a signal at a step, and give it time to act."""
+
+    def send() -> None:
+        os.kill(os.getppid(), number)
+        time.sleep(3)
+
+    before_step(step, send)
 
 
 def hang_at(step: int) -> None:
     """Stand still at a step, deaf to whatever can be handled."""
-    before(LitGPT, "training_step", lambda module, *_: os.kill(os.getpid(), 19) if module.global_step == step else None)
-
-
-def signal_at(step: int, number: int) -> None:
-    """Send oneself a signal at a step."""
-    before(
-        LitGPT,
-        "training_step",
-        lambda module, *_: os.kill(os.getpid(), number) if module.global_step == step else None,
-    )
+    signal_at(step, signal.SIGSTOP)
 
 
 def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
-
-    def copying(*_: Any, **__: Any) -> None:
-        calls = iter(range(10**9))
-        before(torch.Tensor, "copy_", lambda *_: os.kill(os.getpid(), number) if next(calls) == 0 else None)
-
-    before(LitGPT, "load_state_dict", copying)
-
-
-def signal_in_finish(number: int) -> None:
-    """Send oneself a signal while the trained model is evaluated."""
-    before(train_script, "finish", lambda *_: os.kill(os.getpid(), number))
-
-
-def signal_in_validation(number: int, where: str, signal_number: int) -> None:
-    """Send oneself a signal at the begin or in the middle of a validation (from 1)."""
-    count = [0]
-
-    def begun(*_: Any) -> None:
-        count[0] += 1
-        if where == "begin" and count[0] == number:
-            os.kill(os.getpid(), signal_number)
-
-    before(LitGPT, "on_validation_epoch_start", begun)
-    if where == "middle":
-        after(
-            LitGPT,
-            "validation_step",
-            lambda *_: os.kill(os.getpid(), signal_number) if count[0] == number else None,
-        )
+    send = the(1, sending(number))
+    before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))
 
 
 def signal_before_fit(number: int) -> None:
     """Send oneself a signal before anything of a run is there."""
-    before(train_script, "choose", lambda *_: os.kill(os.getpid(), number))
+    before(train_script, "choose", sending(number))
 
 
 def small_shards(*more: Any) -> None:
@@ -430,20 +401,8 @@ def in_fetch(number: int) -> None:
 
 def in_encoding(number: int) -> None:
     """Die when so many of a process' shards are written, but not yet named."""
-    count = itertools.count(1)
-    before(os, "replace", lambda _, name: die() if Path(name).suffix == ".bin" and next(count) == number else None)
-
-
-def wait_at(step: int, flag: str) -> None:
-    """Before a step, leave a file to say so, and go on once someone has removed it."""
-
-    def wait(module: LitGPT, *_: Any) -> None:
-        if module.global_step == step:
-            Path(flag).touch()
-            while Path(flag).exists():
-                time.sleep(0.01)
-
-    before(LitGPT, "training_step", wait)
+    kill = the(number)
+    before(os, "replace", lambda _, name: kill() if Path(name).suffix == ".bin" else None)
 
 
 # -- Several devices -----------------------------------------------------------------------------------
@@ -460,9 +419,11 @@ def orthogonalise_shards() -> None:
     gpt.optim.shard_like = lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
 
 
-def count_graphs() -> None:
+def count_graphs(backend: str) -> None:
     """Have the first process say what has been compiled when training is over."""
     from torch._dynamo.utils import counters
+
+    torch.compile = partial(torch.compile, backend=backend)
 
     def say(*_: Any) -> None:
         print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
@@ -473,7 +434,7 @@ def count_graphs() -> None:
 def killed_at_the_end() -> None:
     """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
-    after(Pictures, "finish", lambda *_, **__: die())
+    after(Pictures, "finish", die)
 
 
 def drawer_gets(number: int, waiting: int = 100) -> None:

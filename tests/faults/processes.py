@@ -1,20 +1,27 @@
 """Runs `train.py` in processes of their own, which can be told where to be killed.
 
 What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
-for each run. Such a run is a process like any other, with signals, files and an end of its own.
+for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
+command of `train.py`, trials and further ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
+import ctypes
+import gc
+import json
 import multiprocessing
 import multiprocessing.process
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import chdir, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +30,20 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import gpt.fit.pictures
 import sample as sample_script
 import train as train_script
+from gpt import runs
 from tests.conftest import ROOT, TINY, Ended
+from tests.faults import faults
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
+SCRIPT = str(ROOT / "train.py")
 LIMIT = 150.0  # seconds for a run of two, of which a quiet machine takes a tenth
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
 TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
+# A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
+JOB = [*TINY, "data.path=book.txt", "trainer=ddp", *MUON]
+JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
+CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may enter
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -48,14 +62,18 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` (or `sample.py`) in the current directory, on book.txt with a tiny model.
+    """A run of `train.py` (or `sample.py` or torchrun) in the current directory, on book.txt with a tiny model.
+
+    It begins a process group of its own.
 
     Args:
         arguments: overrides, on top of the tiny defaults.
         fault: where it is to be killed, or what is to go wrong: a function and its arguments.
-        script: `train` or `sample`.
+        script: `train`, `sample` or `torchrun`.
         defaults: whether to give the tiny defaults.
         environment: variables on top of this process' own.
+        network: the network namespace in which it runs.
+        long: whether it writes texts as long as those of the real command, the longer part of a run this small.
     """
 
     def __init__(
@@ -65,20 +83,30 @@ class Process:
         script: str = "train",
         defaults: bool = True,
         environment: dict[str, str] | None = None,
+        network: str | None = None,
+        long: bool = False,
     ) -> None:
-        given = [*TINY, "data.path=book.txt"] if defaults and script == "train" else []
-        keys = {argument.partition("=")[0] for argument in arguments}
-        given = [argument for argument in given if argument.partition("=")[0] not in keys]
+        given = tiny(arguments) if defaults and script == "train" else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, script, [*given, *arguments], fault, [str(file) for file in self.files])
+        parts = (os.getcwd(), variables, script, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
+        self.ended: Ended | None = None
         assert self.process.pid is not None
+        self.pid: int = self.process.pid
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """Send a signal, also to the processes that it has started and that are of its group."""
         with suppress(ProcessLookupError):  # it has ended
-            os.kill(self.process.pid, number)
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    def poll(self) -> int | None:
+        """The exit status, None before the end."""
+        return self.process.exitcode
+
+    def said(self) -> str:
+        """What it has printed until now, on both channels."""
+        return "".join(file.read_text("utf-8", "replace") for file in self.files if file.exists())
 
     def wait(self, timeout: float = LIMIT) -> Ended:
         """Wait for the end; a process that was killed by a signal has its negative number as status."""
@@ -86,11 +114,37 @@ class Process:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-            raise AssertionError(f"did not end within {timeout} s: {self.files[1].read_text()}")
-        texts = [file.read_text("utf-8", "replace") for file in self.files]
-        for file in self.files:
-            file.unlink()
-        return Ended(self.process.exitcode, *texts)
+            raise AssertionError(f"did not end within {timeout} s: {self.said()}")
+        if self.ended is None:
+            self.ended = Ended(self.process.exitcode, *(file.read_text("utf-8", "replace") for file in self.files))
+            for file in self.files:
+                file.unlink()
+        return self.ended
+
+    def ends(self) -> Ended:
+        """As `wait`, of a job that must leave no process behind; ends what is left."""
+        try:
+            ended = self.wait()
+            wait_for(lambda: not group_is_there(self.pid), timeout=60)
+            return ended
+        finally:
+            self.signal(signal.SIGKILL, group=True)
+
+
+def tiny(arguments: tuple[str, ...]) -> list[str]:
+    """Overrides on top of the tiny defaults."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    keys |= {"trainer.max_steps"} if "minutes" in keys else set()
+    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
+
+
+def group_is_there(group: int) -> bool:
+    """Whether a process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def run(*arguments: str, **options: Any) -> Ended:
@@ -98,36 +152,64 @@ def run(*arguments: str, **options: Any) -> Ended:
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count: int, *arguments: str, **options: Any) -> Ended:
-    """Run `train.py` as so many processes on this machine, of which only the first has anything to say.
+def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] | None = None, **options: Any) -> Ended:
+    """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
+    if isinstance(fault, dict):
+        ((rank, of_rank),) = fault.items()
+        fault = (faults.in_rank, rank, *of_rank)
+    return Process(*arguments, f"trainer.devices={count}", fault=fault, **options).ends()
 
-    Args:
-        count: how many.
-        *arguments: overrides.
-        **options: of `Process`, the same for all; `fault` may be given for each rank apart, in a dict.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    fault = options.pop("fault", None)
-    processes = [
-        Process(
-            *arguments,
-            f"trainer.devices={count}",
-            fault=fault.get(rank) if isinstance(fault, dict) else fault,
-            environment=meeting | {"LOCAL_RANK": str(rank)},
-            **options,
-        )
-        for rank in range(count)
-    ]
+
+class ForkingPopen(subprocess.Popen):
+    """Starts commands, and forks this process, which has loaded everything, where one is that of `train.py`."""
+
+    def __init__(self, args: Any, **options: Any) -> None:
+        if isinstance(args, list | tuple) and SCRIPT in args:
+            given = args[args.index(SCRIPT) + 1 :]
+            options["preexec_fn"] = partial(_become, options.get("env") or dict(os.environ), given)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        super().__init__(args, **options)
+
+
+_parents: list[Any] = []  # what belongs to the process that this one was forked from
+
+
+def _become(variables: dict[str, str], arguments: list[str]) -> None:
+    """Take the place of a new process: none of the parent's files, locks and signal handlers is this one's."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in os.listdir("/dev/fd"):
+        if int(file) > 2:
+            os.dup2(nothing, int(file))
+    _parents.extend([runs._held, sys.stdout, sys.stderr])
+    runs._held = {}
+    gc.enable()
+    status: Any = 1
     try:
-        first, *others = [process.wait() for process in processes]
+        _begin(variables, arguments)
+        status = train_script.cli()
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
     finally:
-        for process in processes:
-            process.process.kill()
-    for other in others:
-        assert (other.status == 0) == (first.status == 0) and (other.out, other.err) == ("", ""), (first, other)
-    return first
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(status or 0))
+
+
+def _begin(variables: dict[str, str], arguments: list[str], script: str = "train") -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+    tempfile.tempdir = None  # as in a new process: found anew
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
+    train_script.STARTED = time.perf_counter()
 
 
 def _run(
@@ -137,33 +219,97 @@ def _run(
     arguments: list[str],
     fault: Fault | None,
     files: list[str],
+    network: str | None,
+    long: bool,
 ) -> None:
     os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None  # as in a new process: found anew
     os.setpgrp()
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
-    train_script.STARTED = time.perf_counter()
-    train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20  # the longer part of a run this small
+    _begin(variables, arguments, script)
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    if not long:
+        train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20
+    if network:
+        with open(f"/run/netns/{network}") as place:
+            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
     if fault is not None:
         fault[0](*fault[1:])
-    status = train_script.cli() if script == "train" else sample_script.cli(arguments)
+    status: Any = 0
+    if script == "torchrun":
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = ForkingPopen
+        torchrun.main(arguments)
+    else:
+        status = train_script.cli() if script == "train" else sample_script.cli(arguments)
     if hasattr(os, "getuid") and os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
 
 
+# Stands for `python train.py` where SLURM starts it: has `gate` fork the process, and passes on signals and its end.
+CLIENT = """#!{python} -IS
+import contextlib, json, os, signal, socket, sys
+gate = socket.socket(socket.AF_UNIX)
+gate.connect({address!r})
+asked = json.dumps([os.getcwd(), dict(os.environ), sys.argv[2:]]).encode()
+socket.send_fds(gate, [len(asked).to_bytes(4)], [0, 1, 2])
+gate.sendall(asked)
+pid = int.from_bytes(gate.recv(4))
+def pass_on(number, _):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, pass_on)
+status = gate.recv(1)
+sys.exit(status[0] if status else 1)
+"""
+
+
+def gate(address: str) -> None:
+    """Fork a process for each client; it ends with its client."""
+    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        while True:
+            client, _ = listening.accept()
+            if os.fork() == 0:
+                _serve(client)
+            client.close()
+
+
+def _serve(client: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(client, 4, 3)
+    asked = b""
+    while len(asked) < int.from_bytes(size):
+        asked += client.recv(2**16)
+    directory, variables, arguments = json.loads(asked)
+    pid = os.fork()
+    if pid == 0:
+        os.chdir(directory)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        _become(variables, arguments)
+    client.sendall(pid.to_bytes(4))
+    ended = status = 0
+    while not ended:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if select.select([client], [], [], 0.05)[0]:  # it is no longer there
+            os.kill(pid, signal.SIGKILL)
+    with suppress(OSError):
+        client.sendall(bytes([os.waitstatus_to_exitcode(status) % 256]))
+    os._exit(0)
+
+
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
     """Start `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    given = [given for given in [*TINY, "data.path=book.txt"] if given.partition("=")[0] not in keys]
     return subprocess.Popen(
-        [sys.executable, ROOT / "train.py", *given, *arguments],
+        [sys.executable, SCRIPT, *tiny(arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -178,8 +324,25 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
     while not condition():
         assert time.monotonic() < until, "did not happen in time"
         if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended before that: {process.communicate()}")
+            said = process.said() if isinstance(process, Process) else process.communicate()
+            raise AssertionError(f"ended before that: {said}")
         time.sleep(0.005)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(each) for line in lists for each in line.split()]
+
+
+def processes_in(directory: Path) -> list[int]:
+    """Processes that work in a directory, but for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
+                found.append(int(process.name))
+    return found
 
 
 def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:

@@ -4,20 +4,19 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TINY, missing
-from tests.faults.processes import LONG, TWO, wait_for
+from tests.conftest import ROOT, missing
+from tests.faults.processes import JOB, LONG, SCRIPT, Process, children_of, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
 
 LONGEST = 180  # seconds, on a machine that is busy with other tests, too
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-JOB = [argument for argument in (*TINY, *TWO) if "max_steps" not in argument and "devices" not in argument]
-JOB = [argument for argument in JOB if argument.partition("=")[0] not in ("trainer.val_check_interval", "data.path")]
+PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
+STATIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line]
+ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line]
 
 
 def ip(*arguments: str) -> None:
@@ -35,20 +34,13 @@ class Host:
 
     def __init__(self, letter: str, number: int) -> None:
         self.name, self.address, self.cable = f"chargpt-{os.getpid()}-{letter}", f"10.117.0.{number}", f"cable-{letter}"
-        self.jobs: list[subprocess.Popen] = []
+        self.jobs: list[Process] = []
         ip("netns", "add", self.name)
 
-    def start(self, *command: str, **variables: str) -> subprocess.Popen:
-        """Start a command on this host; its output goes to files."""
-        out, err = (open(f"{self.cable}.{name}", "w") for name in ("out", "err"))
-        with out, err:
-            self.jobs.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", self.name, *command],
-                    stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-                    env=os.environ | {"GLOO_SOCKET_IFNAME": self.cable} | variables,
-                )
-            )  # fmt: skip
+    def start(self, *arguments: str, **variables: str) -> Process:
+        """Start torchrun on this host."""
+        variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
+        self.jobs.append(Process(*arguments, script="torchrun", environment=variables, network=self.name, long=True))
         return self.jobs[-1]
 
     def processes(self) -> list[int]:
@@ -61,11 +53,7 @@ class Host:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for job in self.jobs:
-            job.wait()
-
-    def said(self) -> str:
-        """What the last command has printed, on both channels."""
-        return Path(f"{self.cable}.out").read_text() + Path(f"{self.cable}.err").read_text()
+            job.wait(LONGEST)
 
 
 @pytest.fixture
@@ -93,29 +81,21 @@ def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
             ip("netns", "delete", host.name)
 
 
-def job(host: Host, command: str, *arguments: str) -> subprocess.Popen:
+def job(host: Host, command: str, *arguments: str) -> Process:
     """Start one host's part of a run: a command of the documentation, with the steps cut and one process a host."""
     number = int(host.address[-1]) - 1
     given = command.replace("node1", "10.117.0.1").replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
     if "c10d" in command:  # these hosts have addresses, but no names to know themselves by
         given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host.address}", *given]
-    given[given.index("train.py")] = str(ROOT / "train.py")
-    set_before = dict(
-        line.removeprefix("export ").split("=") for line in PAGE.splitlines() if line.startswith("export ")
-    )
-    return host.start(*TORCHRUN, *given, "data.path=book.txt", *JOB, *LONG, *arguments, **set_before)
-
-
-PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
-STATIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line]
-ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line]
+    given[given.index("train.py")] = SCRIPT
+    exports = (line.removeprefix("export ") for line in PAGE.splitlines() if line.startswith("export "))
+    return host.start(*given, *JOB, *LONG, *arguments, **dict(line.split("=") for line in exports))
 
 
 def cut_the_cable(host: Host) -> None:
     ip("-n", host.name, "link", "set", host.cable, "down")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
 def test_a_host_is_lost_and_the_same_commands_go_on(
     fault: Callable[[Host], None],
@@ -124,40 +104,37 @@ def test_a_host_is_lost_and_the_same_commands_go_on(
 ) -> None:
     """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
     one, other = hosts
-    running = [job(host, command, "trainer.timeout=10") for host, command in zip(hosts, STATIC, strict=True)]
+    running = [job(host, command, "trainer.timeout=5") for host, command in zip(hosts, STATIC, strict=True)]
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, running[0], LONGEST)
     fault(other)
     if fault is cut_the_cable:
-        assert running[1].wait(LONGEST) != 0  # it gives the other up, too
-    assert running[0].wait(LONGEST) != 0
-    assert "another process of this run has died or is silent; the newest checkpoint is runs/many/" in one.said()
+        assert running[1].wait(LONGEST).status != 0  # it gives the other up, too
+    ended = running[0].wait(LONGEST)
+    assert ended.status != 0
+    told = "another process of this run has died or is silent; the newest checkpoint is runs/many/"
+    assert told in ended.out + ended.err, ended
     assert not one.processes() and not other.processes()
     assert not Path("runs/many/checkpoints/step-00000160.ckpt").exists(), "it was lost in the middle"
 
     ip("-n", other.name, "link", "set", other.cable, "up")
     running = [job(host, command) for host, command in zip(hosts, STATIC, strict=True)]
-    for host, process in zip(hosts, running, strict=True):
-        assert process.wait(LONGEST) == 0, host.said()
-    assert "resume: from runs/many/checkpoints/step-" in one.said() and "resume:" not in other.said()
+    first, second = (process.wait(LONGEST) for process in running)
+    assert first.status == second.status == 0, (first, second)
+    assert "resume: from runs/many/checkpoints/step-" in first.out and "resume:" not in second.out
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
-@pytest.mark.slow
 def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
     """A process of one host dies; its torchrun notices and both start theirs again, which go on."""
-    for host in hosts:
-        job(host, *ELASTIC)
-    one, other = hosts
-    wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, one.jobs[0], LONGEST)
-    worker = max(pid for pid in other.processes() if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes())
+    one, other = (job(host, *ELASTIC) for host in hosts)
+    wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, one, LONGEST)
+    (worker,) = children_of(other.pid)
     os.kill(worker, signal.SIGKILL)
-    for host in hosts:
-        assert host.jobs[0].wait(LONGEST) == 0, host.said()
-    assert "resume: from runs/many/checkpoints/step-" in Path("cable-a.out").read_text()
-    assert "step 160/160" in Path("cable-a.out").read_text()
+    ended = [process.wait(LONGEST) for process in (one, other)]
+    assert [each.status for each in ended] == [0, 0], ended
+    assert "resume: from runs/many/checkpoints/step-" in ended[0].out and "step 160/160" in ended[0].out
 
 
-@pytest.mark.slow
 def test_hosts_that_see_different_files_are_told(hosts: tuple[Host, Host]) -> None:
     """Each has a text of its own under the same name: neither trains a step."""
     here = Path.cwd()
@@ -167,7 +144,8 @@ def test_hosts_that_see_different_files_are_told(hosts: tuple[Host, Host]) -> No
     os.chdir("b")
     other = job(hosts[1], STATIC[1])
     os.chdir(here)
-    assert one.wait(LONGEST) != 0 and other.wait(LONGEST) != 0
-    said = hosts[0].said()
+    first, second = one.wait(LONGEST), other.wait(LONGEST)
+    assert first.status != 0 and second.status != 0
+    said = first.out + first.err
     assert "train.py: text: rank 1 on " in said and "all machines must see the same text and the same runs/" in said
     assert not list(Path("runs/many/checkpoints").glob("*")) and not list((here / "b").glob("runs/*/checkpoints/*"))

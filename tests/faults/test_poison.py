@@ -15,7 +15,6 @@ from tests.faults import faults
 from tests.faults.processes import MUON, TWO, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of, one_line
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.faults.test_stops import drive, ends
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
@@ -31,11 +30,9 @@ def assert_finite() -> None:
     ("fault", "said"),
     [
         ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
-        ((faults.spoil_loss, 4 * 17 + 1, math.inf), "step 18: the loss is inf (batch 17 of seed 0)"),
-        ((faults.spoil_gradient, 14), "step 15: the norm of the gradient is inf (batch 14 of seed 0)"),
-        ((faults.spoil_gradient, 29, math.nan), "step 30: the norm of the gradient is nan (batch 29 of seed 0)"),
+        ((faults.spoil_gradient, 29), "step 30: the norm of the gradient is inf (batch 29 of seed 0)"),
     ],
-    ids=["loss", "infinite loss", "gradient", "last step"],
+    ids=["loss", "gradient of the last step"],
 )
 def test_a_step_that_is_no_number_is_not_taken(fault: Any, said: str, whole: Any, workplace: Path) -> None:
     """And where it was a fault of the hardware, the run goes on as if it had not been."""
@@ -56,18 +53,19 @@ def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
     assert_finite()
 
 
-@pytest.mark.parametrize("fault", [(faults.spoil_gradient, 12, math.nan), (faults.spoil_weights, 12)])
-def test_without_the_guard_they_are_saved(fault: Any, workplace: Path) -> None:
-    run("name=cut", *MUON, "trainer.max_steps=14", "logger=none", fault=(faults.both, (faults.guard_nothing,), fault))
-    state = torch.load(sorted(CHECKPOINTS.glob("step-*"))[-1])["state_dict"]
-    assert any(not value.isfinite().all() for value in state.values())
+def test_without_the_guard_they_are_saved(workplace: Path) -> None:
+    for fault in ((faults.spoil_gradient, 12, math.nan), (faults.spoil_weights, 12)):
+        both = (faults.both, (faults.guard_nothing,), fault)
+        run(f"name={fault[0].__name__}", *MUON, "trainer.max_steps=14", "logger=none", fault=both)
+        state = torch.load(sorted(Path("runs", fault[0].__name__, "checkpoints").glob("step-*"))[-1])["state_dict"]
+        assert any(not value.isfinite().all() for value in state.values()), fault
 
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
     """Of which the other could see nothing: the gradient is as it was."""
-    status, out, err = ends(drive("1:spoil_loss:50", "name=cut", *TWO), within=150)
-    assert status == 1, err
-    assert re.fullmatch(r"train.py: step 26: the loss is nan \(batch 25 of seed 0\).*step-00000020.ckpt.*\n", err), err
+    ended = run_ranks(2, "name=cut", *TWO, fault={1: (faults.spoil_loss, 2 * 25)})
+    said = "step 26: the loss is nan (batch 25 of seed 0)"
+    one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", "step-00000020.ckpt")
 
 
 def test_sharded_numbers_that_are_none_stop_both(workplace: Path) -> None:

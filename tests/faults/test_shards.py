@@ -11,7 +11,7 @@ import torch
 
 from tests import stores
 from tests.faults import faults
-from tests.faults.processes import Process, run, start, wait_for
+from tests.faults.processes import Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
 from tests.stores import Bucket, differing
 
@@ -69,10 +69,9 @@ def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
     recipe = [f"data.path={bucket.address}", "trainer.precision=32-true", "optim=adamw", "compile=false"]
     recipe += ["data.split=[0.99,0.005,0.005]", "trainer.max_steps=20"]
     for devices in (1, 2):
-        process = start(*recipe, f"name=of{devices}", f"data.cache_dir=of{devices}", f"trainer.devices={devices}")
         before = bucket.server.read(f"{bucket.name}/0.txt")
-        _, err = process.communicate(timeout=150)
-        assert process.returncode == 0, err
+        ended = run(*recipe, f"name=of{devices}", f"data.cache_dir=of{devices}", f"trainer.devices={devices}")
+        assert ended.status == 0, ended
         # For the manifest, for validation and test, for training.
         assert bucket.server.read(f"{bucket.name}/0.txt") - before == 3
     one, two = weights(Path("runs/of1")), weights(Path("runs/of2"))
@@ -82,12 +81,12 @@ def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
 
 def test_what_changes_while_it_trains_is_named_and_what_was_trained_is_kept(bucket: Bucket, text: str) -> None:
     whole = trained(text)
-    process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_at, 15, "waiting"))
+    process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_for_file, 15, "go"))
     try:
         wait_for(Path("waiting").exists)
         for name in DOCUMENTS:
             bucket.put(name, DOCUMENTS[name].swapcase())
-        Path("waiting").unlink()
+        Path("go").touch()
         ended = process.wait()
     finally:
         process.signal(signal.SIGKILL)
@@ -118,11 +117,11 @@ def test_a_store_that_goes_away_and_comes_back(workplace: Path) -> None:
     text = f"data.path=[{','.join(f'http://127.0.0.1:{server.port}/{name}' for name in DOCUMENTS)}]"
     try:
         whole = trained(text)
-        process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_at, 5, "waiting"))
+        process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_for_file, 5, "go"))
         try:
             wait_for(Path("waiting").exists)
             server.stop()
-            Path("waiting").unlink()
+            Path("go").touch()
             time.sleep(4)
             assert process.process.exitcode is None  # it waits
             stopped_at = server.log.stat().st_size

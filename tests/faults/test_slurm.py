@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.conftest import ROOT, TINY, missing, needs
-from tests.faults.processes import LONG, TWO, wait_for
+from tests.conftest import ROOT, missing, needs
+from tests.faults.processes import CLIENT, JOB, LONG, SCRIPT, fork, gate, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
 
 CONFIG = """
@@ -93,25 +94,30 @@ def ready() -> bool:
 
 
 @pytest.fixture
-def project(slurm: None, workplace: Path) -> Path:
-    """A directory in which `.venv/bin/python train.py` is this project's."""
+def project(slurm: None, workplace: Path) -> Iterator[Path]:
+    """A directory in which `.venv/bin/python train.py` is this project's, in processes that are forked."""
     python = workplace / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {ROOT / "train.py"} "$@"\n')
+    python.write_text(CLIENT.format(python=sys.executable, address=str(workplace / "gate")))
     python.chmod(0o755)
-    return workplace
+    process = fork(gate, str(workplace / "gate"))
+    wait_for((workplace / "gate").exists)
+    yield workplace
+    process.kill()
 
 
+PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
+COMMANDS = {line.split()[1]: line.split()[1:] for line in PAGE.splitlines() if line.startswith("sbatch ")}
 SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
-JOB = [each for each in (*TINY, *TWO) if each.partition("=")[0] not in ("trainer.devices", "trainer.max_steps")]
-JOB = ["data.path=book.txt", *(each for each in JOB if not each.startswith("trainer.val_check_interval"))]
 
 
-def submit(*arguments: str) -> str:
-    """Submit the file of the documentation, with options and overrides, and return the job's number."""
-    options = [each for each in arguments if each.startswith("--")]
-    overrides = [each for each in arguments if not each.startswith("--")]
-    return ask("sbatch", "--parsable", *options, *SMALL, str(ROOT / "docs/train.sbatch"), *overrides)
+def submit(name: str, *arguments: str) -> str:
+    """Submit a command of the documentation, with more options and overrides, and return the job's number."""
+    given = [each for each in COMMANDS[f"--job-name={name}"] if each != "docs/train.sbatch"]
+    words = [*given, *SMALL, *arguments]
+    options = [each for each in words if each.startswith("--")]
+    overrides = [each for each in words if not each.startswith("--")]
+    return ask("sbatch", "--parsable", *options, str(ROOT / "docs/train.sbatch"), *overrides, *JOB)
 
 
 def wait_for_end(number: str) -> None:
@@ -122,74 +128,62 @@ def wait_for_end(number: str) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.slow
 def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two: Path) -> None:
     """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
-    number = submit("--job-name=cut", "--nodes=2", *JOB, *LONG)
-    wait_for(Path("runs/cut/checkpoints/step-00000040.ckpt").exists, timeout=180)
+    number = submit("many", "--nodes=2", *LONG)
+    wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
     wait_for_end(number)
     said = Path("job.out").read_text()
     assert f"SLURM job {number} is requeued, to go on with this run" in said, said
-    assert "resume: going on in runs/cut" in said and said.count("step 160/160") == 1, said
-    assert_as_if_never_touched(whole_of_two, Path("runs/cut"))
+    assert "resume: going on in runs/many" in said and said.count("step 160/160") == 1, said
+    assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
-@pytest.mark.slow
+def test_the_other_commands_of_the_page(project: Path) -> None:
+    """Two tasks of one node, and one job of an array."""
+    assert len(COMMANDS) == 3
+    short = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
+    jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *short), submit("seeds", "--array=1", *short)]
+    for number in jobs:
+        wait_for_end(number)
+    done = {run.name: (run / "checkpoints/last.ckpt").exists() for run in Path("runs").iterdir()}
+    assert done == {"large": True, "seeds-1": True}, Path("job.out").read_text()
+    assert "seed: 1\n" in Path("runs/seeds-1/config.yaml").read_text()
+    large = Path("runs/large")
+    assert len(list(large.glob("events*"))) == 1 and (large / "train.log").read_text().count("step 2/2") == 1
+    assert torch.load(large / "checkpoints/last.ckpt")["conditions"]["world_size"] == 2
+
+
 def test_what_srun_starts(project: Path) -> None:
-    """Two tasks of one node, named by the job; what they cannot do is said once."""
+    """Two tasks of a node are two processes, which is said once; one may start its further processes itself."""
     srun = ["srun", "--kill-on-bad-exit=1", "--nodes=1"]
     train = [str(project / ".venv/bin/python"), "train.py", *JOB, "trainer.max_steps=2"]
-    subprocess.run([*srun, "--ntasks=2", *train], check=True, capture_output=True, timeout=180)
-    (run,) = Path("runs").iterdir()
-    assert len(list(run.glob("events*"))) == 1 and (run / "train.log").read_text().count("step 2/2") == 1
-    refused = subprocess.run(
-        [*srun, "--ntasks=2", *train, "trainer.devices=4"], capture_output=True, text=True, timeout=180
-    )
+
+    def ends(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+    refused = ends(*srun, "--ntasks=2", *train, "trainer.devices=4")
     assert refused.returncode != 0
     lines = [line for line in refused.stderr.splitlines() if line.startswith("train.py")]
     assert lines == ["train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out"]
-    # One task may start its further processes itself, whatever the job has asked for.
-    alone = subprocess.run(
-        [*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two"], timeout=180, capture_output=True
-    )
-    assert alone.returncode == 0 and Path("runs/two/checkpoints/last.ckpt").exists()
+    alone = ends(*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two")
+    assert alone.returncode == 0 and Path("runs/two/checkpoints/last.ckpt").exists(), alone
 
 
-@pytest.mark.slow
 def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
-    """A script that has two tasks but starts the program without srun trains in one process."""
-    Path("job.sh").write_text(f"#!/bin/sh\n.venv/bin/python train.py name=alone {' '.join(JOB)} trainer.max_steps=2\n")
+    """A script that has two tasks but starts the program without srun trains in one process: the real one."""
+    Path("job.sh").write_text(f"#!/bin/sh\n{sys.executable} {SCRIPT} name=alone {' '.join(JOB)} trainer.max_steps=2\n")
     number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
     wait_for_end(number)
     assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
 
 
-@pytest.mark.slow
 def test_trials_of_a_sweep_are_jobs(project: Path) -> None:
     """Two settings, a job each, and the table at the end."""
     needs("submitit", extra="launcher")
-    ended = subprocess.run(
-        [sys.executable, ROOT / "train.py", "-m", "seed=1,2", "name=grid", *JOB, "trainer.max_steps=4", "trainer=cpu",
-         "launcher=slurm", "launcher.partition=all", "launcher.timeout_min=5", "launcher.gpus_per_node=0",
-         "launcher.cpus_per_task=1"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    launcher = "launcher=slurm launcher.partition=all launcher.timeout_min=5 launcher.gpus_per_node=0".split()
+    ended = run("-m", "seed=1,2", "name=grid", "trainer.max_steps=4", *launcher, "launcher.cpus_per_task=1")
+    assert ended.status == 0, ended
     rows = list(csv.DictReader(Path("runs/grid/sweep.csv").read_text().splitlines()))
     assert {(row["seed"], row["status"]) for row in rows} == {("1", "finished"), ("2", "finished")}
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page(project: Path) -> None:
-    """Each is submitted, on as many of the two nodes as there are."""
-    page = (ROOT / "docs/cluster.md").read_text("utf-8")
-    commands = {line for line in page.splitlines() if line.startswith("sbatch ")}
-    assert len(commands) == 3
-    cut = [*JOB, "trainer.max_steps=2", "trainer.val_check_interval=2"]
-    for command in sorted(commands):
-        given = command.replace("--nodes=4", "--nodes=2").replace("--array=0-3", "--array=0-1").split()[1:]
-        wait_for_end(submit(*(each for each in given if each != "docs/train.sbatch"), *cut))
-    done = {run.name: (run / "checkpoints/last.ckpt").exists() for run in Path("runs").iterdir()}
-    assert done == dict.fromkeys(["many", "large", "seeds-0", "seeds-1"], True), Path("job.out").read_text()
-    assert "seed: 1\n" in Path("runs/seeds-1/config.yaml").read_text()

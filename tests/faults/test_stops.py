@@ -1,65 +1,22 @@
 """Stops are clean: alone, under SLURM, and of several processes, which end together or not at all."""
 
-import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import ROOT, TINY
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, events, run, start, wait_for
+from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
-
-
-def drive(fault: str, *arguments: str) -> subprocess.Popen:
-    """Start train.py with a fault in one of its ranks."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    given = [each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys]
-    return subprocess.Popen(
-        [sys.executable, ROOT / "tests/faults/driver.py", *given, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"FAULT": fault},
-    )  # fmt: skip
-
-
-def gone(group: int) -> bool:
-    """Whether no process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def ends(process: subprocess.Popen, within: float) -> tuple[int, str, str]:
-    """How a job ended; fails, and ends it, where it does not, or leaves a process behind."""
-    try:
-        out, err = process.communicate(timeout=within)
-        until = time.monotonic() + 60
-        while not gone(process.pid) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert gone(process.pid), f"left a process behind: {err}"
-        return process.returncode, out, err
-    finally:
-        if not gone(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-
 
 # -- One process -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=["ctrl-c", "sigterm", "sigusr1"]
-)
-@pytest.mark.parametrize("step", [13, 19, 20])
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), (signal.SIGTERM, 19), (signal.SIGUSR1, 20)])
 def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.signal_at, step, number))
     name = signal.Signals(number).name
@@ -81,7 +38,7 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
 
 
 def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.signal_in_finish, signal.SIGTERM))
+    ended = run("name=cut", *MUON, fault=(faults.in_finish, signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
@@ -96,13 +53,20 @@ def test_a_stop_in_the_last_validation(when: str, whole: Any, workplace: Path) -
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_slurm_requeues_what_has_not_begun(workplace: Path) -> None:
-    (workplace / "scontrol").write_text('#!/bin/sh\necho "$@" >> asked\n')
-    (workplace / "scontrol").chmod(0o755)
-    slurm = {"PATH": f"{workplace}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+@pytest.fixture
+def slurm(workplace: Path) -> dict[str, str]:
+    """Variables of a job; a script stands for SLURM's `scontrol` and keeps what it was asked for."""
+    (workplace / "tools").mkdir()
+    (workplace / "tools/scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
+    (workplace / "tools/scontrol").chmod(0o755)
+    path = f"{workplace / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "ASKED": str(workplace / "asked"), "SLURM_JOB_ID": "4711"}
+
+
+def test_slurm_requeues_what_has_not_begun(slurm: dict[str, str]) -> None:
     ended = run(fault=(faults.signal_before_fit, signal.SIGUSR1), environment=slurm)
-    assert ended.status == 138 and "SLURM job 5 is requeued" in ended.out, ended
-    assert Path("asked").read_text() == "requeue 5\n" and not Path("runs").exists()
+    assert ended.status == 138 and "SLURM job 4711 is requeued" in ended.out, ended
+    assert Path("asked").read_text() == "requeue 4711\n" and not Path("runs").exists()
 
 
 def test_a_job_may_make_several_runs(workplace: Path) -> None:
@@ -114,21 +78,8 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
 
 
-def test_slurm_requeues_and_the_same_command_goes_on(
-    whole: Any,
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A script stands for SLURM's `scontrol`: it keeps what it was asked for. The job's second start is ours."""
-    tools = workplace / "tools"
-    tools.mkdir()
-    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
-    (tools / "scontrol").chmod(0o755)
-    slurm = {
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "ASKED": str(workplace / "asked"),
-        "SLURM_JOB_ID": "4711",
-    }
+def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str, str]) -> None:
+    """The job's second start is ours."""
     first = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=slurm)
     assert first.status == 138 and "SLURM job 4711 is requeued, to go on with this run" in first.out, first
     assert Path("asked").read_text() == "requeue 4711\n"
@@ -139,49 +90,48 @@ def test_slurm_requeues_and_the_same_command_goes_on(
     assert_same(ours["state_dict"], theirs["state_dict"], "state_dict")
     assert events(whole(MUON)) == events(cut)
     # A job of an array is named by both numbers; a scontrol that fails is heard.
-    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
+    Path("tools/scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
     array = slurm | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
     third = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=array)
     assert third.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in third.out, third
     assert Path("asked").read_text() == "requeue 4711\nrequeue 4712_3\n"
 
 
-# -- Two processes -----------------------------------------------------------------------------------
+# -- Two processes, of which the first starts the second ---------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_signal_to_one_rank_stops_both_cleanly(strategy: str, workplace: Path) -> None:
-    status, out, err = ends(drive("1:signal_at:12:15", "name=cut", *TWO, f"trainer={strategy}"), within=150)
-    assert (status, err) == (143, ""), err
-    assert "stopped by SIGTERM after step 13" in out
+    fault = {1: (faults.signal_at, 12, signal.SIGTERM)}
+    ended = run_ranks(2, "name=cut", *TWO, f"trainer={strategy}", fault=fault)
+    assert (ended.status, ended.err) == (143, ""), ended
+    assert "stopped by SIGTERM after step 13" in ended.out
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 13
 
 
 def test_ctrl_c_in_the_terminal_reaches_both(workplace: Path) -> None:
-    process = start("name=cut", *TWO, "trainer.max_steps=100000", "trainer.val_check_interval=1000")
-    wait_for(lambda: Path("runs/cut/train.log").exists(), process)
-    wait_for(lambda: bool(list(Path("runs/cut").glob("events*"))), process)
-    time.sleep(4)
-    os.killpg(process.pid, signal.SIGINT)
-    status, out, err = ends(process, within=150)
-    assert (status, err) == (130, ""), err
-    assert "stopped by SIGINT after step" in out
+    process = Process("name=cut", *TWO, "trainer.max_steps=100000")
+    wait_for(Path("runs/cut/checkpoints/last.ckpt").exists, process)
+    process.signal(signal.SIGINT, group=True)
+    ended = process.ends()
+    assert (ended.status, ended.err) == (130, ""), ended
+    assert "stopped by SIGINT after step" in ended.out
 
 
 @pytest.mark.parametrize(
     ("fault", "rank", "strategy"),
     [
-        *itertools.product(("raise_at:12", "at_step:12", "hang_at:12"), (0, 1), ("ddp",)),
-        ("hang_at:12", 1, "fsdp"),
+        (faults.raise_at, 0, "ddp"), (faults.at_step, 0, "ddp"), (faults.hang_at, 0, "ddp"),
+        (faults.raise_at, 1, "ddp"), (faults.at_step, 1, "ddp"), (faults.hang_at, 1, "fsdp"),
     ],
-)
-def test_a_rank_that_fails_ends_the_job(fault: str, rank: int, strategy: str, workplace: Path) -> None:
-    patience = 15 if "hang" in fault else 60  # it holds for finding each other, too, which takes a busy machine long
-    process = drive(f"{rank}:{fault}", "name=cut", *TWO, f"trainer={strategy}", f"trainer.timeout={patience}")
-    status, out, err = ends(process, within=150)
-    assert status != 0
-    if "raise" in fault:
-        assert "made to fail" in err
+)  # fmt: skip
+def test_a_rank_that_fails_ends_the_job(fault: Any, rank: int, strategy: str, workplace: Path) -> None:
+    given = ["name=cut", *TWO, f"trainer={strategy}", "trainer.timeout=5"]
+    ended = run_ranks(2, *given, fault={rank: (fault, 12)})
+    assert ended.status != 0
+    if fault is faults.raise_at:
+        assert "ZeroDivisionError: division by zero" in ended.err
     elif rank == 1:
-        assert "another process of this run has died or is silent; the newest checkpoint is" in err or status == -9
+        told = "another process of this run has died or is silent; the newest checkpoint is"
+        assert told in ended.err or ended.status == -signal.SIGKILL, ended
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
