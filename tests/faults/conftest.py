@@ -1,7 +1,6 @@
 """The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
 
 import http.server
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import chdir
