@@ -36,8 +36,8 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("ci", ["", "true"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "ci"), [("0", "true"), ("2", "")])
 def test_what_was_not_run(tmp_path: Path, workers: str, ci: str) -> None:
     (tmp_path / "test_few.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", workers, tmp_path / "test_few.py"]
