@@ -15,7 +15,6 @@ import sample as sample_script
 import score as score_script
 import train as train_script
 from tests.conftest import ROOT, Ended, caller, needs
-from tests.stores import web
 
 Call = Callable[..., Ended]
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -40,12 +39,8 @@ def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would begin: what then happens has tests of its own."""
     begun: list[str] = []
-
-    def begin(kind: str) -> Callable[..., int]:
-        return lambda *_: begun.append(kind) or 0
-
     for kind in ("run_one", "run_sweep", "run_search"):
-        monkeypatch.setattr(train_script, kind, begin(kind))
+        monkeypatch.setattr(train_script, kind, lambda *_, kind=kind: begun.append(kind) or 0)
     monkeypatch.setenv("PATH", "")  # no program of SLURM's is found; tests/faults/test_slurm.py has them
     every = commands("train")
     for arguments in every:
@@ -79,27 +74,17 @@ def test_every_other_command_is_taken() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [arguments for arguments in commands("train", "README.md", "data.md") if arguments[0].startswith("data.path")],
-    ids=lambda arguments: arguments[0],
-)
-def test_texts_of_ones_own(arguments: list[str], train: Call, request: pytest.FixtureRequest) -> None:
-    path, *rest = arguments
+def test_texts_of_ones_own(train: Call) -> None:
+    """Those in a store or behind an address are in tests/faults/test_shards.py."""
     Path("letters").mkdir()
     for name in "ab":
         Path(f"letters/{name}.txt").write_bytes(Path("book.txt").read_bytes())
-    if "s3://" in path:
-        bucket = request.getfixturevalue("bucket")
-        bucket.put("books/a.txt", Path("book.txt").read_text())
-        path = path.replace("s3://my-bucket", bucket.address)
-    if "https://" in path:
-        server = web(Path("letters"))
-        request.addfinalizer(server.stop)
-        path = path.replace("https://example.org", f"http://127.0.0.1:{server.port}")
-    ended = train(path, *rest, *CUT, defaults=False)
-    assert ended.status == 0, ended.err
-    assert "validation loss" in ended.out and "bits per character" in ended.out
+    local = [given for given in commands("train") if given[0].startswith("data.path=") and "://" not in given[0]]
+    assert len(local) >= 4
+    for arguments in local:
+        ended = train(*arguments, *CUT, defaults=False)
+        assert ended.status == 0, ended.err
+        assert "validation loss" in ended.out and "bits per character" in ended.out
 
 
 @pytest.mark.slow

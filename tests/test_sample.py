@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.generate import random_numbers
 from sample import Continuation
+from tests.conf.test_progress import Terminal
 from tests.conftest import ROOT, Ended
 from tests.reference import model as reference
 from tests.reference import sampling
@@ -295,44 +295,24 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_conversation_in_a_terminal(trained: Path) -> None:
     """The arrow brings the last prompt back, Ctrl-C ends a text and a line, Ctrl-D the conversation."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "--interactive", "--num-chars", "100000000", "--seed", "1"]
-    seen = ""
-
-    def until(expected: str) -> None:
-        nonlocal seen
-        limit = time.monotonic() + 60
-        while not re.search(expected, seen):
-            assert time.monotonic() < limit, seen[-500:]
-            if select.select([ours], [], [], 0.1)[0]:
-                seen += os.read(ours, 4096).decode("utf-8", "replace")
-        seen = re.split(expected, seen, maxsplit=1)[-1]
-
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    terminal = Terminal(*COMMAND[1:], "--interactive", "--num-chars", "100000000", "--seed", "1")
     try:
-        until("> ")
-        os.write(ours, b"The of\n")
-        until("The of")
-        until(r"The of[^>]{40}")
-        process.send_signal(signal.SIGINT)
-        until("> ")
-        os.write(ours, b":set num-chars 5\n")
-        until("> ")
-        os.write(ours, b"\x1b[A\x1b[A\n")  # two up
-        until(r"The of")
-        until(r"The of[^>]{5}\r\n\[seed 1\]")
-        until("> ")
-        os.write(ours, b"half a line")
-        until("half a line")
-        time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
-        process.send_signal(signal.SIGINT)
-        until("> ")
-        os.write(ours, b"\x04")
-        assert process.wait(60) == 0
+        for typed, shown in (
+            (b"", "> "),
+            (b"The of\n", r"The of[^>]*The of[^>]{40}"),
+            (signal.SIGINT, "> "),
+            (b":set num-chars 5\n", "> "),
+            (b"\x1b[A\x1b[A\n", r"The of[^>]*The of[^>]{5}\r\n\[seed 1\]\r\n> "),  # two up
+            (b"half a line", "half a line"),
+            (signal.SIGINT, "> "),
+        ):
+            if isinstance(typed, bytes):
+                os.write(terminal.ours, typed)
+            else:
+                time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
+                terminal.process.send_signal(typed)
+            terminal.until(shown)
+        os.write(terminal.ours, b"\x04")
+        assert terminal.process.wait(60) == 0
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-        os.close(theirs)
+        terminal.close()
