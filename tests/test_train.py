@@ -284,6 +284,7 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
             assert start.dtype == torch.int64 and text.tokenizer.decode(start.numpy()) == prompt, (tokenizer, prompt)
 
 
+@pytest.mark.slow
 def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
@@ -372,18 +373,6 @@ def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
     assert process.process.is_alive()
     process.signal(signal.SIGINT)
     assert process.wait(timeout=40).status == 130
-
-
-def test_resume_finds_refuses_and_extends(trained: Path, train: Train) -> None:
-    assert "no unfinished run" in train("resume=auto").err
-    assert "runs/first exists; resume=auto" in train("name=first").err
-    assert "is finished: step 30 of 30" in train("name=first", "resume=auto").out
-    assert "cannot change model.dim=64 (the run has 32)" in train("name=first", "resume=auto", "model.dim=64").err
-    assert train("resume=runs/first", "trainer.max_steps=40").status == 0
-    assert summary("first")["steps"] == 40
-    Path("runs/killed").mkdir()  # by a kill before the first checkpoint
-    ended = train("name=killed", "resume=auto", "trainer.max_steps=1")
-    assert ended.status == 0 and "starting afresh" in ended.out
 
 
 def test_wrong_words_are_answered_before_anything_heavy_is_loaded(workplace: Path) -> None:
