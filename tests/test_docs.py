@@ -36,6 +36,7 @@ def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
 
 
+@pytest.mark.slow
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would begin: what then happens has tests of its own."""
     begun: list[str] = []
