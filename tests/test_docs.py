@@ -108,6 +108,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
         assert sample(*short).status == 0
 
 
+@pytest.mark.slow
 def test_scoring_and_exporting(
     trained: Path,
     train: Call,
