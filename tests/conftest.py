@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,6 +218,16 @@ def trained(trained_once: Path, workplace: Path) -> Path:
     """The best model of runs/first, a finished run in the workplace: what `train("name=first")` leaves there."""
     shutil.copytree(trained_once, workplace, symlinks=True, dirs_exist_ok=True)
     return Path("runs/first/checkpoints/best.safetensors")
+
+
+@pytest.fixture
+def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`minutes` are filled by steps that take 6 s as far as it knows, so that few steps fill them."""
+    from gpt.fit import dial
+
+    measure = dial.measure
+    monkeypatch.setattr(dial, "MEASURED", 0.1)
+    monkeypatch.setattr(dial, "measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
 
 
 @pytest.fixture

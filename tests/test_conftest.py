@@ -13,15 +13,9 @@ TESTS = """
 import pytest
 from tests.conftest import missing, needs
 
-def test_passes():
-    pass
-
-@pytest.mark.parametrize("package", ["nothing_here", "nor_here"])
-def test_needs(package):
-    needs(package)
-
-def test_another_extra():
-    needs("nothing_here", extra="search")
+@pytest.mark.parametrize("extra", ["export", "export", "search"])
+def test_needs(extra):
+    needs("nothing_here", extra=extra)
 
 def test_program():
     missing("no browser (package chromium)")
@@ -36,8 +30,8 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("ci", ["", "true"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "ci"), [("0", "true"), ("1", "")])
 def test_what_was_not_run(tmp_path: Path, workers: str, ci: str) -> None:
     (tmp_path / "test_few.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", workers, tmp_path / "test_few.py"]
@@ -47,7 +41,7 @@ def test_what_was_not_run(tmp_path: Path, workers: str, ci: str) -> None:
     if ci:
         assert ended.returncode == 1 and "not run: 1 (no GPU here)" in ended.stdout.splitlines()
         assert ended.stdout.count("CI lacks what this test needs: no ") >= 4
-        assert "4 failed, 1 passed, 1 skipped in " in closing
+        assert "4 failed, 1 skipped in " in closing
     else:
         assert ended.returncode == 0 and line == SAID
-        assert "1 passed, 5 skipped in " in closing
+        assert "5 skipped in " in closing

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -22,11 +21,18 @@ from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.generate import random_numbers
 from sample import Continuation
+from tests.conf.test_progress import Terminal
 from tests.conftest import ROOT, Ended
 from tests.reference import model as reference
 from tests.reference import sampling
 
 Call = Callable[..., Ended]
+COMMAND = [sys.executable, str(ROOT / "sample.py")]
+
+
+def parts_of(ended: Ended) -> list[str]:
+    """The texts that are numbered."""
+    return re.split(r"^--- \d+\n", ended.out, flags=re.MULTILINE)[1:]
 
 
 RULES = [
@@ -41,6 +47,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     """Greedy and drawn text against one forward pass of the whole text per character, written out here."""
     model, meta = load_checkpoint(trained)
@@ -48,13 +55,13 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     texts = set()
     for rules in RULES:
         tokens = tokenizer.encode("Abc de").tolist()
-        numbers = random_numbers(5, np.array(tokens)).random(60)
+        numbers = random_numbers(5, np.array(tokens)).random(36)
         for number in numbers:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
             chances = sampling.probabilities(logits.tolist(), **rules, seen=set(tokens))
             tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
         options = [word for key, value in rules.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        ended = sample("--prompt", "Abc de", "--num-chars", "60", "--seed", "5", *options)
+        ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
         assert ended.status == 0
         assert ended.out == tokenizer.decode(np.array(tokens)) + "\n", rules
         texts.add(ended.out)
@@ -67,26 +74,16 @@ def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample:
     assert seed
     assert sample("--num-chars", "50", "--seed", seed[1]).out == first.out
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
-
-
-def test_a_model_file_is_enough(trained: Path, sample: Call) -> None:
-    """With the run, its config and the text gone."""
-    expected = sample(str(trained), "--num-chars", "40", "--seed", "1").out
-    shutil.copy(trained, "mine.safetensors")
-    shutil.rmtree("runs")
-    Path("book.txt").unlink()
-    shutil.rmtree("cache")
-    assert sample("mine.safetensors", "--num-chars", "40", "--seed", "1").out == expected
+    assert sample("--top-k", "100000", "--num-chars", "50", "--seed", seed[1]).out == first.out, "more than there are"
+    assert sample("--top-k", "1", "--num-chars", "20").out == sample("--temperature", "0", "--num-chars", "20").out
 
 
 def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
-    folder = trained.parent
+    assert "nothing: no such model or run; the newest are runs/first" in sample("nothing").err
+    folder, settings = trained.parent, ["--num-chars", "40", "--seed", "1"]
     checkpoints = [str(folder / name) for name in ("last.ckpt", "step-00000030.ckpt")]
-    texts = {
-        sample(*given, "--num-chars", "40", "--seed", "1").out
-        for given in ([], ["first"], ["runs/first"], [str(folder)], [str(trained)], *([name] for name in checkpoints))
-    }
-    assert len(texts) == 1
+    every = ([], ["first"], ["runs/first"], [str(folder)], [str(trained)], *([name] for name in checkpoints))
+    texts = {sample(*given, *settings).out for given in every}
     for name in ("step-00000099.ckpt", "best.ckpt"):
         assert "no such model or run" in sample(str(folder / name)).err
     last = folder / "last.safetensors"
@@ -94,55 +91,28 @@ def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) ->
     assert sample("first").status == 0
     ended = sample(str(folder / "last.ckpt"))
     assert ended.status == 2 and ended.err == f"sample.py: {folder}/last.ckpt: has no model file ({last})\n"
-    train("name=second", "seed=9")
+    train("name=second", "seed=9", "trainer.max_steps=1")
     assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
-
-
-def test_several_samples_differ_and_are_numbered(trained: Path, sample: Call) -> None:
-    ended = sample("--num-samples", "3", "--num-chars", "40", "--seed", "1", "--prompt", "The ")
-    parts = re.split(r"^--- \d\n", ended.out, flags=re.MULTILINE)[1:]
-    assert len(parts) == 3 == len(set(parts))
-    assert all(part.startswith("The ") and len(part) == 45 for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--prompt", "né"], "'é' (U+00E9) at position 1"),
-        (["nothing"], "nothing: no such model or run; the newest are runs/first"),
-        (["--temperatur", "1"], "nearest: --temperature"),
-        (["--temperature", "-1"], "at least 0"),
-        (["--temperature", "nan"], "at least 0"),
-        (["--top-k", "0"], "at least 1"),
-        (["--num-chars", "1.5"], "a whole number"),
-        (["--num-samples", "0"], "at least 1"),
-        (["--device", "cuda:99"], "--device cuda:99"),
-        (["--device", "toaster"], "argument --device: toaster: must be cpu"),
-        (["book.txt"], "is damaged or no model file"),
-    ],
-)
-def test_wrong_words_get_one_line(trained: Path, sample: Call, arguments: list[str], said: str) -> None:
-    ended = sample(*arguments)
-    assert ended.status == 2 and ended.out == ""
-    assert ended.err.startswith("sample.py: ") and ended.err.count("\n") == 1 and said in ended.err
-
-
-def test_before_the_first_run(workplace: Path, sample: Call) -> None:
+    # The file alone is enough.
+    shutil.copy(trained, "mine.safetensors")
+    for gone in ("runs", "cache"):
+        shutil.rmtree(gone)
+    Path("book.txt").unlink()
+    texts.add(sample("mine.safetensors", *settings).out)
+    assert len(texts) == 1
     ended = sample()
     assert ended.status == 2 and "python train.py" in ended.err
 
 
-def test_top_k_is_clamped_and_one_is_greedy(trained: Path, sample: Call) -> None:
-    assert sample("--top-k", "100000", "--num-chars", "20", "--seed", "1").status == 0
-    greedy = sample("--temperature", "0", "--num-chars", "20").out
-    assert sample("--top-k", "1", "--num-chars", "20").out == greedy
-
-
-def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
-    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    assert train("data.path=greek.txt", "data.tokenizer=byte", "trainer.max_steps=300", "name=g").status == 0
-    ended = sample("g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "20")
-    assert ended.status == 0 and ended.out.startswith("μῆνιν")
+def test_several_prompts_and_samples(trained: Path, sample: Call) -> None:
+    """Each text is the one that its prompt and its seed give alone."""
+    prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
+    given = [word for prompt in prompts for word in ("--prompt", prompt)]
+    parts = parts_of(sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7"))
+    alone = [
+        sample("--prompt", prompt, "--num-chars", "30", "--seed", seed).out for prompt in prompts for seed in ("7", "8")
+    ]
+    assert parts == alone and len(set(parts)) == 6
 
 
 def test_as_a_command_it_starts_without_what_takes_long_to_load(trained: Path) -> None:
@@ -162,18 +132,6 @@ def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_several_prompts_of_different_lengths(trained: Path, sample: Call) -> None:
-    """Each text is the one that its prompt and its seed give alone."""
-    prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
-    given = [word for prompt in prompts for word in ("--prompt", prompt)]
-    ended = sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7")
-    parts = re.split(r"^--- \d\n", ended.out, flags=re.MULTILINE)[1:]
-    alone = [
-        sample("--prompt", prompt, "--num-chars", "30", "--seed", seed).out for prompt in prompts for seed in ("7", "8")
-    ]
-    assert parts == alone and len(set(parts)) == 6
-
-
 def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
@@ -181,22 +139,17 @@ def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: 
     assert sample("--prompt-file", "p.txt", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"", "--prompt-file p.txt: is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "--prompt-file p.txt: No such file")],
-)
-def test_prompt_files_that_cannot_be_used(trained: Path, sample: Call, content: bytes | None, said: str) -> None:
-    if content is not None:
-        Path("p.txt").write_bytes(content)
-    ended = sample("--prompt-file", "p.txt")
-    assert ended.status == 2 and ended.out == "" and said in ended.err and ended.err.count("\n") == 1
+    for content, said in ((b"", "is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "No such file")):
+        Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
+        ended = sample("--prompt-file", "p.txt")
+        assert ended.status == 2 and ended.out == "" and ended.err.count("\n") == 1
+        assert "--prompt-file p.txt: " in ended.err and said in ended.err
 
 
 def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None:
     settings = ["--num-chars", "0"]
     ended = sample("--prompt", "né", *settings)
+    assert ended.status == 2 and "'é' (U+00E9) at position 1" in ended.err
     assert "nearest: 'e'; --unknown skip leaves out" in ended.err
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out == "ne fi\n"
     assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
@@ -208,10 +161,9 @@ def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:
     """Of what was drawn, whatever the temperature and the filters, as one forward pass over the text gives them."""
     settings = ["--num-samples", "9", "--num-chars", "20", "--seed", "3", "--prompt", "The ", "--prompt", "An"]
-    ended = sample(*settings, "--json", "--temperature", "2", "--top-k", "9")
-    lines = [json.loads(line) for line in ended.out.splitlines()]
-    plain = re.split(r"^--- \d+\n", sample(*settings, "--temperature", "2", "--top-k", "9").out, flags=re.MULTILINE)[1:]
-    assert [line["prompt"] + line["text"] + "\n" for line in lines] == plain
+    settings += ["--temperature", "2", "--top-k", "9"]
+    lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
+    assert [line["prompt"] + line["text"] + "\n" for line in lines] == parts_of(sample(*settings))
     assert [(line["prompt"], line["seed"]) for line in lines] == [(p, 3 + i) for p in ("The ", "An") for i in range(9)]
     model, meta = load_checkpoint(trained)
     for line in lines:
@@ -223,11 +175,15 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
         assert line["checkpoint"].endswith("best.safetensors")
 
 
-def test_json_of_a_model_of_bytes_is_of_characters(train: Call, sample: Call) -> None:
+@pytest.mark.slow
+def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
     """A character of several bytes has the sum of their log-probabilities."""
     Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    assert train("data.path=greek.txt", "data.tokenizer=byte", "trainer.max_steps=300", "name=g").status == 0
-    line = json.loads(sample("g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21", "--json").out)
+    given = ["data.tokenizer=byte", "trainer.max_steps=300", "trainer.val_check_interval=300", "logger=none"]
+    assert train("data.path=greek.txt", "name=g", *given).status == 0
+    settings = ["g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21"]
+    line = json.loads(sample(*settings, "--json").out)
+    assert line["text"].startswith("νιν") and sample(*settings).out == f"μῆ{line['text']}\n"
     assert len(line["text"]) == len(line["logprobs"]) < 21
     model, _ = load_checkpoint("runs/g/checkpoints/best.safetensors")
     prompt, text = ("μῆ".encode(), line["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
@@ -297,95 +253,67 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
 def test_output_to_what_is_no_file(trained: Path) -> None:
     """A pipe with a name stays one, as a device does."""
     os.mkfifo("pipe")
-    command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
+    command = [*COMMAND, "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         text = Path("pipe").read_text("utf-8")
     assert process.returncode == 0 and text.startswith("The") and len(text) == 13 and Path("pipe").is_fifo()
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_written(trained: Path) -> None:
-    command = [sys.executable, str(ROOT / "sample.py"), "--num-chars", "100000000", "--output", "out.txt"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr and process.stderr.readline()
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and process.stderr.read() == ""
+def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Path) -> None:
+    """Also where threads are at work on parts of them."""
+    for threads, given in (("1", ["--output", "out.txt"]), ("2", ["--num-samples", "40"])):
+        command = [*COMMAND, "--num-chars", "100000000", *given]
+        environment = os.environ | {"OMP_NUM_THREADS": threads}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr and process.stderr.readline()
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130 and process.stderr.read() == ""
     assert len(Path("out.txt").read_text("utf-8")) > 100 and not list(Path().glob(".*.tmp"))
 
 
-def test_a_conversation(trained: Path) -> None:
+def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings stay, a wrong word and a character that is not known end nothing."""
     lines = [
         ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
         ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",
         "not read",
     ]  # fmt: skip
-    command = [sys.executable, str(ROOT / "sample.py"), "--interactive"]
-    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.stdout, re.DOTALL)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    ended = sample("--interactive")
+    assert ended.status == 0, ended.err
+    texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.out, re.DOTALL)
     assert len(texts) == 2 and texts[0] == texts[1]
-    assert "hot: must be a number" in ended.stderr and "Traceback" not in ended.stderr
-    assert ":set colour 3: must be :set NAME VALUE" in ended.stdout and "nearest: temperature" in ended.stdout
-    assert ended.stdout.count("is not in the vocabulary") == 2
-    assert re.search(r"^temperature +0\.0$", ended.stdout, re.MULTILINE)
+    assert "hot: must be a number" in ended.err
+    assert ":set colour 3: must be :set NAME VALUE" in ended.out and "nearest: temperature" in ended.out
+    assert ended.out.count("is not in the vocabulary") == 2
+    assert re.search(r"^temperature +0\.0$", ended.out, re.MULTILINE)
+    assert sys.stdin.read() == "not read"
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_many_texts_at_once(trained: Path) -> None:
-    """Also where threads are at work on parts of them."""
-    arguments = ["--num-chars", "100000000", "--num-samples", "40"]
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    command = [sys.executable, str(ROOT / "sample.py"), *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr and process.stderr.readline()
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and process.stderr.read() == ""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_conversation_in_a_terminal(trained: Path) -> None:
     """The arrow brings the last prompt back, Ctrl-C ends a text and a line, Ctrl-D the conversation."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = [sys.executable, str(ROOT / "sample.py"), "--interactive", "--num-chars", "100000000", "--seed", "1"]
-    seen = ""
-
-    def until(expected: str) -> None:
-        nonlocal seen
-        limit = time.monotonic() + 30
-        while not re.search(expected, seen):
-            assert time.monotonic() < limit, seen[-500:]
-            if select.select([ours], [], [], 0.1)[0]:
-                seen += os.read(ours, 4096).decode("utf-8", "replace")
-        seen = re.split(expected, seen, maxsplit=1)[-1]
-
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    terminal = Terminal(*COMMAND[1:], "--interactive", "--num-chars", "100000000", "--seed", "1")
     try:
-        until("> ")
-        os.write(ours, b"The of\n")
-        until("The of")
-        until(r"The of[^>]{40}")
-        process.send_signal(signal.SIGINT)
-        until("> ")
-        os.write(ours, b":set num-chars 5\n")
-        until("> ")
-        os.write(ours, b"\x1b[A\x1b[A\n")  # two up
-        until(r"The of")
-        until(r"The of[^>]{5}\r\n\[seed 1\]")
-        until("> ")
-        os.write(ours, b"half a line")
-        until("half a line")
-        time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
-        process.send_signal(signal.SIGINT)
-        until("> ")
-        os.write(ours, b"\x04")
-        assert process.wait(30) == 0
+        for typed, shown in (
+            (b"", "> "),
+            (b"The of\n", r"The of[^>]*The of[^>]{40}"),
+            (signal.SIGINT, "> "),
+            (b":set num-chars 5\n", "> "),
+            (b"\x1b[A\x1b[A\n", r"The of[^>]*The of[^>]{5}\r\n\[seed 1\]\r\n> "),  # two up
+            (b"half a line", "half a line"),
+            (signal.SIGINT, "> "),
+        ):
+            if isinstance(typed, bytes):
+                os.write(terminal.ours, typed)
+            else:
+                time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
+                terminal.process.send_signal(typed)
+            terminal.until(shown)
+        os.write(terminal.ours, b"\x04")
+        assert terminal.process.wait(60) == 0
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-        os.close(theirs)
+        terminal.close()

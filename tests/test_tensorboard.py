@@ -36,15 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("gpt.fit.pictures.NICENESS", 0)  # many tests at a time leave nothing for the lowest priority
         Path("harsh.txt").write_text(HARSH * 300)
         for name, rate in (("a", "2e-3"), ("b", "1e-2")):
-            arguments = [
-                *TINY,
-                "data.path=harsh.txt",
-                f"name={name}",
-                f"optim.lr={rate}",
-                "watch.histograms=true",
-                "watch.pictures=true",
-            ]
-            patch.setattr(sys, "argv", [str(ROOT / "train.py"), *arguments])
+            arguments = ["data.path=harsh.txt", f"name={name}", f"optim.lr={rate}"]
+            arguments += ["watch.histograms=true", "watch.pictures=true"]
+            patch.setattr(sys, "argv", [str(ROOT / "train.py"), *TINY, *arguments])
             assert train_script.cli() == 0
         yield folder / "runs"
 
@@ -87,19 +81,11 @@ def text_of(locator: Any) -> str:
     )
 
 
-def samples(run: Path) -> list[Any]:
-    """The texts of each validation, as the last checkpoint has them: [step, [[temperature, prompt, text], ...]]."""
-    contents = torch.load(run / "checkpoints/last.ckpt")
-    return contents["callbacks"]["Samples"]["history"]["entries"]
-
-
 def test_the_first_page_answers_the_first_question(board: Any) -> None:
     """Of each run, training and validation are on one chart, and every chart of the layout shows something."""
     page = board("custom_scalars")
-    categories = page.locator(
-        "tf-category-paginated-view .heading, tf-category-paginated-view button"
-    ).all_inner_texts()
-    assert any("Does it learn?" in each for each in categories)
+    headings = page.locator("tf-category-paginated-view .heading, tf-category-paginated-view button")
+    assert any("Does it learn?" in each for each in headings.all_inner_texts())
     cards = page.locator("tf-custom-scalar-multi-line-chart-card")
     shown = [text_of(cards.nth(number)) for number in range(cards.count())]
     titles = [title for group in layout(["perf/mfu"]).values() for title in group]  # not known of CPUs
@@ -114,7 +100,8 @@ def test_the_first_page_answers_the_first_question(board: Any) -> None:
 def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
     page = board("text")
     for name in "ab":
-        step, texts = samples(runs / name)[-1]
+        callbacks = torch.load(runs / name / "checkpoints/last.ckpt")["callbacks"]
+        step, texts = callbacks["Samples"]["history"]["entries"][-1]
         assert step == 30
         for temperature, prompt, text in texts:
             cards = page.locator("tf-text-loader", has_text=f"samples/temperature_{temperature}")
@@ -146,11 +133,9 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
     for name, rate in (("a", "0.0020000"), ("b", "0.010000")):
         summary = json.loads((runs / name / "summary.json").read_text())
         assert name in cells and rate in cells
+        numbers = [float(cell) for cell in cells if re.fullmatch(r"\d\.\d+", cell)]
         for key in ("val_loss", "val_bpc", "test_loss"):
-            assert any(
-                re.fullmatch(r"\d\.\d+", cell) and float(cell) == pytest.approx(summary[key], abs=1e-4)
-                for cell in cells
-            )
+            assert any(number == pytest.approx(summary[key], abs=1e-4) for number in numbers), key
 
 
 def test_histograms_on_request(board: Any) -> None:

@@ -13,19 +13,21 @@ from conf.schema import Config, from_dict, to_dict
 from tests.conftest import ROOT
 
 
-def composed(typed: list[str]) -> dict[str, Any]:
-    """What train.py makes of what was typed, but for what is no part of the run."""
+def compose(typed: list[str]) -> Config:
+    """What train.py makes of what was typed."""
     ConfigStore.instance().store("schema", node=Config)
     rest, literals = split_literals(typed)
     check_overrides(rest, literals)
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+        return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+
+
+def of_the_run(config: Config) -> dict[str, Any]:
     return {key: value for key, value in to_dict(config).items() if key not in HOW}
 
 
 def test_plain_is_what_nothing_typed_means() -> None:
-    expected = composed([])
-    assert {key: value for key, value in to_dict(plain()).items() if key not in HOW} == expected
+    assert of_the_run(plain()) == of_the_run(compose([]))
     assert differences(plain()) == []
 
 
@@ -45,18 +47,18 @@ def test_plain_is_what_nothing_typed_means() -> None:
     ids=lambda typed: typed[0],
 )
 def test_the_command_makes_the_same_configuration(typed: list[str]) -> None:
-    expected = composed(typed)
+    expected = of_the_run(compose(typed))
     again = overrides(from_dict(expected))
-    assert composed(again) == expected
-    assert composed(again[:-1]) != expected  # nothing of it is there for nothing
+    assert of_the_run(compose(again)) == expected
+    assert of_the_run(compose(again[:-1])) != expected  # nothing of it is there for nothing
 
 
 def test_each_difference_has_both_values() -> None:
     config = plain()
     config.name, config.resume, config.workers = "first", "auto", 4
     config.minutes, config.model.heads, config.trainer.precision, config.compile = 5.0, 4, "bf16-mixed", "true"
-    config.callbacks = {"ema": {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.9,
-                                "use_buffers": False}}  # fmt: skip
+    ema = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.9, "use_buffers": False}
+    config.callbacks = {"ema": ema}
     assert differences(config) == [
         ("minutes", "5.0", "null"),
         ("compile", "true", "auto"),

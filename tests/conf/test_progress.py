@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conf import progress
 from tests.conftest import ROOT, TINY
 
 
@@ -32,31 +33,47 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.pieces: list[tuple[float, str]] = []
-
-    def watch(self, limit: float = 300.0) -> str:
-        """All that it shows to its end."""
-        try:
-            while True:
-                assert time.monotonic() - self.begun < limit, self.text[-500:]
-                if select.select([self.ours], [], [], 0.1)[0]:
-                    try:
-                        piece = os.read(self.ours, 1 << 16)
-                    except OSError:  # Linux' way to say that nobody writes any more
-                        break
-                    if not piece:
-                        break
-                    self.pieces.append((time.monotonic() - self.begun, piece.decode("utf-8", "replace")))
-        finally:
-            if self.process.poll() is None and time.monotonic() - self.begun >= limit:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
-            os.close(self.ours)
-        return self.text
+        self.known = 0  # characters of it that `until` has seen
 
     @property
     def text(self) -> str:
         """All so far."""
         return "".join(piece for _, piece in self.pieces)
+
+    def read(self) -> bool:
+        """Wait a moment for more; whether there may still be more."""
+        assert time.monotonic() - self.begun < 300, self.text[-500:]
+        if not select.select([self.ours], [], [], 0.1)[0]:
+            return True
+        try:
+            piece = os.read(self.ours, 1 << 16)
+        except OSError:  # Linux' way to say that nobody writes any more
+            return False
+        self.pieces.append((time.monotonic() - self.begun, piece.decode("utf-8", "replace")))
+        return bool(piece)
+
+    def until(self, expected: str) -> None:
+        """Wait for something after what was waited for before."""
+        while not (found := re.search(expected, self.text[self.known :])):
+            assert self.read(), self.text[-500:]
+        self.known += found.end()
+
+    def watch(self) -> str:
+        """All that it shows to its end."""
+        try:
+            while self.read():
+                pass
+            self.process.wait(60)
+        finally:
+            self.close()
+        return self.text
+
+    def close(self) -> None:
+        """End it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self.ours)
 
 
 def left(text: str) -> list[str]:
@@ -82,8 +99,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-termi
 WORK = """
 import sys, time
 from conf import progress
-seconds, total, every = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-progress.EVERY = every
+seconds, total, progress.EVERY, progress.PATIENCE = map(float, sys.argv[1:5])
 print("before", flush=True)
 with progress.Progress("encoding", total, "B") as work:
     until = time.monotonic() + seconds
@@ -95,23 +111,18 @@ with progress.Progress("encoding", total, "B") as work:
             said = True
             with progress.hidden():
                 print("meanwhile", flush=True)
-    if len(sys.argv) > 4:
+    if len(sys.argv) > 5:
         raise SystemExit("failed")
 print("after", flush=True)
 print("tqdm" in sys.modules, flush=True)
 """
 
 
-def test_quick_work_shows_nothing_and_loads_nothing(tmp_path: Path) -> None:
-    terminal = Terminal("-c", WORK, "0.5", "1000", "10")
-    assert left(terminal.watch()) == ["before", "meanwhile", "after", "False"]
-    assert "encoding" not in terminal.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("total", [2000, 0])
 def test_slow_work_shows_a_bar_that_goes_away(total: int) -> None:
-    terminal = Terminal("-c", WORK, "2.9", str(total), "10")
+    assert progress.PATIENCE == 2.0
+    terminal = Terminal("-c", WORK, "2.9", str(total), "10", "2")
     text = terminal.watch()
     first = next(at for at, piece in terminal.pieces if "encoding" in piece)
     begun = next(at for at, piece in terminal.pieces if "before" in piece)
@@ -121,78 +132,58 @@ def test_slow_work_shows_a_bar_that_goes_away(total: int) -> None:
     assert left(text) == ["before", "meanwhile", "after", "True"]
 
 
-@pytest.mark.slow
 def test_where_there_is_no_terminal_there_are_lines() -> None:
-    command = [sys.executable, "-c", WORK, "3.4", "2000", "0.4"]
+    command = [sys.executable, "-c", WORK, "1.9", "2000", "0.4", "0.5"]
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert ended.stdout == "before\nmeanwhile\nafter\nFalse\n"
     lines = ended.stderr.splitlines()
     assert 1 <= len(lines) <= 3
     assert all(re.fullmatch(r"encoding: \d+ %, 0:0\d left", line) for line in lines), lines
     shares = [int(re.findall(r"\d+", line)[0]) for line in lines]
-    assert shares == sorted(shares) and 50 <= shares[0] < 100
+    assert shares == sorted(shares) and 20 <= shares[0] < 100
 
 
 @pytest.mark.slow
-def test_work_that_fails_leaves_the_terminal_as_it_was() -> None:
-    terminal = Terminal("-c", WORK, "2.6", "2000", "10", "fail")
-    assert left(terminal.watch()) == ["before", "meanwhile", "failed"]
-    assert "encoding" in terminal.text
+def test_what_stays_in_a_terminal() -> None:
+    for arguments, rank, shown, stays in (
+        (["0.5", "1000", "10", "2"], "0", False, ["after", "False"]),  # quick work loads nothing
+        (["1", "1000", "10", "0.3"], "1", False, ["after", "False"]),  # only the first of several processes shows
+        (["1.5", "2000", "10", "0.3", "fail"], "0", True, ["failed"]),
+    ):
+        terminal = Terminal("-c", WORK, *arguments, environment={"LOCAL_RANK": rank})
+        assert left(terminal.watch()) == ["before", "meanwhile", *stays]
+        assert ("encoding" in terminal.text) == shown
 
 
-@pytest.mark.slow
-def test_only_the_first_of_several_processes_shows() -> None:
-    terminal = Terminal("-c", WORK, "2.6", "2000", "10", environment={"LOCAL_RANK": "1"})
-    assert "encoding" not in terminal.watch()
+SLOW = """
+import sys, time
+import data.arrays, data.datamodule, gpt.evaluate, gpt.fit.module, tqdm, train
+from conf import progress
+
+def slow(owner, name):
+    work, called = getattr(owner, name), []
+    def slowly(*given, **named):
+        time.sleep(0 if called else 1)
+        called.append(name)
+        return work(*given, **named)
+    setattr(owner, name, slowly)
+
+for owner, name in (
+    (data.corpus.Corpus, "digest"), (data.arrays, "scan"), (data.datamodule, "train_batch"),
+    (gpt.fit.module, "window_totals"), (gpt.evaluate, "evaluate"),
+):
+    slow(owner, name)
+progress.PATIENCE = 0.2
+train.SAMPLE_LENGTH = 5
+sys.exit(train.cli())
+"""
 
 
 @pytest.mark.slow
 def test_a_run_shows_what_takes_long(workplace: Path) -> None:
     """A text on a slow disk, a slow first step, slow validations: each is shown in a terminal, nothing of it stays."""
     arguments = ["data.path=book.txt", "data.split=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
-    code = f"""
-import sys, time
-import data.corpus, data.batches, data.datamodule, gpt.fit.module
-from contextlib import contextmanager
-open_file, fetch, windows = data.corpus.Document.open, data.datamodule.train_batch, data.batches.evaluation_windows
-window_totals = gpt.fit.module.window_totals
-
-class Slow:
-    def __init__(self, file): self.file = file
-    def read(self, size):
-        time.sleep(0.56)
-        return self.file.read(min(size, 10_000))
-
-@contextmanager
-def slow_disk(document):
-    with open_file(document) as file:
-        yield Slow(file)
-
-taken = []
-def slow_first_batch(*given):
-    time.sleep(0 if taken else 2.3)
-    taken.append(1)
-    return fetch(*given)
-
-def slow_totals(*given):
-    time.sleep(2.3)
-    return window_totals(*given)
-
-def slow_windows(*given, **named):
-    for each in windows(*given, **named):
-        time.sleep(0 if "stride" in named else 2.3)  # a passage to draw is no evaluation
-        yield each
-
-data.corpus.Document.open = slow_disk
-data.datamodule.train_batch = slow_first_batch
-gpt.fit.module.window_totals = slow_totals
-data.batches.evaluation_windows = slow_windows
-import train
-train.SAMPLE_LENGTH = 5
-sys.argv = ["train.py", *{[*TINY, *arguments]!r}]
-sys.exit(train.cli())
-"""
-    terminal = Terminal("-c", code)
+    terminal = Terminal("-c", SLOW, *TINY, *arguments)
     text = terminal.watch()
     assert terminal.process.returncode == 0, text[-2000:]
     for what in ("hashing the text", "encoding", "the first step", "validating", "evaluating the last"):
