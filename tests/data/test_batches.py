@@ -14,23 +14,22 @@ def permutation(size, key):
     return permute(np.arange(size, dtype=np.uint64), size, keys).tolist()
 
 
-@pytest.mark.parametrize("sizes", [range(1, 201), [1023, 1024, 1025, 65_537, 300_001]], ids=["small", "large"])
-def test_permute_is_a_permutation(sizes):
-    for size in sizes:
-        assert sorted(permutation(size, 7 * size + 1)) == list(range(size))
+def test_permute_is_a_permutation():
+    for size in (*range(1, 201), 1023, 1024, 1025, 65_537):
+        assert sorted(permutation(size, 7 * size + 1)) == list(range(size)), size
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 6, 17, 33, 60])
-def test_every_number_comes_first_equally_often(size):
-    keys = np.random.default_rng(size).integers(2**63, size=20_000).astype(np.uint64)
-    for place in (0, size - 1):
-        found = np.bincount(permute(np.full(20_000, place, np.uint64), size, keys).astype(np.int64), minlength=size)
-        expected = 20_000 / size
-        assert np.abs(found - expected).max() < 5 * expected**0.5
+def test_every_number_comes_first_equally_often():
+    for size in (2, 3, 5, 6, 17, 33, 60):
+        keys = np.random.default_rng(size).integers(2**63, size=20_000).astype(np.uint64)
+        for place in (0, size - 1):
+            found = np.bincount(permute(np.full(20_000, place, np.uint64), size, keys).astype(np.int64), minlength=size)
+            expected = 20_000 / size
+            assert np.abs(found - expected).max() < 5 * expected**0.5, (size, place)
 
 
 def test_all_orders_of_four_occur():
-    assert len({tuple(permutation(4, key)) for key in range(2000)}) == 24
+    assert len({tuple(permutation(4, key)) for key in range(400)}) == 24
 
 
 def test_neighbours_are_torn_apart():
@@ -39,45 +38,43 @@ def test_neighbours_are_torn_apart():
     assert np.count_nonzero(np.diff(shuffled) == 1) < 10
 
 
-@pytest.mark.parametrize(("length", "context"), [(9, 8), (10, 8), (16, 8), (17, 8), (100, 8), (101, 7), (50, 1)])
-def test_epochs_take_every_window_of_their_phase_once(length, context):
-    windows = windows_per_epoch(length, context)
-    phases = min(context, length - context)
-    # By search: the most windows that fit whatever the phase is.
-    fitting = [len([s for s in range(p, length, context) if s + context + 1 <= length]) for p in range(phases)]
-    assert windows == min(fitting) >= 1
-    seen, orders = set(), set()
-    starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
-    for epoch in starts.tolist():
-        phase = min(epoch)
-        assert sorted(epoch) == [phase + place * context for place in range(windows)]
-        seen.add(phase)
-        orders.add(tuple(start - phase for start in epoch))
-    assert seen == set(range(phases))
-    assert len(orders) > min(windows, 3) - 1
+def test_epochs_take_every_window_of_their_phase_once():
+    for length, context in [(9, 8), (10, 8), (16, 8), (17, 8), (100, 8), (101, 7), (50, 1)]:
+        windows = windows_per_epoch(length, context)
+        phases = min(context, length - context)
+        # By search: the most windows that fit whatever the phase is.
+        fitting = [len([s for s in range(p, length, context) if s + context + 1 <= length]) for p in range(phases)]
+        assert windows == min(fitting) >= 1
+        seen, orders = set(), set()
+        starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
+        for epoch in starts.tolist():
+            phase = min(epoch)
+            assert sorted(epoch) == [phase + place * context for place in range(windows)]
+            seen.add(phase)
+            orders.add(tuple(start - phase for start in epoch))
+        assert seen == set(range(phases)), (length, context)
+        assert len(orders) >= min(windows, 3)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
 @pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"))],
 )
-def test_batches_are_the_same_where_the_text_lies_on_a_device(dtype, device, tmp_path, monkeypatch):
+def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
     """In pieces, from a file that cannot be written, as a run has it."""
     monkeypatch.setattr("data.batches.PIECE", 300)
-    np.random.default_rng(0).integers(200 if dtype == np.uint8 else 60_000, size=1000).astype(dtype).tofile(
-        tmp_path / "tokens"
-    )
-    tokens = np.memmap(tmp_path / "tokens", dtype, "r")
-    needed = len(tokens) * (1 if dtype == np.uint8 else 4)
-    resident = on_device(tokens, torch.device(device), most=needed)
-    assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
-    for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
-        found_from = batches_on_device(resident, 3, begin, 8, 50, rows)
-        for step, found in enumerate(islice(found_from, STEPS + 5), begin):
-            assert found.dtype == torch.int64
-            assert torch.equal(found.cpu(), train_batch(tokens, 3, step, 8, 50, rows)), step
-    assert on_device(tokens, torch.device(device), most=needed - 1) is tokens
+    for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
+        np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
+        tokens = np.memmap(tmp_path / "tokens", dtype, "r")
+        needed = len(tokens) * (1 if dtype == np.uint8 else 4)
+        resident = on_device(tokens, torch.device(device), most=needed)
+        assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
+        for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
+            found_from = batches_on_device(resident, 3, begin, 8, 50, rows)
+            for step, found in enumerate(islice(found_from, STEPS + 5), begin):
+                assert found.dtype == torch.int64
+                assert torch.equal(found.cpu(), train_batch(tokens, 3, step, 8, 50, rows)), (dtype, step)
+        assert on_device(tokens, torch.device(device), most=needed - 1) is tokens
 
 
 def test_a_batch_holds_the_text_at_its_starts():
@@ -154,7 +151,7 @@ def counted_of(tokens, context, batch, **options):
 
 def test_every_target_is_counted_once_with_its_context():
     rng = random.Random(0)
-    for _ in range(150):
+    for _ in range(100):
         context = rng.randint(1, 9)
         stride = rng.choice([None, rng.randint(1, context)])
         length, batch, ranks = rng.randint(0, 60), rng.randint(1, 5), rng.randint(1, 4)
@@ -171,14 +168,9 @@ def test_every_target_is_counted_once_with_its_context():
         assert batches == {-(-len(windows) // (batch * ranks))}  # the same for every rank
 
 
-def test_strided_targets_see_more():
-    found, _ = counted_of(np.arange(200, dtype=np.uint8), 16, 4, stride=4)
-    assert min(target - start for start, target in found if target > 16) == 13
-
-
 def test_a_subset_is_fixed_even_and_whole():
     rng = random.Random(1)
-    for _ in range(100):
+    for _ in range(60):
         context = rng.randint(1, 9)
         stride = rng.choice([None, rng.randint(1, context)])
         length, most, batch, ranks = rng.randint(2, 200), rng.randint(1, 220), rng.randint(1, 5), rng.randint(1, 3)
@@ -201,7 +193,7 @@ def test_a_subset_is_fixed_even_and_whole():
             assert gaps.max() - gaps.min() <= (stride or context)
 
 
-@pytest.mark.parametrize("stride", [0, -1, 9])
-def test_a_stride_that_leaves_gaps_is_refused(stride):
-    with pytest.raises(ValueError, match=f"stride={stride}"):
-        next(evaluation_windows(np.zeros(50, np.uint8), 8, 2, stride=stride))
+def test_a_stride_that_leaves_gaps_is_refused():
+    for stride in (0, -1, 9):
+        with pytest.raises(ValueError, match=f"stride={stride}"):
+            next(evaluation_windows(np.zeros(50, np.uint8), 8, 2, stride=stride))

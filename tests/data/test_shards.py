@@ -1,19 +1,17 @@
 """Text at addresses: the same text as from this disk, in batches that follow from the seed, and nothing skipped."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 
 from data import cache as cache_module
@@ -24,8 +22,8 @@ from data.cache import GB, Cache
 from data.config import DataConfig
 from data.corpus import DataError
 from data.order import plan_epoch
-from tests.conftest import ROOT
-from tests.stores import differing, web
+from tests.faults.processes import fork, wait_for
+from tests.stores import Folder, differing, web
 
 CONTEXT = 16
 
@@ -50,12 +48,17 @@ def opened(tmp_path):
     return open_it
 
 
-def write(folder, documents):
-    for name, content in documents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return folder
+@pytest.fixture
+def fetched(monkeypatch):
+    """The names of the documents that this process fetches."""
+    names, download = [], manifest.download
+
+    def note(address, copy):
+        names.append(address.rpartition("/")[2])
+        download(address, copy)
+
+    monkeypatch.setattr(manifest, "download", note)
+    return names
 
 
 # -- The order of the windows ----------------------------------------------------------------------
@@ -67,45 +70,38 @@ def everything(plan):
     return plan.locate(np.arange(plan.blocks[-1]))
 
 
-@pytest.mark.parametrize("context", [1, 5, 16])
-@pytest.mark.parametrize("block", [1, 200, 700, 10**9])
-def test_an_epoch_takes_every_window_once(context, block):
-    for seed, epoch in [(0, 0), (0, 1), (7, 0), (2**70 + 3, 5)]:
-        plan = plan_epoch(LENGTHS, seed, epoch, context, block)
-        _, shard, start = everything(plan)
-        seen = Counter(zip(shard.tolist(), start.tolist(), strict=True))
-        expected = Counter()
-        for number, length in enumerate(LENGTHS.tolist()):
-            first = min(place for each, place in seen if each == number)
-            windows = (length - min(context, length - context)) // context
-            assert 0 <= first <= length - 1 - windows * context
-            expected.update((number, first + window * context) for window in range(windows))
-        assert seen == expected
+def test_an_epoch_takes_every_window_once_block_by_block():
+    for context in (1, 5, 16):
+        for block in (1, 200, 700, 10**9):
+            for seed, epoch in [(0, 0), (0, 1), (7, 0), (2**70 + 3, 5)]:
+                plan = plan_epoch(LENGTHS, seed, epoch, context, block)
+                blocks, shard, start = everything(plan)
+                seen, expected = Counter(zip(shard.tolist(), start.tolist(), strict=True)), Counter()
+                for number, length in enumerate(LENGTHS.tolist()):
+                    first = min(place for each, place in seen if each == number)
+                    windows = (length - min(context, length - context)) // context
+                    assert 0 <= first <= length - 1 - windows * context
+                    expected.update((number, first + window * context) for window in range(windows))
+                assert seen == expected
+                # A block is finished before the next, and holds so many tokens.
+                assert blocks.tolist() == sorted(blocks)
+                taken = [plan.shards_of(each) for each in range(len(plan.blocks))]
+                assert sorted(sum(taken, [])) == list(range(len(LENGTHS)))
+                for each, its in enumerate(taken):
+                    assert set(shard[blocks == each].tolist()) == set(its)
+                    assert LENGTHS[its[:-1]].sum() <= block + 2 * context * len(its)
+                assert len(taken) == {1: 10, 10**9: 1}.get(block, len(taken))
+                assert len(taken) > 3 or block != 200
 
 
 def test_over_the_epochs_every_token_but_a_shard_s_first_is_a_target():
     lengths = LENGTHS[[1, 2, 4, 6, 7]]
     targets = [set() for _ in lengths]
-    for epoch in range(250):
+    for epoch in range(150):
         _, shard, start = everything(plan_epoch(lengths, 3, epoch, CONTEXT, 300))
         for number, place in zip(shard.tolist(), start.tolist(), strict=True):
             targets[number].update(range(place + 1, place + CONTEXT + 1))
     assert targets == [set(range(1, length)) for length in lengths.tolist()]
-
-
-@pytest.mark.parametrize("block", [1, 200, 700, 10**9])
-def test_a_block_is_finished_before_the_next_and_holds_so_many_tokens(block):
-    plan = plan_epoch(LENGTHS, 1, 2, CONTEXT, block)
-    blocks, shard, _ = everything(plan)
-    assert blocks.tolist() == sorted(blocks)
-    taken = [plan.shards_of(each) for each in range(len(plan.blocks))]
-    assert sorted(sum(taken, [])) == list(range(len(LENGTHS)))
-    for each, its in enumerate(taken):
-        assert set(shard[blocks == each].tolist()) == set(its)
-        assert LENGTHS[its[:-1]].sum() <= block + 2 * CONTEXT * len(its)
-    assert len(taken) == {1: 10, 10**9: 1}.get(block, len(taken))
-    if block == 200:
-        assert len(taken) > 3
 
 
 def test_in_one_block_the_order_is_as_random_as_of_one_text():
@@ -121,21 +117,18 @@ def test_in_one_block_the_order_is_as_random_as_of_one_text():
 
 def test_epochs_and_seeds_have_orders_and_phases_of_their_own():
     orders = [everything(plan_epoch(LENGTHS, seed, epoch, 16, 300)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
-    for one in range(3):
-        for other in range(one):
-            assert [a.tolist() for a in orders[one][1:]] != [a.tolist() for a in orders[other][1:]]
+    assert len({tuple(map(tuple, order[1:])) for order in orders}) == 3
 
 
 # -- The text is what it would be on this disk -----------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 12, 48])
-@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize(("count", "tokenizer"), [(1, "byte"), (2, "char"), (12, "byte"), (48, "char")])
 def test_the_same_text_as_from_files(tmp_path, opened, count, tokenizer):
     documents = differing(count)
     documents["00.txt"] = "\ufeff" + documents["00.txt"].replace(" ", "\r\n")
-    folder = write(tmp_path / "text", documents)
-    here, there = (opened(path, tokenizer=tokenizer) for path in (folder, f"file://{folder}/*.txt"))
+    folder = Folder(tmp_path / "text", documents)
+    here, there = (opened(path, tokenizer=tokenizer) for path in (folder.path, f"{folder.address}/*.txt"))
     assert there.tokenizer.vocabulary == here.tokenizer.vocabulary
     for split in ("validation", "test"):
         assert there.tokenizer.decode(getattr(there, split)) == here.tokenizer.decode(getattr(here, split))
@@ -153,7 +146,7 @@ def test_the_same_text_as_from_files(tmp_path, opened, count, tokenizer):
 
 
 def test_batches_hold_the_windows_of_the_order(tmp_path, opened):
-    text = opened(f"file://{write(tmp_path / 'text', differing(48))}/*.txt")
+    text = opened(f"{Folder(tmp_path / 'text', differing(48)).address}/*.txt")
     whole = [text.train.open(number).tolist() for number in range(len(text.train.shards))]
     per_epoch = int(plan_epoch(text.train.lengths, 5, 0, CONTEXT, 30_000).blocks[-1])
     expected = []
@@ -168,31 +161,28 @@ def test_batches_hold_the_windows_of_the_order(tmp_path, opened):
         assert np.concatenate(ranks).tolist() == got[step].tolist()
 
 
-def test_a_text_that_is_moved_is_the_same_and_one_that_differs_is_not(tmp_path, opened):
+def test_a_text_that_is_moved_or_listed_is_the_same_and_one_that_differs_is_not(tmp_path, opened):
     documents = differing(3)
-    first = opened(f"file://{write(tmp_path / 'one/dir', documents)}")
-    assert opened(f"file://{write(tmp_path / 'two', documents)}/*.txt").fingerprint == first.fingerprint
-    documents["01.txt"] += "x"
-    assert opened(f"file://{write(tmp_path / 'three', documents)}").fingerprint != first.fingerprint
+    one, two = (Folder(tmp_path / name, documents) for name in ("one/dir", "two"))
+    first = opened(one.address)
+    listed = f"[{one.address}/00.txt,{one.path}/01.txt,{one.address}/02.txt]"
+    assert opened(f"{two.address}/*.txt").fingerprint == opened(listed).fingerprint == first.fingerprint
+    two.put("01.txt", documents["01.txt"] + "x")
+    assert opened(two.address).fingerprint != first.fingerprint
 
 
 def test_a_list_is_the_files_in_it(tmp_path, opened, monkeypatch):
-    monkeypatch.chdir(write(tmp_path, {"a.txt": "abc " * 90, "d/b, c.txt": "bcd " * 90, "z.txt": "never"}))
+    folder = Folder(tmp_path, {"a.txt": "abc " * 90, "d/b, c.txt": "bcd " * 90, "z.txt": "never"})
+    monkeypatch.chdir(tmp_path)
     together = opened("[d/b? c.txt, a.txt,a.txt]")
     assert together.characters == {"train": 649, "validation": 37, "test": 37}
     assert opened("[a.txt,d/*.txt]").fingerprint == together.fingerprint
     assert opened("[a.txt]").fingerprint == opened("a.txt").fingerprint
-    write(tmp_path, {"[a.txt,z.txt]": "a file " * 90})
+    folder.put("[a.txt,z.txt]", "a file " * 90)
     assert "f" in opened("[a.txt,z.txt]").tokenizer.characters  # a name that exists is that file
     for wrong, reason in {"[a.txt,]": "is empty", "[a.txt,no.txt]": "data.path=no.txt: no such file"}.items():
         with pytest.raises(DataError, match=reason):
             opened(wrong)
-
-
-def test_a_remote_list_is_the_documents_in_it(tmp_path, opened):
-    folder = write(tmp_path / "text", differing(3))
-    listed = opened(f"[file://{folder}/00.txt,{folder}/01.txt,file://{folder}/02.txt]")
-    assert listed.fingerprint == opened(f"file://{folder}").fingerprint
 
 
 # -- The cache -------------------------------------------------------------------------------------
@@ -209,9 +199,8 @@ def bytes_in(folder):
 
 
 def test_the_bound_is_held_and_the_batches_are_the_same(tmp_path, opened):
-    folder = write(tmp_path / "text", differing(48))
-    large = opened(f"file://{folder}", "large")
-    small = opened(f"file://{folder}", "small", cache_gb=2.4e-4)
+    folder = Folder(tmp_path / "text", differing(48))
+    large, small = opened(folder.address, "large"), opened(folder.address, "small", cache_gb=2.4e-4)
     whole, evaluated = len(small.train), len(small.validation) + len(small.test)
     assert whole > 2.4e5 - evaluated
     most, stop = [0], threading.Event()
@@ -231,22 +220,22 @@ def test_the_bound_is_held_and_the_batches_are_the_same(tmp_path, opened):
 
 
 def test_too_small_a_cache_is_told_what_is_needed(tmp_path, opened):
-    folder = write(tmp_path / "text", differing(48))
-    with pytest.raises(
-        DataError, match=r"data\.cache_gb=0\.0001: is too little for .* needs at least 0\.000\d+"
-    ) as told:
-        opened(f"file://{folder}", cache_gb=0.0001)
-    needed = float(re.search(r"at least ([\d.]+)", str(told.value))[1])
-    opened(f"file://{folder}", cache_gb=needed)
+    folder = Folder(tmp_path / "text", differing(48))
+    told = r"data\.cache_gb=0\.0001: is too little for .* needs at least (0\.000\d+)"
+    with pytest.raises(DataError, match=told) as caught:
+        opened(folder.address, cache_gb=0.0001)
+    needed = float(re.search(told, str(caught.value))[1])
+    assert opened(folder.address, cache_gb=needed).train.room_needed() < needed * GB
     with pytest.raises(DataError, match="too little"):
-        opened(f"file://{folder}", cache_gb=needed - 2e-6)
+        opened(folder.address, cache_gb=needed - 2e-6)
 
 
 def numbers(count):
     return lambda copy: iter([np.arange(count, dtype=np.uint8)])
 
 
-def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path):
+def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "PATIENCE", 0.1)
     cache = Cache(tmp_path, 350)
     kept = cache.open(tmp_path / "a/0", np.uint8, 100, numbers(100), 0)
     for name in ("1", "2"):
@@ -263,14 +252,14 @@ def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path):
     assert len(cache.open(tmp_path / "a/4", np.uint8, 200, numbers(200), 0)) == 200
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_a_damaged_shard_is_made_again(tmp_path, damage):
+def test_a_damaged_shard_is_made_again(tmp_path):
     cache, file = Cache(tmp_path, 10**6), tmp_path / "a/0.bin"
     cache.open(tmp_path / "a/0", np.uint8, 100, numbers(100), 0)
-    content = bytearray(file.read_bytes())
-    content[50] ^= 1
-    file.write_bytes({"flip": bytes(content), "cut": file.read_bytes()[:-1], "empty": b""}[damage])
-    assert cache.open(tmp_path / "a/0", np.uint8, 100, numbers(100), 0).tolist() == list(range(100))
+    good = file.read_bytes()
+    for damaged in (good[:50] + b"?" + good[51:], good[:-1], b""):
+        file.write_bytes(damaged)
+        assert cache.open(tmp_path / "a/0", np.uint8, 100, numbers(100), 0).tolist() == list(range(100))
+        assert file.read_bytes() == good
 
 
 def make_and_die(root, bound):
@@ -284,13 +273,10 @@ def make_and_die(root, bound):
 
 @pytest.mark.slow
 def test_a_kill_leaves_nothing_that_counts_or_takes_room(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    dying = spawn.Process(target=make_and_die, args=(tmp_path, 600))
-    dying.start()
-    dying.join()
+    dying = fork(make_and_die, tmp_path, 600)
+    dying.join(60)
     assert dying.exitcode == -signal.SIGKILL
     assert {file.suffix for file in tmp_path.glob("a/*")} == {".lock", ".copy", ".tmp", ".room"}
-    dying.close()
     Cache(tmp_path, 600).open(tmp_path / "b/0", np.uint8, 550, lambda copy: [np.zeros(550, np.uint8)], 0)
     assert {file.suffix for file in tmp_path.glob("a/*")} == {".lock"}
     assert Cache(tmp_path, 600).open(tmp_path / "a/0", np.uint8, 100, numbers(100), 0).tolist() == list(range(100))
@@ -299,65 +285,61 @@ def test_a_kill_leaves_nothing_that_counts_or_takes_room(tmp_path):
 # -- Stores ----------------------------------------------------------------------------------------
 
 
-def test_from_s3(tmp_path, bucket, opened):
-    documents = differing(48)
+def test_from_s3(tmp_path, bucket, opened, fetched):
+    documents = differing(12)
     bucket.put_all((f"dir/{name}", content) for name, content in documents.items())
-    bucket.put("dir/.hidden", "ø")
-    bucket.put("dir/notes.md", "ø")
-    here = opened(write(tmp_path / "text", documents))
-    there = opened(f"{bucket.address}/dir")
+    bucket.put_all([("dir/.hidden", "ø"), ("dir/notes.md", "ø")])
+    here, there = opened(Folder(tmp_path / "text", documents).path), opened(f"{bucket.address}/dir")
     assert there.validation.tolist() == here.validation.tolist()
-    assert bucket.server.read(f"{bucket.name}/dir/00.txt") in (1, 2)  # for the manifest, and for validation or test
+    assert there.characters["validation"] == here.characters["validation"]
+    assert sorted(fetched) == sorted([*documents] * 2)  # for the manifest, and for validation and test
+    fetched.clear()
     again = opened(f"{bucket.address}/dir")
+    assert fetched == []  # a start reads no document
     assert again.fingerprint == there.fingerprint == opened(f"{bucket.address}/dir/*.txt").fingerprint
-    before = bucket.server.read(f"{bucket.name}/dir/00.txt")
-    opened(f"{bucket.address}/dir")
-    assert bucket.server.read(f"{bucket.name}/dir/00.txt") == before  # a start reads no document
     whole = [train_batch(there.train, 0, step, 100, CONTEXT).tolist() for step in range(3)]
     assert whole == [train_batch(again.train, 0, step, 100, CONTEXT).tolist() for step in range(3)]
 
 
-def test_from_the_web(tmp_path, opened, monkeypatch):
+def test_from_the_web(tmp_path, opened):
     documents = differing(3)
-    folder = write(tmp_path / "text", documents)
-    server = web(folder)
+    folder = Folder(tmp_path / "text", documents)
+    server = web(folder.path)
+    base = f"http://127.0.0.1:{server.port}"
     try:
-        base = f"http://127.0.0.1:{server.port}"
         there = opened(f"[{','.join(f'{base}/{name}' for name in documents)}]")
-        assert there.fingerprint == opened(f"file://{folder}").fingerprint
-        with pytest.raises(DataError, match=r"no such file, directory or bucket$"):
-            opened(f"{base}/03.txt")
-        with pytest.raises(DataError, match=r"no such file, directory or bucket$"):
-            opened(f"{base}/*.txt")  # a web server lists no files
-        with pytest.raises(DataError, match=r"a web server lists no files; name each$"):
-            opened(f"[{base}/00.txt,{base}/]")  # it would answer with a page about them
+        assert there.fingerprint == opened(folder.address).fingerprint
+        for wrong, reason in {
+            f"{base}/03.txt": "no such file, directory or bucket",
+            f"{base}/*.txt": "no such file, directory or bucket",  # a web server lists no files
+            f"[{base}/00.txt,{base}/]": "a web server lists no files; name each",  # it would answer with a page
+        }.items():
+            with pytest.raises(DataError, match=f"{reason}$"):
+                opened(wrong)
     finally:
         server.stop()
     with pytest.raises(DataError, match=r"^data\.path=http.*/00\.txt: cannot be read: Cannot connect to host"):
         opened(f"{base}/00.txt")
 
 
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("s3://no-such-bucket/a.txt", "no such file, directory or bucket|bucket does not exist"),
-        ("s3://no-such-bucket/*.txt", "no file matches"),
-        ("BUCKET/no.txt", "no such file, directory or bucket"),
-        ("BUCKET/no/*.txt", "no file matches"),
-        ("[BUCKET/a.txt,BUCKET/b.txt]", r"data\.path=BUCKET/b\.txt: no such file"),
-        ("s4://books/a.txt", "no such kind of address; nearest: s3"),
-        ("file:///no/such/dir", "no such file, directory or bucket"),
-        ("BUCKET/empty", r"BUCKET/empty/0\.txt: is empty"),
-        ("BUCKET/latin", r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding="),
-        ("BUCKET/mark", r"BUCKET/mark/1\.txt: is empty"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(bucket, opened, path, reason):
+def test_what_cannot_be_read_is_one_line(bucket, opened):
     bucket.put_all([("a.txt", "abc"), ("empty/0.txt", ""), ("latin/0.txt", "ab" * 200)])
     bucket.put_all([("latin/1.txt", b"ab" * 200 + b"\xe9 "), ("mark/0.txt", "abc"), ("mark/1.txt", "\ufeff")])
-    with pytest.raises(DataError, match=reason.replace("BUCKET", bucket.address)) as told:
-        opened(path.replace("BUCKET", bucket.address))
-    assert "\n" not in str(told.value) and len(str(told.value)) < 300
+    for path, reason in {
+        "s3://no-such-bucket/a.txt": "no such file, directory or bucket|bucket does not exist",
+        "s3://no-such-bucket/*.txt": "no file matches",
+        "BUCKET/no.txt": "no such file, directory or bucket",
+        "BUCKET/no/*.txt": "no file matches",
+        "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
+        "s4://books/a.txt": "no such kind of address; nearest: s3",
+        "file:///no/such/dir": "no such file, directory or bucket",
+        "BUCKET/empty": r"BUCKET/empty/0\.txt: is empty",
+        "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding=",
+        "BUCKET/mark": r"BUCKET/mark/1\.txt: is empty",
+    }.items():
+        with pytest.raises(DataError, match=reason.replace("BUCKET", bucket.address)) as told:
+            opened(path.replace("BUCKET", bucket.address))
+        assert "\n" not in str(told.value) and len(str(told.value)) < 300, path
 
 
 def test_access_that_is_denied(bucket, opened, monkeypatch):
@@ -378,11 +360,6 @@ def test_access_that_is_denied(bucket, opened, monkeypatch):
 
 # -- What has changed is named ---------------------------------------------------------------------
 
-
-def name_of(text, shard):
-    return text.train.shards[shard][0][0].name
-
-
 CHANGES = {
     "other": (lambda content: content.swapcase(), "its sha256 is another"),
     "cut": (lambda content: content[:-1], r"holds [\d,]+ bytes, not"),
@@ -391,147 +368,116 @@ CHANGES = {
 }
 
 
+def apply(change, store, name, documents):
+    """Change a document, or delete it, in its store and among the texts."""
+    store.delete(name)
+    content = CHANGES[change][0](documents.pop(name))
+    if content is not None:
+        store.put(name, content)
+        documents[name] = content
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_document_that_changes_while_training_is_named(bucket, opened, change):
-    documents = differing(48)
-    bucket.put_all(documents.items())
-    text = opened(bucket.address)
-    after, how = CHANGES[change]
-    name = name_of(text, text.train._plan(0, 0, CONTEXT).shards_of(2)[0])
-    bucket.delete(name)
-    if after(documents[name]) is not None:
-        bucket.put(name, after(documents[name]))
-    with pytest.raises(DataError, match=rf"^{bucket.address}/{name}: .*{how}"):
+def test_a_document_that_changes_while_training_is_named(tmp_path, request, opened, change):
+    documents = differing(24)
+    store = request.getfixturevalue("bucket") if change == "gone" else Folder(tmp_path / "text")
+    store.put_all(documents.items())
+    text = opened(store.address)
+    name = text.train.shards[text.train._plan(0, 0, CONTEXT).shards_of(2)[0]][0][0].name
+    apply(change, store, name, {**documents})
+    with pytest.raises(DataError, match=rf"^{store.address}/{name}: .*{CHANGES[change][1]}"):
         for step in range(1000):
             train_batch(text.train, 0, step, 50, CONTEXT)
     assert step * 50 * CONTEXT > 30_000  # not before it was needed
-    bucket.put(name, documents[name])
+    store.put(name, documents[name])
     got = train_batch(text.train, 0, step, 50, CONTEXT)  # goes on where it was
-    assert got.tolist() == train_batch(opened(bucket.address, "elsewhere").train, 0, step, 50, CONTEXT).tolist()
+    assert got.tolist() == train_batch(opened(store.address, "elsewhere").train, 0, step, 50, CONTEXT).tolist()
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_document_that_has_changed_since_is_named_or_read_anew(bucket, opened, change, capsys):
+def test_a_document_that_has_changed_since_is_named_or_read_anew(tmp_path, request, opened, fetched, change, capsys):
     documents = differing(5)
-    bucket.put_all(documents.items())
-    first = opened(bucket.address)
-    content = CHANGES[change][0](documents["03.txt"])
-    bucket.delete("03.txt")
-    if content is not None:
-        bucket.put("03.txt", content)
-        documents["03.txt"] = content
-    else:
-        del documents["03.txt"]
+    store = request.getfixturevalue("bucket") if change == "other" else Folder(tmp_path / "text")
+    store.put_all(documents.items())
+    first = opened(store.address)
+    apply(change, store, "03.txt", documents)
+    fetched.clear()
     for _ in range(2):  # being told changes nothing
-        with pytest.raises(DataError, match=rf"^{bucket.address}/03.txt: (is missing|has changed).*allow=\[text\]"):
-            opened(bucket.address, as_before=True)
+        with pytest.raises(DataError, match=rf"^{store.address}/03.txt: (is missing|has changed).*allow=\[text\]"):
+            opened(store.address, as_before=True)
+    assert fetched == []
     capsys.readouterr()
-    anew = opened(bucket.address)
-    assert capsys.readouterr().out.startswith(f"text       {bucket.address}/03.txt: ")
+    anew = opened(store.address)
+    assert capsys.readouterr().out.startswith(f"text       {store.address}/03.txt: ")
     assert anew.fingerprint != first.fingerprint
-    elsewhere = opened(bucket.address, "elsewhere")
+    # The manifest lacks what has changed alone; validation and test are read anew.
+    assert Counter(fetched) == Counter([*documents, "03.txt"] if change != "gone" else [*documents])
+    elsewhere = opened(store.address, "elsewhere")
     assert anew.fingerprint == elsewhere.fingerprint and anew.characters == elsewhere.characters
-    assert bucket.server.read(f"{bucket.name}/00.txt") >= 2
-    opened(bucket.address, as_before=True)
+    opened(store.address, as_before=True)
     assert capsys.readouterr().out == ""
 
 
-def test_a_document_that_is_new_is_named(bucket, opened):
-    bucket.put_all(differing(3).items())
-    opened(bucket.address)
-    bucket.put("new.txt", "new")
+def test_a_document_that_is_new_is_named(tmp_path, opened):
+    folder = Folder(tmp_path / "text", differing(3))
+    opened(folder.address)
+    folder.put("new.txt", "new")
     with pytest.raises(DataError, match="/new.txt: is new"):
-        opened(bucket.address, as_before=True)
+        opened(folder.address, as_before=True)
 
 
 # -- The manifest ----------------------------------------------------------------------------------
 
-OPEN = """
-import sys
-from data import manifest
-from data.arrays import open_text
-from data.config import DataConfig
-manifest.EACH = 1
-if __name__ == "__main__":
-    print(open_text(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2]), 16).fingerprint)
-"""
 
-
-def opening(tmp_path, path):
-    (tmp_path / "open.py").write_text(OPEN)
-    return subprocess.Popen(
-        [sys.executable, str(tmp_path / "open.py"), path, str(tmp_path / "cache")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def scanned(tmp_path):
-    lines = [line for file in tmp_path.glob("cache/shards/*/scanned.jsonl") for line in file.read_text().splitlines()]
-    return [json.loads(line)["address"] for line in lines if line.endswith("}")]
+def open_slowly(config):
+    """Read a text in two processes, and note what they have read so slowly that a kill comes before the end."""
+    os.cpu_count = os.process_cpu_count = lambda: 2
+    asdict, manifest.EACH = manifest.asdict, 1
+    manifest.asdict = lambda scanned: (time.sleep(0.05), asdict(scanned))[1]
+    open_text(config, CONTEXT)
 
 
 @pytest.mark.slow
-def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, bucket, opened):
+def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, opened, fetched):
     """SIGKILL, of the process alone: those it has started end, too."""
-    documents = differing(60)
-    bucket.put_all(documents.items())
-    process = opening(tmp_path, bucket.address)
-    try:
-        until = time.monotonic() + 60
-        while len(scanned(tmp_path)) < 5:
-            assert time.monotonic() < until and process.poll() is None, process.communicate()
-        process.kill()
-        process.wait(10)
-        assert not list(tmp_path.glob("cache/shards/*/manifest.jsonl"))
-        alive = time.monotonic() + 60
-        while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:
-            assert time.monotonic() < alive, "processes are left"
-            time.sleep(0.05)
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.communicate()
-    known = scanned(tmp_path)
-    assert 5 <= len(known) < 60
+    documents = differing(39)
+    folder = Folder(tmp_path / "text", documents)
+
+    def known():
+        text = "".join(file.read_text() for file in tmp_path.glob("cache/shards/*/scanned.jsonl"))
+        return [json.loads(line)["address"].rpartition("/")[2] for line in text.splitlines() if line.endswith("}")]
+
+    process = fork(open_slowly, DataConfig(path=folder.address, cache_dir=str(tmp_path / "cache")))
+    wait_for(lambda: len(known()) >= 5 or not process.is_alive())
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.join()
+    _, left = psutil.wait_procs(children, timeout=60)
+    for each in left:
+        each.kill()
+    assert process.exitcode == -signal.SIGKILL and len(children) == 2 and not left
+    assert 5 <= len(known()) < 39 and not list(tmp_path.glob("cache/shards/*/manifest.jsonl"))
+    expected = Counter([*documents] * 2) - Counter(known())  # each once for validation and test
     (file,) = tmp_path.glob("cache/shards/*/scanned.jsonl")
     with open(file, "a") as cut:
         cut.write('{"address": "s3://cut')  # as a kill in the middle of a line leaves it
-    before = {address: bucket.server.read(address.removeprefix("s3://")) for address in known}
-    reading = manifest._scan_all
-    asked = []
-    manifest._scan_all = lambda todo, *rest: asked.extend(todo) or reading(todo, *rest)
-    try:
-        text = opened(bucket.address)
-    finally:
-        manifest._scan_all = reading
-    assert set(asked) == {f"{bucket.address}/{name}" for name in documents} - set(known)
-    assert all(bucket.server.read(address.removeprefix("s3://")) <= count + 1 for address, count in before.items())
-    assert text.fingerprint == opened(bucket.address, "elsewhere").fingerprint
+    text = opened(folder.address)
+    assert Counter(fetched) == expected
+    assert text.fingerprint == opened(folder.address, "elsewhere").fingerprint
 
 
-@pytest.mark.slow
-def test_of_processes_at_once_one_reads(tmp_path, bucket):
-    bucket.put_all(differing(4).items())
-    processes = [opening(tmp_path, bucket.address) for _ in range(3)]
-    ended = [process.communicate(timeout=150) for process in processes]
-    assert len({out for out, _ in ended}) == 1 and ended[0][0], ended
-    # Once for the manifest, once for validation and test.
-    assert bucket.server.read(f"{bucket.name}/00.txt") == 2
+def test_of_several_at_once_one_reads(tmp_path, opened, fetched):
+    folder = Folder(tmp_path / "text", differing(12))
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(opened, [folder.address] * 3))
+    assert len({text.fingerprint for text in texts}) == 1
+    assert sorted(fetched) == sorted([*differing(12)] * 2)  # for the manifest, and for validation and test
 
 
-def test_ranks_share_the_cache_and_its_work(bucket, opened):
-    bucket.put_all(differing(48).items())
-    ranks = [opened(bucket.address) for _ in range(3)]
-    train = [name_of(ranks[0], number) for number in range(len(ranks[0].train.shards))]
-    before = {name: bucket.server.read(f"{bucket.name}/{name}") for name in train}
+def test_ranks_share_the_cache_and_its_work(tmp_path, opened, fetched):
+    folder = Folder(tmp_path / "text", differing(48))
+    ranks = [opened(folder.address) for _ in range(3)]
+    fetched.clear()
     batches = [train_batch(rank.train, 0, step, 50, CONTEXT) for step in range(20) for rank in random.sample(ranks, 3)]
     assert all(batch.shape == (50, CONTEXT + 1) for batch in batches)
-    assert max(bucket.server.read(f"{bucket.name}/{name}") - before[name] for name in train) == 1
-    assert ranks[0].train.room_needed() < GB
-    assert isinstance(ranks[0].train.folder, Path)
+    assert max(Counter(fetched).values()) == 1
