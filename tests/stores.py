@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-
 
 class Server:
     """A server in a process of its own, on the loopback interface; PORT in its command stands for a free port."""
@@ -77,8 +75,9 @@ class Bucket(Store):
         import boto3
 
         self.server, self.name, self.address = server, name, f"s3://{name}"
-        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
-        self.client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}", **keys)
+        self.url = f"http://127.0.0.1:{server.port}"
+        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+        self.client = boto3.client("s3", "us-east-1", endpoint_url=self.url, **keys)
         self.client.create_bucket(Bucket=name)
 
     def put(self, name: str, content: str | bytes) -> None:
@@ -90,7 +89,8 @@ class Bucket(Store):
 
     def environment(self) -> dict[str, str]:
         """What finds the server."""
-        return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}", **ENVIRONMENT}
+        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        return {"AWS_ENDPOINT_URL": self.url, **keys}
 
     def close(self) -> None:
         self.client.close()

@@ -14,12 +14,9 @@ def permutation(size, key):
     return permute(np.arange(size, dtype=np.uint64), size, keys).tolist()
 
 
-def test_permute_is_a_permutation():
+def test_permute_is_a_permutation_in_which_every_number_comes_first_equally_often():
     for size in (*range(1, 201), 1023, 1024, 1025, 65_537):
         assert sorted(permutation(size, 7 * size + 1)) == list(range(size)), size
-
-
-def test_every_number_comes_first_equally_often():
     for size in (2, 3, 5, 6, 17, 33, 60):
         keys = np.random.default_rng(size).integers(2**63, size=20_000).astype(np.uint64)
         for place in (0, size - 1):
@@ -28,11 +25,8 @@ def test_every_number_comes_first_equally_often():
             assert np.abs(found - expected).max() < 5 * expected**0.5, (size, place)
 
 
-def test_all_orders_of_four_occur():
+def test_all_orders_occur_and_neighbours_are_torn_apart():
     assert len({tuple(permutation(4, key)) for key in range(400)}) == 24
-
-
-def test_neighbours_are_torn_apart():
     shuffled = np.array(permutation(10_000, 3))
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.05
     assert np.count_nonzero(np.diff(shuffled) == 1) < 10
@@ -89,8 +83,7 @@ def test_batches_are_one_endless_sequence_cut_anywhere():
     tokens = np.arange(500, dtype=np.uint16)
     whole = train_batch(tokens, 1, 0, 240, 9)
     for batch in (1, 7, 24, 60):
-        parts = [train_batch(tokens, 1, step, batch, 9) for step in range(240 // batch)]
-        joined = torch.cat(parts)
+        joined = torch.cat([train_batch(tokens, 1, step, batch, 9) for step in range(240 // batch)])
         assert torch.equal(joined, whole[: len(joined)])
     third = train_batch(tokens, 1, 3, 24, 9)
     for ranks, micro in ((1, 24), (2, 4), (3, 8), (4, 1)):
@@ -103,16 +96,13 @@ def test_batches_are_one_endless_sequence_cut_anywhere():
         assert torch.equal(torch.cat(rows), third)
 
 
-def test_batches_depend_on_seed_and_step():
+def test_batches_depend_on_seed_and_step_and_are_the_same_tomorrow():
     tokens = np.arange(5000, dtype=np.uint16)
     batches = [train_batch(tokens, seed, step, 8, 16) for seed in (0, 1, -1, 2**63) for step in (0, 1, 10**12)]
     assert len({tuple(batch.flatten().tolist()) for batch in batches}) == len(batches)
-    assert torch.equal(batches[1], train_batch(tokens, 0, 1, 8, 16))
-
-
-def test_batches_are_the_same_tomorrow():
     # Written down once: a change here means that old runs can no longer be resumed exactly.
     assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [759605, 309493, 526453, 522613]
+    assert window_starts(100, 1337, 3, 12, 16).tolist() == [18, 34, 2, 66, 46, 14, 62, 30, 78, 4, 68, 52]
 
 
 def test_a_text_without_a_window_is_refused():
@@ -122,75 +112,51 @@ def test_a_text_without_a_window_is_refused():
 
 
 def naive_windows(length, context, stride):
-    """(start, counted targets) of each window, by the words of the docstring."""
-    windows = []
-    done = 0  # the last target counted
+    """The targets that each window counts, by its start, by the words of the docstring."""
+    windows, done = {}, 0  # the last target counted
     while done < length - 1:
-        start = 0 if not windows else windows[-1][0] + stride
-        targets = [t for t in range(start + 1, min(start + context, length - 1) + 1) if t > done]
-        windows.append((start, targets))
-        done = targets[-1]
+        start = stride * len(windows)
+        windows[start] = [t for t in range(start + 1, min(start + context, length - 1) + 1) if t > done]
+        done = windows[start][-1]
     return windows
 
 
-def counted_of(tokens, context, batch, **options):
-    """Collect (start of the window, target, place in the window) of all counted targets; tokens are 0..N-1."""
-    found = []
-    shapes = []
-    for inputs, targets, counted in evaluation_windows(tokens, context, batch, **options):
+def counted_of(length, context, batch, **options):
+    """(start of the window, target) of all counted targets of a text 0..length-1, and how many batches there are."""
+    found, batches = [], 0
+    for inputs, targets, counted in evaluation_windows(np.arange(length, dtype=np.uint8), context, batch, **options):
         assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
-        shapes.append(tuple(inputs.shape))
         assert inputs.shape == targets.shape == counted.shape == (batch, context)
         for row, place in counted.nonzero().tolist():
             target = targets[row, place].item()
             # All that the model sees for this target is the text right before it.
             assert inputs[row, : place + 1].tolist() == list(range(target - place - 1, target))
             found.append((target - place - 1, target))
-    return found, len(shapes)
+        batches += 1
+    return found, batches
 
 
-def test_every_target_is_counted_once_with_its_context():
+def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice():
     rng = random.Random(0)
-    for _ in range(100):
-        context = rng.randint(1, 9)
-        stride = rng.choice([None, rng.randint(1, context)])
-        length, batch, ranks = rng.randint(0, 60), rng.randint(1, 5), rng.randint(1, 4)
-        tokens = np.arange(length, dtype=np.uint8)
-        windows = list(naive_windows(length, context, stride or context))
-        expected = [(start, target) for start, targets in windows for target in targets]
-        found, batches = [], set()
-        for rank in range(ranks):
-            part, number = counted_of(tokens, context, batch, stride=stride, rank=rank, ranks=ranks)
-            found += part
-            batches.add(number)
-        assert sorted(found) == expected
-        assert [target for _, target in sorted(found)] == list(range(1, length))
-        assert batches == {-(-len(windows) // (batch * ranks))}  # the same for every rank
-
-
-def test_a_subset_is_fixed_even_and_whole():
-    rng = random.Random(1)
-    for _ in range(60):
-        context = rng.randint(1, 9)
-        stride = rng.choice([None, rng.randint(1, context)])
-        length, most, batch, ranks = rng.randint(2, 200), rng.randint(1, 220), rng.randint(1, 5), rng.randint(1, 3)
-        tokens = np.arange(length, dtype=np.uint8)
-        options = {"stride": stride, "ranks": ranks, "most": most}
-        found = sorted(
-            sum((counted_of(tokens, context, batch, rank=rank, **options)[0] for rank in range(ranks)), start=[])
-        )
-        windows = dict(naive_windows(length, context, stride or context))
+    for _ in range(150):
+        context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
+        length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
+        options = {"stride": rng.choice([None, rng.randint(1, context)]), "ranks": ranks, "most": most}
+        stride = options["stride"] or context
+        parts = [counted_of(length, context, batch, rank=rank, **options) for rank in range(ranks)]
+        windows = naive_windows(length, context, stride)
+        found = sorted(each for part, _ in parts for each in part)
         starts = sorted({start for start, _ in found})
-        # Whole windows, no target twice.
+        # Whole windows, no target twice, as many batches for every rank.
         assert found == [(start, target) for start in starts for target in windows[start]]
-        assert starts[0] == 0
-        if most >= length - 1:
-            assert len(found) == length - 1
+        assert {batches for _, batches in parts} == {-(-len(starts) // (batch * ranks))}
+        if most is None or most >= length - 1:
+            assert [target for _, target in found] == list(range(1, length))
         else:
-            assert len(found) <= max(most, len(windows[0]))
-            assert len(found) > most - (stride or context) or len(found) == len(windows[0])  # no window more fits
-            gaps = np.diff([*starts, max(windows) + (stride or context)])
-            assert gaps.max() - gaps.min() <= (stride or context)
+            assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
+            assert len(found) > most - stride or len(found) == len(windows[0])  # no window more fits
+            gaps = np.diff([*starts, max(windows) + stride])
+            assert gaps.max() - gaps.min() <= stride
 
 
 def test_a_stride_that_leaves_gaps_is_refused():
