@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import psutil
@@ -386,11 +386,11 @@ def test_a_document_that_changes_is_named_or_read_anew(tmp_path, request, opened
 # -- The manifest ----------------------------------------------------------------------------------
 
 
-def open_slowly(config):
-    """Read a text in two processes, and note what they have read so slowly that a kill comes before the end."""
+def open_and_hang(config):
+    """Read a text in two processes, and hang when five documents are noted as read."""
     os.cpu_count = os.process_cpu_count = lambda: 2
-    manifest.EACH = 1
-    faults.before(manifest, "asdict", lambda _: time.sleep(0.05))
+    manifest.EACH, noted = 1, count()
+    faults.before(manifest, "asdict", lambda _: time.sleep(600) if next(noted) == 5 else None)
     open_text(config, CONTEXT)
 
 
@@ -404,16 +404,18 @@ def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, opened, fetched)
         text = "".join(file.read_text() for file in tmp_path.glob("cache/shards/*/scanned.jsonl"))
         return [json.loads(line)["address"].rpartition("/")[2] for line in text.splitlines() if line.endswith("}")]
 
-    process = fork(open_slowly, DataConfig(path=folder.address, cache_dir=str(tmp_path / "cache")))
-    wait_for(lambda: len(known()) >= 5 or not process.is_alive())
-    children = psutil.Process(process.pid).children()
-    process.kill()
-    process.join()
+    process = fork(open_and_hang, DataConfig(path=folder.address, cache_dir=str(tmp_path / "cache")))
+    try:
+        wait_for(lambda: len(known()) == 5 or not process.is_alive())
+        children = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.join()
     _, left = psutil.wait_procs(children, timeout=60)
     for each in left:
         each.kill()
     assert process.exitcode == -signal.SIGKILL and len(children) == 2 and not left
-    assert 5 <= len(known()) < 39 and not list(tmp_path.glob("cache/shards/*/manifest.jsonl"))
+    assert len(known()) == 5 and not list(tmp_path.glob("cache/shards/*/manifest.jsonl"))
     expected = Counter([*documents] * 2) - Counter(known())  # each once for validation and test
     (file,) = tmp_path.glob("cache/shards/*/scanned.jsonl")
     with open(file, "a") as cut:
