@@ -1,6 +1,7 @@
-"""Stores on this machine that text can be read from: one that speaks S3, one that speaks HTTP."""
+"""Stores on this machine that text can be read from: a folder, one that speaks S3, one that speaks HTTP."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -10,21 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 class Server:
-    """A server in a process of its own, on the loopback interface.
-
-    Args:
-        command: starts it, given `--port`-like arguments by the caller; `PORT` stands for the number of a free port.
-    """
+    """A server in a process of its own, on the loopback interface; PORT in its command stands for a free port."""
 
     def __init__(self, *command: str) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as found:
             self.port = found.getsockname()[1]
         self.command = [sys.executable, *(part.replace("PORT", str(self.port)) for part in command)]
         self.log = Path(tempfile.mkstemp(suffix=".log")[1])
@@ -52,36 +45,52 @@ class Server:
         return len(re.findall(rf'"GET [^"]*/{re.escape(name)} HTTP', self.log.read_text()))
 
 
-class Bucket:
+class Store:
+    """Documents that lie together at an address."""
+
+    def put_all(self, documents: Iterable[tuple[str, str | bytes]]) -> None:
+        for name, content in documents:
+            self.put(name, content)
+
+
+class Folder(Store):
+    """A folder of this machine."""
+
+    def __init__(self, path: Path, documents: dict[str, str] | None = None) -> None:
+        self.path, self.address = path, f"file://{path}"
+        self.put_all((documents or {}).items())
+
+    def put(self, name: str, content: str | bytes) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink()
+
+
+class Bucket(Store):
     """A bucket of an S3 server."""
 
     def __init__(self, server: Server, name: str) -> None:
         import boto3
 
         self.server, self.name, self.address = server, name, f"s3://{name}"
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=f"http://127.0.0.1:{server.port}",
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
-            region_name="us-east-1",
-        )
+        self.url = f"http://127.0.0.1:{server.port}"
+        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+        self.client = boto3.client("s3", "us-east-1", endpoint_url=self.url, **keys)
         self.client.create_bucket(Bucket=name)
 
     def put(self, name: str, content: str | bytes) -> None:
         body = content.encode() if isinstance(content, str) else content
         self.client.put_object(Bucket=self.name, Key=name, Body=body)
 
-    def put_all(self, documents: Iterable[tuple[str, str | bytes]]) -> None:
-        for name, content in documents:
-            self.put(name, content)
-
     def delete(self, name: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=name)
 
     def environment(self) -> dict[str, str]:
         """What finds the server."""
-        return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.port}", **ENVIRONMENT}
+        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        return {"AWS_ENDPOINT_URL": self.url, **keys}
 
     def close(self) -> None:
         self.client.close()
@@ -97,12 +106,9 @@ def web(folder: Path) -> Server:
     return Server("-m", "http.server", "PORT", "--bind", "127.0.0.1", "--directory", str(folder))
 
 
-def differing(documents: int, seed: int = 0) -> dict[str, str]:
+def differing(documents: int) -> dict[str, str]:
     """Texts of different lengths, each 1,000 to 9,000 characters of its own words."""
-    import random
-
-    rng = random.Random(seed)
-    made: dict[str, Any] = {}
+    rng, made = random.Random(0), {}
     for number in range(documents):
         words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9))) for _ in range(50)]
         made[f"{number:02}.txt"] = " ".join(rng.choices(words, k=rng.randint(160, 1500)))

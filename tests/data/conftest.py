@@ -1,0 +1,16 @@
+import pytest
+
+from data.arrays import open_text
+from data.config import DataConfig
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Open a text, with a cache of its own; names are relative to `tmp_path`."""
+
+    def open_it(path="text", cache="cache", context=4, known="", as_before=False, **settings):
+        config = DataConfig(path=str(path), cache_dir=str(tmp_path / cache), **settings)
+        return open_text(config, context, known, as_before=as_before)
+
+    monkeypatch.chdir(tmp_path)
+    return open_it
