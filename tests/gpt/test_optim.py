@@ -21,18 +21,18 @@ def with_gradients(model: GPT, seed: int) -> None:
 
 
 def test_schedule_equals_its_parts() -> None:
-    """Also where the warm-up is as long as the run, or longer, and in steps after the end."""
+    """Also where the warm-up is as long as the run, or longer."""
     schedules = (("cosine", 0.5), ("trapezoid", 0.5), ("trapezoid", 0.3), ("trapezoid", 1.0), ("trapezoid", 0.0))
     for min_lr, warmup, (schedule, cooldown) in itertools.product((0.0, 0.002), (0, 1, 7, 8, 500), schedules):
         config = OptimConfig(lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown)
         for steps in (1, 8, 40, 41):
-            for step in range(steps + 3):
+            for step in range(steps):
                 expected = learning_rate(
                     step, steps, lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown
                 )
                 found = lr_at(step, config, steps)
                 assert found == pytest.approx(expected, rel=1e-12, abs=1e-15), (config, step, steps)
-                assert step >= steps or found > 0
+                assert found > 0
 
 
 def test_schedule_by_hand() -> None:
