@@ -79,7 +79,7 @@ def test_a_step_stays_there_and_nobody_looks(config: ModelConfig) -> None:
     assert {value.device for state in adam.state.values() for value in state.values()} == {DEVICE}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=name)
+@pytest.mark.parametrize("config", CONFIGS[::3], ids=name)
 def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
     model, batch = build(config), tokens(config)
     inputs, targets = batch[:, :-1], batch[:, 1:]
@@ -117,9 +117,3 @@ def test_batches_are_made_there() -> None:
         text = torch.empty(500, dtype=dtype, device=DEVICE)
         batch = next(batches_on_device(text, 0, 3, 8, 20, slice(2, 5)))
         assert batch.device == DEVICE and batch.shape == (3, 21) and batch.dtype == torch.int64
-
-
-def test_what_is_wrong_elsewhere_shows() -> None:
-    for wrong in (lambda x: x + torch.ones(3), lambda x: float(x.sum())):
-        with pytest.raises(RuntimeError):
-            wrong(torch.ones(3, device=DEVICE))

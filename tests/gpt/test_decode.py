@@ -33,6 +33,8 @@ CONFIGS = MIXED[:16] + [
     tiny(positions="learned", context=1, key_offset=True, token_shift=True),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
+SOME, OTHERS = CONFIGS[1::6], [config for i, config in enumerate(CONFIGS) if i % 6 != 1]
+EACH = pytest.mark.parametrize("configs", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +59,7 @@ def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
 @cache
 def _expected(i: int, seed: int) -> np.ndarray:
     config = CONFIGS[i]
-    model, tokens = build(config), text(config, seed)
-    if not config.absolute:  # one forward pass, a band of `context` places
-        return reference.gpt(model.state_dict(), config, tokens[None], window=config.span)[0]
-    # The window rule written out: start over with the last half whenever the context is full.
-    logits, start = [], 0
-    while len(logits) < len(tokens):
-        window = tokens[start : start + config.context]
-        logits.extend(reference.gpt(model.state_dict(), config, window[None])[0, len(logits) - start :])
-        start = len(logits) - config.context // 2
-    return np.array(logits)
+    return reference.text(build(config).state_dict(), config, text(config, seed))[0]
 
 
 def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
@@ -89,9 +82,9 @@ def check(config: ModelConfig, tensors: bool = False) -> None:
             same(decoder.step(tokens[t : t + 1])[0], wanted[t], config)
 
 
-@pytest.mark.slow
-def test_every_place_equals_one_forward_pass() -> None:
-    for config in CONFIGS:
+@EACH
+def test_every_place_equals_one_forward_pass(configs: list[ModelConfig]) -> None:
+    for config in configs:
         check(config)
 
 
@@ -101,10 +94,10 @@ def test_torch_decodes_as_numpy_does() -> None:
         check(config, tensors=True)
 
 
-@pytest.mark.slow
-def test_texts_of_different_lengths_side_by_side() -> None:
+@EACH
+def test_texts_of_different_lengths_side_by_side(configs: list[ModelConfig]) -> None:
     """Each as if it were alone, whatever its neighbours, while some are beyond the context and others are not."""
-    for config in CONFIGS:
+    for config in configs:
         T = config.context
         lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
         decoder = Decoder(weights(config), len(lengths))

@@ -131,20 +131,6 @@ def test_score_by_hand() -> None:
     assert math.isnan(result.bpc) and (result.loss, result.characters) == (1.5, 0)
 
 
-def test_bits_per_byte_by_hand() -> None:
-    """A model of bytes that always guesses: a byte costs 8 bits, a character as many bytes as it has."""
-    octets = list(TEXT.encode())
-    model = fill(GPT(tiny(), 256))
-    with torch.no_grad():
-        model.head.weight.zero_()
-    # A character is where a byte is not of the form 10xxxxxx.
-    starts = torch.tensor([int(value & 0b1100_0000 != 0b1000_0000) for value in range(256)])
-    result = evaluate(model, windows(octets, 7, 4), octets[0], starts, torch.ones(256, dtype=torch.int64))
-    assert (result.tokens, result.characters, result.bytes) == (len(octets), len(TEXT), len(octets))
-    assert (result.loss, result.bpb) == pytest.approx((math.log(256), 8.0), rel=1e-6)
-    assert result.bpc == pytest.approx(8 * len(octets) / len(TEXT), rel=1e-6)
-
-
 def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
     def broken(*_: object) -> None:
         raise OSError("gone")

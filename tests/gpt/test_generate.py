@@ -24,14 +24,8 @@ CONFIGS = [tiny(), MIXED[0], MIXED[-1]] + [
 
 
 def following(model: GPT, text: list[int]) -> np.ndarray:
-    """Logits after a text of any length by NumPy's model and the window rule of gpt/decode.py, written out."""
-    config, T = model.config, model.config.context
-    if config.positions in ("rotary", "alibi", "none"):
-        return reference.gpt(model.state_dict(), config, np.array([text]), window=min(config.window or T, T))[0, -1]
-    start = 0
-    while len(text) - start > T:
-        start += T - T // 2
-    return reference.gpt(model.state_dict(), config, np.array([text[start:]]))[0, -1]
+    """Logits after a text of any length, by NumPy's model."""
+    return reference.text(model.state_dict(), model.config, text)[0][-1]
 
 
 # Probabilities

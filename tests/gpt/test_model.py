@@ -48,12 +48,6 @@ def test_equals_numpy() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-def test_equals_numpy_in_single_precision() -> None:
-    model, tokens = build(tiny()), draw(2, 7)
-    expected = reference.gpt(model.state_dict(), tiny(), tokens.numpy())
-    np.testing.assert_allclose(model.float()(tokens).detach().numpy(), expected, rtol=0, atol=2e-4)
-
-
 @pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
 def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
     """Outputs and the gradients of the input and of every parameter; RMSNorm and ReLU^2 are put into torch's layer."""
@@ -89,22 +83,10 @@ def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
             close(value.grad, other[pairs[key]].grad, 1e-10, key)
 
 
-def test_kernels_agree_forward_and_backward() -> None:
-    for config in SOME:
-        results = []
-        for kernel in ("explicit", "sdpa"):
-            model = build(replace(config, attention=kernel)).train()
-            logits = model(draw(3, 7))
-            F.cross_entropy(logits.flatten(0, 1), draw(21, seed=6)).backward()
-            results.append([logits, *(parameter.grad for parameter in model.parameters())])
-        for one, other in zip(*results, strict=True):
-            close(one, other, 1e-10, name(config))
-
-
 @pytest.mark.slow
 def test_derivatives() -> None:
     """With respect to every parameter, the embedding among them, of the logits of a whole tiny model."""
-    for config in [*ALL[:32:5], *ALL[33::6]]:
+    for config in [*ALL[:32:6], *ALL[33::8]]:
         config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
         model, tokens = build(config, vocabulary=3), draw(1, 3, vocabulary=3)
         names = [key for key, _ in model.named_parameters()]
@@ -156,30 +138,6 @@ def test_no_logit_sees_what_comes_after_it() -> None:
 
 
 @torch.no_grad()
-def test_order_matters() -> None:
-    """With a single block and no positions the last logit cannot tell the order of what came before."""
-    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [3, 2, 1, 4, 5, 6, 7], [6, 5, 4, 3, 2, 1, 7]])
-    for config in [*SOME, tiny(positions="none")]:
-        last = build(replace(config, layers=1, window=None))(tokens)[:, -1]
-        blind = config.positions == "none" and not config.key_offset and not config.token_shift
-        for other in last[1:]:
-            difference = (last[0] - other).abs().max()
-            assert difference < 1e-12 if blind else difference > 1e-4, name(config)
-
-
-@torch.no_grad()
-def test_some_know_places_and_others_distances() -> None:
-    """All characters equal, one block: distances weigh equal values, so all logits are equal; places differ."""
-    for positions in ("learned", "sinusoidal", "rotary", "alibi", "none"):
-        config = tiny(layers=1, positions=positions)
-        logits = build(config)(torch.full((1, 7), 4))
-        if config.absolute:
-            assert (logits[:, 1:] - logits[:, :-1]).abs().amax(-1).min() > 1e-4, positions
-        else:
-            close(logits, logits[:, :1].expand_as(logits), 1e-10, positions)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None) -> None:
     """Where places are not learned one by one, a model reads on beyond the context that it was trained with."""
@@ -214,15 +172,6 @@ def test_rows_lengths_and_a_shorter_context_do_not_matter() -> None:
 # Dropout
 
 
-def test_dropout_is_active_in_training_only() -> None:
-    tokens = draw(2, 7)
-    model, plain = build(tiny(dropout=0.5)), build(tiny())
-    assert torch.equal(model(tokens), plain(tokens))
-    assert torch.equal(plain.train()(tokens), plain.eval()(tokens))
-    model.train()
-    assert not torch.allclose(model(tokens), model(tokens))
-
-
 @pytest.mark.parametrize("branch", ["attention", "mlp"])
 def test_dropout_on_each_branch(branch: str) -> None:
     """With the other branch silenced, what a block adds is lost with probability p, else divided by 1 - p."""
@@ -244,8 +193,9 @@ def test_dropout_on_each_branch(branch: str) -> None:
 
 def test_dropout_on_the_embeddings() -> None:
     for positions in ("learned", "rotary", "sinusoidal"):
-        model = build(tiny(dropout=0.3, positions=positions)).train()
-        tokens, seen = draw(300, 7), []
+        model, tokens, seen = build(tiny(dropout=0.3, positions=positions)), draw(300, 7), []
+        assert torch.equal(model(tokens), build(tiny(positions=positions))(tokens)), "none while it is not trained"
+        model.train()
         model.blocks[0].register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0].detach()))
         torch.manual_seed(1)
         model(tokens)
@@ -280,16 +230,6 @@ def test_initialisation() -> None:
             assert unit.mean().item() == pytest.approx(0, abs=5 / math.sqrt(count)), key
             assert (unit**4).mean().item() == pytest.approx(3, abs=5 * math.sqrt(96 / count)), f"{key}: not normal"
         assert matrices == 4 * layers + (2 if tied else 3)
-
-
-def test_initialisation_follows_the_seed() -> None:
-    states = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        states.append(GPT(tiny(), V).state_dict())
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    assert not torch.equal(states[0]["embedding.weight"], states[2]["embedding.weight"])
-    assert not torch.equal(states[0]["blocks.0.mlp.up.weight"], states[0]["blocks.1.mlp.up.weight"])
 
 
 def test_number_of_parameters() -> None:
@@ -332,16 +272,6 @@ def test_tied_weights_are_one() -> None:
     loaded = GPT(tiny(tied=True), V)
     loaded.load_state_dict(tied.state_dict())
     assert loaded.head.weight.data_ptr() == loaded.embedding.weight.data_ptr()
-
-
-def test_state_dict_is_the_parameters() -> None:
-    """Another model with these weights computes the same; what can be recomputed is not stored."""
-    for config in SOME:
-        model, other = build(config), GPT(config, V).double().eval()
-        state = model.state_dict()
-        assert set(state) - {"head.weight"} == {key for key, _ in model.named_parameters()} - {"head.weight"}
-        other.load_state_dict(state)
-        assert torch.equal(other(draw(2, 7)), model(draw(2, 7))), name(config)
 
 
 # What is refused
@@ -400,26 +330,6 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
             for place, character in enumerate(characters):
                 expected = old[..., "bdf".index(character)] if character in "bdf" else old.mean(-1)
                 close(new[..., place], expected, 1e-12, (name(config), characters))
+            assert torch.equal(trained(tokens), old) and (model.head.weight is model.embedding.weight) == config.tied
             dearer = new.logsumexp(-1) - old.logsumexp(-1)
             assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, "what is promised of the loss of old text"
-
-
-def test_another_context_leaves_the_logits_as_they_are() -> None:
-    for positions, context in (("learned", 4), ("rotary", 4), ("rotary", 20)):
-        config = tiny(positions=positions, context=7)
-        trained, model = build(config), build(replace(config, context=context), seed=1)
-        init_from(model, trained, torch.arange(V))
-        tokens = draw(2, min(context, 7))
-        close(model(tokens), trained(tokens), 1e-12, (positions, context))
-
-
-def test_starting_from_a_model_leaves_it_alone() -> None:
-    trained, model = build(tiny(tied=True)), build(tiny(tied=True), seed=1, vocabulary=V + 2)
-    before = copy.deepcopy(trained.state_dict())
-    init_from(model, trained, torch.arange(V) + 1)
-    assert model.head.weight is model.embedding.weight
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 1
-    for key, value in trained.state_dict().items():
-        assert torch.equal(value, before[key]), key

@@ -145,19 +145,3 @@ def test_muon_leaves_all_else_to_adamw() -> None:
     for (name, value), other in zip(first.named_parameters(), second.parameters(), strict=True):
         matrix_of_a_block = name.startswith("blocks.") and value.ndim == 2
         assert torch.allclose(value, other, atol=1e-6) != matrix_of_a_block, name
-
-
-def test_muon_goes_on_from_its_state() -> None:
-    """Three steps at once, or two, a save, a load into a fresh optimizer, and one."""
-    models = [fill(GPT(tiny(layers=1, dim=8, context=6), 7)) for _ in range(2)]
-    optimizers = [make_optimizer(model, OptimConfig(name="muon")) for model in models]
-    for step in range(3):
-        if step == 2:
-            state = optimizers[1].state_dict()
-            optimizers[1] = make_optimizer(models[1], OptimConfig(name="muon"))
-            optimizers[1].load_state_dict(state)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            with_gradients(model, step)
-            optimizer.step()
-    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(ours, theirs)

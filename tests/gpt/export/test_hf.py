@@ -109,15 +109,6 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
     assert taken >= len(FIT)
 
 
-def test_the_default_model_is_refused_for_three_options() -> None:
-    with pytest.raises(InputError) as caught:
-        check(ModelConfig(), nearest(ModelConfig())[0])
-    assert str(caught.value).endswith(
-        "maths: model.qk_norm=true (must be false), model.key_offset=true (must be false), "
-        "model.token_shift=true (must be false)"
-    )
-
-
 def tokenizer_for(vocabulary: dict, folder: Path):
     needs("transformers")
     from transformers import AutoTokenizer, GPT2Config

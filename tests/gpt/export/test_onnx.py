@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixt
     import onnxruntime
 
     path = tmp_path / "model.onnx"
-    for config in [*CONFIGS[:4], CONFIGS[5], *CONFIGS[7:]]:
+    for config in [*CONFIGS[:2], *CONFIGS[3:6], CONFIGS[7]]:
         model = filled(config)
         assert write_onnx(model, about(model), path) < 1e-5
         assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == [path]

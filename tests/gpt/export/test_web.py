@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,32 +14,27 @@ from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
 from gpt.export.web import facts, write_web
 from gpt.model import GPT
+from tests.gpt.fit.test_page import CONTRASTS
+from tests.model_files import about, filled
 from tests.reference import model as naive
-from tests.reference.models import ALL, fill, name, tiny
+from tests.reference.models import ALL, name, tiny
 
 CHARACTERS = "\n aebcd.é😀"
 Show = Callable[..., Any]
 pytestmark = pytest.mark.slow
 SLIDING = tiny(key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
-RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned")
+RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
 WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="alibi", window=3)
 WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
 
 
 def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, dict[str, Any]]:
-    """A filled model in fp32 with what else a checkpoint holds; bytes without `characters`."""
-    vocabulary: dict[str, Any] = {"kind": "byte"}
-    if characters:
-        vocabulary = {"kind": "char", "characters": "".join(sorted(set(characters)))}
-    model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
-    return model, {
-        "vocabulary": vocabulary,
-        "text": "a text",
-        "step": 12,
-        "val_loss": None,
-        "model_config": vars(config),
-    }
+    """A filled model in fp32 with what describes it; of bytes without `characters`."""
+    char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
+    vocabulary = char if characters else {"kind": "byte"}
+    model = filled(config, tokenizer_from(vocabulary).size)
+    return model, about(model, vocabulary, text="a text")
 
 
 @pytest.fixture(scope="module")
@@ -96,34 +91,15 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-class Read(NamedTuple):
-    """What NumPy makes of a text of any length, by the window rule of gpt/decode.py.
+def read(model: GPT, tokens: list[int]) -> tuple[np.ndarray, int, np.ndarray]:
+    """What NumPy makes of a text.
 
-    Attributes:
-        logits: (T, V) after each token.
-        start: the place where the last window begins; 0 where it slides.
-        shares: (layers, H, n, n), attention in the last window.
+    Returns:
+        Logits (T, V) after each token, where the last window begins, and attention in it, (layers, H, n, n).
     """
-
-    logits: np.ndarray
-    start: int
-    shares: np.ndarray
-
-
-def read(model: GPT, tokens: list[int]) -> Read:
-    config, logits, start = model.config, [], 0
-    length = config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
-    span = min(config.window or config.context, config.context)
-    while True:
-        seen: list[np.ndarray] = []
-        window = np.array([tokens[start : start + length]])
-        # The epsilon of torch's rms_norm in fp32, where the model lives.
-        rows = naive.gpt(model.state_dict(), config, window, span, seen, eps=2**-23)[0]
-        logits.extend(rows[len(logits) - start :])
-        if len(logits) == len(tokens):
-            shares = np.array(seen).reshape(config.layers, config.heads, *seen[0].shape)
-            return Read(np.array(logits), start, shares)
-        start = len(logits) - config.context // 2
+    # The epsilon is that of torch's rms_norm in fp32, where the model lives.
+    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
+    return logits, start, np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape)
 
 
 LOGITS = """([config, vocabulary, weights, tokens]) => {
@@ -150,21 +126,10 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
         tokens = torch.randint(model.vocabulary, (3 * config.context + 20,), generator=torch.manual_seed(1)).tolist()
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
-        np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5, err_msg=str(config))
+        np.testing.assert_allclose(logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config))
     points = np.linspace(-7, 7, 1401)
     erf = page.evaluate("points => points.map(erf)", points.tolist())
     np.testing.assert_allclose(erf, torch.erf(torch.from_numpy(points)), atol=1e-14)
-
-
-def test_weights_are_kept_bit_for_bit(show: Show) -> None:
-    model, meta = make(tiny(tied=True, bias=True))
-    page = show(model, meta)
-    weights = page.evaluate("Object.entries(chargpt.model.weights).map(([name, values]) => [name, Array.from(values)])")
-    state = {key: value.flatten().tolist() for key, value in model.state_dict().items() if key != "head.weight"}
-    assert dict(weights) == state
-    tokens = [1, 2, 3, 4, 5]
-    logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
-    np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
@@ -178,9 +143,11 @@ def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> No
     for prompt, length in (("bad", 4), ("a dead bee", 400), ("", 30)):
         text = write(page, prompt, length=length, temperature=0)
         tokens = tokenizer.encode(text if prompt else "\n" + text).tolist()
-        best = read(model, tokens).logits.argmax(-1)
+        expected = read(model, tokens)[0]
         assert len(text) == len(prompt) + length and text.startswith(prompt)
-        assert tokens[-length:] == best[-length - 1 : -1].tolist()
+        assert tokens[-length:] == expected[-length - 1 : -1].argmax(-1).tolist()
+        logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
         assert "".join(page.locator("#text .prompt").all_text_contents()) == prompt
     assert write(page, "\n", length=30) == "\n" + text
     page.click("#clear")
@@ -239,7 +206,7 @@ def test_bytes(show: Show) -> None:
         tokens = page.evaluate("chargpt.model.tokens")
         assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
         page.fill("#temperature", "1")
-        assert_bars(page, read(model, tokens).logits[-1], lambda token: chr(token) if 32 < token < 127 else None)
+        assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
 
 
 def test_bytes_that_come_one_by_one(show: Show) -> None:
@@ -289,7 +256,7 @@ def test_bars_are_the_probabilities(show: Show) -> None:
 
     page = show(model, meta)
     page.fill("#prompt", "bee")
-    logits = read(model, tokenizer.encode("bee").tolist()).logits[-1]
+    logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
     for temperature, top_k in ((1, ""), (0.5, ""), (0.5, 3)):
         page.fill("#temperature", str(temperature))
         page.fill("#top-k", str(top_k))
@@ -301,7 +268,7 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     assert page.text_content("#text") == "bee" + chosen
     page.fill("#top-k", "")
     page.fill("#temperature", "1")
-    logits = read(model, tokenizer.encode("bee" + chosen).tolist()).logits[-1]
+    logits = read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1]
     assert_bars(page, logits, label)
 
     page.fill("#temperature", "0.05")
@@ -371,7 +338,7 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
 
 def check_out_of_reach(page: Any, model: GPT, tokens: list[int]) -> None:
     """What the page has forgotten it does not invent; the last characters that attention sees it always knows."""
-    shares, known = read(model, tokens).shares, 0
+    shares, known = read(model, tokens)[2], 0
     for place in reversed(range(len(tokens))):
         seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
         if seen is None:
@@ -495,27 +462,6 @@ def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> N
     page.close()
 
 
-LEGIBLE = """() => {
-  const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const layered = (colors) => {
-    for (const color of colors) { pixel.fillStyle = color; pixel.fillRect(0, 0, 1, 1); }
-    return Array.from(pixel.getImageData(0, 0, 1, 1).data);
-  };
-  const texts = [];
-  for (const element of document.body.querySelectorAll("*")) {
-    const own = Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.data.trim());
-    if (!(own || element.value) || !element.offsetParent || element.disabled) continue;
-    const behind = [];
-    for (let each = element; each; each = each.parentElement)
-      behind.unshift(getComputedStyle(each).backgroundColor);
-    for (const pseudo of ["", "::before", "::placeholder"])
-      texts.push([element.outerHTML.slice(0, 60) + pseudo, layered(behind),
-        layered([...behind, getComputedStyle(element, pseudo || null).color])]);
-  }
-  return texts;
-}"""
-
-
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
     """A contrast of 4.5 (WCAG 2.2, 1.4.3) between all text and what is behind it, on the darkest shade, too."""
     page = show(*make(SLIDING))
@@ -524,29 +470,20 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
     page.eval_on_selector_all(
         "#text i:nth-child(odd)", "all => all.forEach(each => each.style.setProperty('--share', 1))"
     )
+    behind = set()
     for scheme, width in (("light", 360), ("dark", 390), ("light", 1280), ("dark", 1280)):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
-        found = page.evaluate(LEGIBLE)
-        assert len(found) > 60
-        for what, behind, ink in found:
-            light = sorted((luminance(behind), luminance(ink)))
-            assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (what, behind, ink, scheme, width)
-        assert (luminance(found[0][1]) < 0.1) == (scheme == "dark")
+        found = page.evaluate(CONTRASTS)
+        assert len(found) > 60 and min(found)[0] >= 4.5, (scheme, width, min(found))
+        behind.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert len(behind) == 2
     nameless = page.evaluate(
         "Array.from(document.querySelectorAll('input, select, textarea, button')).filter("
         "each => !(each.labels?.[0]?.textContent ?? each.textContent).trim()).map(each => each.id)"
     )
     assert nameless == []
-
-
-def luminance(color: list[int]) -> float:
-    """Relative luminance of an sRGB colour, WCAG 2.2."""
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in color[:3])
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_what_is_known_of_the_model() -> None:
