@@ -37,23 +37,15 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
     return model, about(model, vocabulary, text="a text")
 
 
-@pytest.fixture(scope="module")
-def offline(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(offline=True)
-    yield context
-    context.close()
-
-
 @pytest.fixture
-def show(offline: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     """Writes a model as a page and opens it from the disk; in the end, nothing else was asked for and nothing said."""
-    pages, asked, said = [], [], []
+    offline, asked, said = browser.new_context(offline=True), [], []
 
     def open_page(model: GPT, meta: dict[str, Any]) -> Any:
         path = tmp_path / "model.html"
         write_web(model, meta, path)
         page = offline.new_page()
-        pages.append(page)
         page.on("request", lambda request: asked.append(request.url) if request.url != path.as_uri() else None)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -62,8 +54,7 @@ def show(offline: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_page
-    for page in pages:
-        page.close()
+    offline.close()
     assert (asked, said) == ([], [])
 
 
@@ -439,10 +430,10 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     assert page.text_content("h1") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
-def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> None:
+def test_nothing_but_its_own_script_and_style(browser: Any, tmp_path: Path) -> None:
     """Were there a way to put foreign HTML into the page, nothing in it would run or be fetched."""
     write_web(*make(tiny()), tmp_path / "model.html")
-    page, failures, refused = offline.new_page(), [], []
+    page, failures, refused = browser.new_context(offline=True).new_page(), [], []
     page.goto((tmp_path / "model.html").as_uri())
     page.on("requestfailed", lambda request: failures.append(request.failure))
     page.on("console", lambda message: refused.append(message.text))
@@ -459,7 +450,7 @@ def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> N
     assert set(failures) == {"csp"}, "not for want of a network"
     assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
     assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused)
-    page.close()
+    page.context.close()
 
 
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
