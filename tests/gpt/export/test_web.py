@@ -15,7 +15,7 @@ from gpt.config import ModelConfig
 from gpt.export.web import facts, write_web
 from gpt.model import GPT
 from tests.gpt.fit.test_page import CONTRASTS
-from tests.model_files import about, filled
+from tests.model_files import filled
 from tests.reference import model as naive
 from tests.reference.models import ALL, name, tiny
 
@@ -34,7 +34,7 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
     char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
     vocabulary = char if characters else {"kind": "byte"}
     model = filled(config, tokenizer_from(vocabulary).size)
-    return model, about(model, vocabulary, text="a text")
+    return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None}
 
 
 @pytest.fixture
