@@ -25,7 +25,7 @@ from gpt.optim import make_optimizer
 from tests.reference.models import MIXED, PLACES, name, tiny
 
 V = 11
-CONFIGS = [MIXED[0], MIXED[-1], *PLACES[1::9], tiny(heads=3, dropout=0.1)]
+CONFIGS = [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)]
 backend = SimpleNamespace(
     is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, is_initialized=lambda: True,
     get_amp_supported_dtype=lambda: [torch.bfloat16],
