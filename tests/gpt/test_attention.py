@@ -1,5 +1,7 @@
 """Attention against loops over heads, queries and keys, against torch.nn, and against itself by another kernel."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -97,12 +99,16 @@ def test_large_scores_and_queries_of_zeros_stay_finite(kernel: str) -> None:
         assert out.isfinite().all() and x.grad.isfinite().all(), qk_norm
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_dropout_acts_on_the_weights_in_training_only(kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "positions", "window"),
+    [("explicit", "learned", None), ("sdpa", "learned", None), ("explicit", "alibi", None), ("sdpa", "none", 3)],
+)
+def test_dropout_acts_on_the_weights_in_training_only(kernel: str, positions: str, window: int | None) -> None:
     """Its mean over draws is the output without it; the first character, with one weight, is kept or lost whole."""
-    config = {"heads": 1, "positions": "learned", "qk_norm": False, "attention": kernel}
-    module, plain = build(tiny(dropout=0.25, **config)), build(tiny(**config))
-    x = normal(1, 7, 12).expand(4000, 7, 12)
+    time = 40 if window else 7  # several blocks
+    config = {"heads": 1, "qk_norm": False, "attention": kernel, "positions": positions, "window": window}
+    module, plain = (build(tiny(dropout=dropout, context=time, **config)) for dropout in (0.25, 0.0))
+    x = normal(1, time, 12).expand(4000, time, 12)
     torch.testing.assert_close(module(x[:2]), plain(x[:2]), rtol=0, atol=0)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -116,10 +122,7 @@ def test_dropout_acts_on_the_weights_in_training_only(kernel: str) -> None:
 
 def test_biases_are_made_for_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where those of all would take too much memory; not while training."""
-    x, cases = (
-        normal(2, 7, 24),
-        [(positions, window) for positions in ("alibi", "rotary") for window in (None, 1, 3, 6)],
-    )
+    cases, x = itertools.product(("alibi", "rotary"), (None, 1, 3, 6)), normal(2, 7, 24)
     modules = [build(tiny(heads=3, dim=24, positions=positions, window=window)) for positions, window in cases]
     wanted = [module(x) for module in modules]
     for most in (1, 2 * 3 * 7, 5 * 3 * 7):
