@@ -252,9 +252,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     """Every product of forward and backward, counted by torch as they run."""
     tokens = draw(5, 12)
     for changes in ({}, {"tied": True}, {"positions": "learned", "bias": True}, {"heads": 4, "dim": 32}):
-        model = build(
-            ModelConfig(**{"layers": 3, "heads": 2, "dim": 16, "context": 12, "attention": "explicit"} | changes)
-        )
+        model = build(tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes}))
         with FlopCounterMode(display=False) as counter:
             F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         assert counter.get_total_flops() == model.flops_per_token() * tokens.numel(), changes
