@@ -167,11 +167,12 @@ def test_weights_of_a_file_are_those_of_the_model(tmp_path: Path) -> None:
         assert np.array_equal(Decoder(opened).read(tokens), Decoder(direct).read(tokens)), dtype
 
 
-def test_queries_of_zeros_are_numbers() -> None:
-    """QK-norm divides them by its epsilon."""
-    config = tiny(qk_norm=True)
-    zeros = {key: 0 * value.numpy() for key, value in build(config).state_dict().items()}
-    assert np.isfinite(Decoder(Weights(config, zeros)).read(text(config)[None])).all()
+def test_queries_of_zeros_and_large_ones_give_numbers() -> None:
+    """QK-norm divides zeros by its epsilon; without it, exponentials of scores would overflow."""
+    for qk_norm, scale in ((True, 0), (False, 100)):
+        config = tiny(qk_norm=qk_norm)
+        state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
+        assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all(), qk_norm
 
 
 def test_gelu_is_torch_s() -> None:
