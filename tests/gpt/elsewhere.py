@@ -4,7 +4,6 @@ The device is pretended: torch's fake tensors know shapes, types and devices, an
 one operation and a look at a number are errors there, as they are errors or a wait on a GPU.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -23,16 +22,10 @@ from gpt.fit.module import LitGPT
 from gpt.inspection import attention_maps, calibration_totals
 from gpt.model import GPT, init_from
 from gpt.optim import make_optimizer
-from tests.reference.models import OFFSET, PLACES, SHIFT, name, tiny
+from tests.reference.models import MIXED, PLACES, name, tiny
 
 V = 11
-CONFIGS = [
-    *OFFSET[::9],
-    *SHIFT[::7],
-    *PLACES[::11],
-    tiny(heads=3, dropout=0.1),
-    tiny(heads=3, norm="rmsnorm", activation="gelu", bias=True),
-]
+CONFIGS = [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)]
 backend = SimpleNamespace(
     is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0, is_initialized=lambda: True,
     get_amp_supported_dtype=lambda: [torch.bfloat16],
@@ -68,11 +61,10 @@ def tokens(config: ModelConfig, rows: int = 3) -> Tensor:
     return torch.zeros(rows, config.context + 1, dtype=torch.int64, device=DEVICE)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_a_step_stays_there_and_nobody_looks(config: ModelConfig, optimizer: str) -> None:
+def test_a_step_stays_there_and_nobody_looks(config: ModelConfig) -> None:
     model = build(config)
-    adam = make_optimizer(model, OptimConfig(name=optimizer))
+    adam = make_optimizer(model, OptimConfig(name="adamw" if config in CONFIGS[:2] else "muon"))
     for group in adam.param_groups:
         group["lr"] = torch.zeros((), device=DEVICE)
     for _ in range(2):
@@ -87,7 +79,7 @@ def test_a_step_stays_there_and_nobody_looks(config: ModelConfig, optimizer: str
     assert {value.device for state in adam.state.values() for value in state.values()} == {DEVICE}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=name)
+@pytest.mark.parametrize("config", CONFIGS[::3], ids=name)
 def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
     model, batch = build(config), tokens(config)
     inputs, targets = batch[:, :-1], batch[:, 1:]
@@ -120,14 +112,8 @@ def test_a_trained_model_is_taken_over_there() -> None:
     assert model.head.weight.device == DEVICE
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
-def test_batches_are_made_there(dtype: torch.dtype) -> None:
-    text = torch.empty(500, dtype=dtype, device=DEVICE)
-    batch = next(batches_on_device(text, 0, 3, 8, 20, slice(2, 5)))
-    assert batch.device == DEVICE and batch.shape == (3, 21) and batch.dtype == torch.int64
-
-
-@pytest.mark.parametrize("wrong", [lambda x: x + torch.ones(3), lambda x: float(x.sum())])
-def test_what_is_wrong_elsewhere_shows(wrong: Callable[[Tensor], object]) -> None:
-    with pytest.raises(RuntimeError):
-        wrong(torch.ones(3, device=DEVICE))
+def test_batches_are_made_there() -> None:
+    for dtype in (torch.uint8, torch.int32):
+        text = torch.empty(500, dtype=dtype, device=DEVICE)
+        batch = next(batches_on_device(text, 0, 3, 8, 20, slice(2, 5)))
+        assert batch.device == DEVICE and batch.shape == (3, 21) and batch.dtype == torch.int64

@@ -61,40 +61,11 @@ def test_repeated_work_is_the_work(recorder: Callable) -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_recording_does_nothing() -> None:
-    x = torch.ones(3)
-
-    def work() -> None:
-        x.mul_(2).add_(torch.rand(3))
-
-    before = torch.get_rng_state()
-    again = record(work)
-    assert torch.equal(x, torch.ones(3))
-    assert torch.equal(torch.get_rng_state(), before)
-    again()
-    assert not torch.equal(x, torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda x: x.sum().item(),
-        lambda x: float(x[0]),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
+def test_looking_is_refused() -> None:
+    looks = (
+        lambda x: x.sum().item(), lambda x: float(x[0]), lambda x: x[x > 0], lambda x: x.nonzero(),
         lambda x: bool((x > 0).all()),
-    ],
-)
-def test_looking_is_refused(look: Callable) -> None:
-    with pytest.raises(AssertionError, match="while work is recorded|depends on them"):
-        record(lambda: look(torch.ones(3)))
-
-
-def test_a_number_that_was_read_while_recording_is_old_when_repeated() -> None:
-    """So that the oracle would show a learning rate that is a number of Python's."""
-    rate, x = [1.0], torch.zeros(())
-    work = Repeated(lambda: x.add_(rate[0]), record)
-    for step in range(REHEARSALS + 3):
-        rate[0] = float(10**step)
-        work()
-    assert x.item() == 1 + 10 + 100 + 3 * 1000
+    )  # fmt: skip
+    for look in looks:
+        with pytest.raises(AssertionError, match="while work is recorded|depends on them"):
+            record(lambda look=look: look(torch.ones(3)))

@@ -1,5 +1,6 @@
 """Evaluation against a loop over every character, whatever the batch, the windows and the tokenizer."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, totals, window_totals
+from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference import model as reference
@@ -62,130 +63,82 @@ def run(model: GPT, batch: int, length: int = 7, stride: int | None = None, junk
     )
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 100])
-@pytest.mark.parametrize(("length", "stride"), [(7, None), (4, None), (6, 3), (7, 1)])
-def test_equals_the_loop_whatever_the_batch(batch: int, length: int, stride: int | None) -> None:
+def test_equals_the_loop_whatever_the_batch() -> None:
+    """What is not counted has no say."""
     model = build()
-    nats, tokens, characters, octets = naive(model, length, stride)
-    assert (tokens, characters, octets) == (len(TEXT), len(TEXT), len(TEXT.encode())), "each character once"
-    result = run(model, batch, length, stride)
-    assert (result.tokens, result.characters, result.bytes) == (tokens, characters, octets)
-    assert result.loss == pytest.approx(nats / tokens, abs=1e-6)
-    assert result.bpc == pytest.approx(nats / math.log(2) / len(TEXT), abs=1e-6)
-    assert result.bpb == pytest.approx(nats / math.log(2) / len(TEXT.encode()), abs=1e-6)
-    assert result.bpb < result.bpc == pytest.approx(result.loss / math.log(2))
+    for length, stride in ((7, None), (4, None), (6, 3), (7, 1)):
+        nats, tokens, characters, octets = naive(model, length, stride)
+        assert (tokens, characters, octets) == (len(TEXT), len(TEXT), len(TEXT.encode())), "each character once"
+        for batch, junk in ((1, 0), (2, 9), (3, 0), (100, 0)):
+            result = run(model, batch, length, stride, junk)
+            assert (result.tokens, result.characters, result.bytes) == (tokens, characters, octets)
+            assert result.loss == pytest.approx(nats / tokens, abs=1e-6)
+            assert result.bpc == pytest.approx(nats / math.log(2) / len(TEXT), abs=1e-6)
+            assert result.bpb == pytest.approx(nats / math.log(2) / len(TEXT.encode()), abs=1e-6)
+    assert isinstance(result.loss, float) and isinstance(result.bytes, int)
 
 
-def test_what_is_not_counted_has_no_say() -> None:
-    model = build()
-    assert run(model, 2, 6, 3, junk=0).loss == pytest.approx(run(model, 2, 6, 3, junk=9).loss, abs=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_window_totals_equal_the_loop(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = (4 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
-    targets = torch.randint(6, (3, 5), generator=generator)
-    counted = torch.rand(3, 5, generator=generator) < 0.6
+def test_surprisals_and_their_sums_equal_the_loop() -> None:
+    """Also where nothing is counted, and what is not counted may be no number."""
     characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
-    result = window_totals(logits, targets, counted, torch.tensor(characters), torch.tensor(sizes))
-    expected = losses.totals([(logits.double().numpy(), targets.numpy(), counted.numpy())], characters, sizes)
-    assert 0 < expected[1] < 15
-    assert result.shape == (4,) and result.dtype == torch.float64
-    assert result[1:].tolist() == list(expected[1:])
-    assert result[0].item() == pytest.approx(expected[0], rel=1e-6)
+    generator = torch.Generator().manual_seed(1)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        logits = (5 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
+        targets = torch.randint(6, (3, 5), generator=generator)
+        counted = torch.rand(3, 5, generator=generator) < 0.6
+        nats = surprisals(logits[counted], targets[counted])
+        pairs = zip(logits[counted].tolist(), targets[counted].tolist(), strict=True)
+        wanted = [losses.surprisal(row, target) for row, target in pairs]
+        assert nats.dtype == torch.float64 and nats.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        for mask in (counted, counted & False):
+            expected = losses.totals([(logits.double().numpy(), targets.numpy(), mask.numpy())], characters, sizes)
+            found = window_totals(
+                logits.masked_fill(~mask[..., None], torch.nan), targets, mask, *map(torch.tensor, (characters, sizes))
+            )
+            assert found.shape == (4,) and found.dtype == torch.float64
+            assert found.tolist() == pytest.approx(expected, rel=1e-6) and found[1:].tolist() == list(expected[1:])
 
 
-def test_nothing_counted_is_nothing() -> None:
-    logits = torch.full((1, 3, 4), float("nan"))
-    ones = torch.ones(4, dtype=torch.int64)
-    result = window_totals(
-        logits, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool), ones, ones
-    )
-    assert result.tolist() == [0, 0, 0, 0]
-
-
-def test_large_logits_do_not_overflow() -> None:
-    logits = torch.tensor([[[3e4, 0.0, -3e4]] * 2])
+def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
+    """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
     ones = torch.ones(3, dtype=torch.int64)
+    logits = torch.tensor([[[3e4, 0.0, -3e4]] * 2])
     result = window_totals(logits, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool), ones, ones)
     assert result[0].item() == pytest.approx(6e4)
-
-
-def test_many_targets_are_summed_in_double_precision() -> None:
-    """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
     count = 300_000
     logits = torch.zeros(1, count, 3)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
-    ones = torch.ones(3, dtype=torch.int64)
-    result = window_totals(
-        logits, torch.zeros(1, count, dtype=torch.int64), torch.ones(1, count, dtype=torch.bool), ones, ones
-    )
-    assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
-    assert result[1].item() == count
+    targets = torch.zeros(1, count, dtype=torch.int64)
+    result = window_totals(logits, targets, targets == 0, ones, ones)
+    assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
 
 
 def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
     result = first_totals(2, 50, torch.tensor([1] * 50), torch.tensor([1, 2, 4] + [3] * 47))
     assert result.dtype == torch.float64
     assert result.tolist() == pytest.approx([math.log(50), 1, 1, 4], rel=1e-14)
+    alone = evaluate(build(), iter(()), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))  # all of its text
+    assert (alone.tokens, alone.characters, alone.bytes) == (1, 1, 1)
+    assert alone.loss == pytest.approx(math.log(len(ALPHABET)), rel=1e-12)
+    no_characters = score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))  # of bytes that begin none
+    assert math.isnan(no_characters.bpc) and (no_characters.loss, no_characters.characters) == (1.5, 0)
 
 
-def test_a_text_of_one_character_is_its_first() -> None:
-    result = evaluate(build(), iter(()), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
-    assert (result.tokens, result.characters, result.bytes) == (1, 1, 1)
-    assert result.loss == pytest.approx(math.log(len(ALPHABET)), rel=1e-12)
-
-
-def test_score_by_hand() -> None:
-    """6 bits in 3 tokens that make 2 characters and 4 bytes."""
-    result = score(torch.tensor([6 * math.log(2), 3, 2, 4], dtype=torch.float64))
-    assert (result.loss, result.bpc, result.bpb) == pytest.approx((2 * math.log(2), 3.0, 1.5), rel=1e-14)
-    assert (result.tokens, result.characters, result.bytes) == (3, 2, 4)
-
-
-def test_bits_per_byte_by_hand() -> None:
-    """A model that always guesses: a character costs log2 V bits, a byte its share; bytes as tokens likewise."""
-    guess = build()
-    with torch.no_grad():
-        guess.head.weight.zero_()
-    result = run(guess, 2)
-    bits = len(TEXT) * math.log2(len(ALPHABET))
-    assert result.bpc == pytest.approx(math.log2(len(ALPHABET)), rel=1e-6)
-    assert result.bpb == pytest.approx(bits / len(TEXT.encode()), rel=1e-6)
-
-    octets = list(TEXT.encode())
-    byte_model = fill(GPT(tiny(), 256))
-    with torch.no_grad():
-        byte_model.head.weight.zero_()
-    # A character is where a byte is not of the form 10xxxxxx.
-    starts = torch.tensor([int(value & 0b1100_0000 != 0b1000_0000) for value in range(256)])
-    result = evaluate(byte_model, windows(octets, 7, 4), octets[0], starts, torch.ones(256, dtype=torch.int64))
-    assert (result.tokens, result.characters, result.bytes) == (len(octets), len(TEXT), len(octets))
-    assert (result.loss, result.bpb) == pytest.approx((math.log(256), 8.0), rel=1e-6)
-    assert result.bpc == pytest.approx(8 * len(octets) / len(TEXT), rel=1e-6)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_mode_is_restored_and_dropout_is_off(training: bool) -> None:
-    expected = run(build(), 3)
-    model = build(dropout=0.5).train(training)
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    assert run(model, 3) == expected
-    assert all(module.training is training for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_mode_is_restored_after_an_error() -> None:
-    def broken() -> Iterator[Window]:
-        yield from windows(TOKENS, 7, 1)
+def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
+    def broken(*_: object) -> None:
         raise OSError("gone")
 
-    model = build().train()
-    with pytest.raises(OSError, match="gone"):
-        evaluate(model, broken(), 0, torch.tensor(ONES), torch.tensor(SIZES))
-    assert model.training
+    expected = run(build(), 3)
+    for training in (False, True):
+        model = build(dropout=0.5).train(training)
+        state = torch.get_rng_state()
+        assert run(model, 3) == expected
+        assert all(module.training is training for module in model.modules())
+        assert torch.equal(torch.get_rng_state(), state)
+        model.register_forward_pre_hook(broken)
+        with pytest.raises(OSError, match="gone"):
+            run(model, 3)
+        assert model.training is training
 
 
 def test_forward_is_in_full_precision_without_gradients() -> None:
@@ -215,56 +168,13 @@ def test_windows_are_taken_one_at_a_time() -> None:
     assert len(events) >= 8 and events == ["asked", "computed"] * (len(events) // 2)
 
 
-def test_totals_add_up() -> None:
-    """What ranks or batches compute apart, summed, is the whole: totals are sums, not means."""
+def test_predictions_come_in_the_order_of_the_text() -> None:
     model = build()
-    characters, sizes = torch.tensor(ONES), torch.tensor(SIZES)
-    total = first_totals(TOKENS[0], len(ALPHABET), characters, sizes)
-    with torch.no_grad():
-        for inputs, targets, counted in windows(TOKENS, 7, 2):
-            total = total + window_totals(model(inputs), targets, counted, characters, sizes)
-    joined, whole = score(total), run(model, 100)
-    assert joined.loss == pytest.approx(whole.loss, abs=1e-6)
-    assert joined.bpb == pytest.approx(whole.bpb, abs=1e-6)
-    assert isinstance(whole.loss, float) and isinstance(whole.bytes, int | float)
-    assert np.isfinite([whole.loss, whole.bpc, whole.bpb]).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_surprisals_and_their_sums_equal_the_loop(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(2)
-    logits = (5 * torch.randn(40, 6, generator=generator)).to(dtype)
-    targets = torch.randint(6, (40,), generator=generator)
-    nats = surprisals(logits, targets)
-    expected = [losses.surprisal(row, target) for row, target in zip(logits.tolist(), targets.tolist(), strict=True)]
-    assert nats.dtype == torch.float64 and nats.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
-    total = totals(nats, targets, torch.tensor(characters), torch.tensor(sizes))
-    assert total.dtype == torch.float64
-    assert total.tolist() == pytest.approx(
-        [
-            math.fsum(expected),
-            40,
-            sum(characters[target] for target in targets.tolist()),
-            sum(sizes[target] for target in targets.tolist()),
-        ],
-        rel=1e-6,
-    )
-
-
-@pytest.mark.parametrize(("length", "stride"), [(7, None), (6, 3), (7, 1)])
-def test_predictions_come_in_the_order_of_the_text(length: int, stride: int | None) -> None:
-    model = build()
-    for batch in (1, 3, 100):
+    for (length, stride), batch in itertools.product(((7, None), (6, 3), (7, 1)), (1, 3, 100)):
         found = list(predictions(model, windows(TOKENS, length, batch, stride)))
         assert torch.cat([targets for _, targets in found]).tolist() == TOKENS[1:]
         logits = torch.cat([each for each, _ in found])
-        for place in range(1, length + 1):  # the first window sees all that came before
-            expected = reference.gpt(model.state_dict(), tiny(), np.array([TOKENS[:place]]))[0, -1]
-            assert logits[place - 1].numpy() == pytest.approx(expected, abs=1e-4)
+        # The first window sees all that came before.
+        expected = reference.gpt(model.state_dict(), tiny(), np.array([TOKENS[:length]]))[0]
+        np.testing.assert_allclose(logits[:length], expected, rtol=0, atol=1e-4)
         assert not logits.requires_grad
-
-
-def test_bytes_that_begin_no_character_have_no_bits_per_character() -> None:
-    result = score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))
-    assert math.isnan(result.bpc) and (result.loss, result.characters) == (1.5, 0)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,37 +22,33 @@ def predicted(count: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(logits.split(batch), targets.split(batch), strict=True)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 20])
-def test_costs_are_those_of_a_loop(batch: int) -> None:
-    first, *rest = costs(predicted(20, batch), 4, V, likely=3)
+@pytest.mark.parametrize(("batch", "likely"), [(1, 3), (3, 50), (20, 3)])
+def test_costs_are_those_of_a_loop(batch: int, likely: int) -> None:
+    """No more is likely than there is."""
+    first, *rest = costs(predicted(20, batch), 4, V, likely)
     assert first.tokens.tolist() == [4] and first.nats.tolist() == [pytest.approx(math.log(V), rel=1e-15)]
-    assert first.chances.tolist() == [[0, 0, 0]]
+    assert first.chances.tolist() == [[0] * min(likely, V)]
     (logits, targets), *_ = predicted(20, 20)
-    assert torch.cat([each.tokens for each in rest]).tolist() == targets.tolist()
-    nats = torch.cat([each.nats for each in rest])
-    assert nats.dtype == torch.float64
-    likely = torch.cat([each.likely for each in rest]).tolist()
-    chances = torch.cat([each.chances for each in rest]).tolist()
-    for row, target, cost, best, chance in zip(
-        logits.tolist(), targets.tolist(), nats.tolist(), likely, chances, strict=True
-    ):
-        assert cost == pytest.approx(surprisal(row, target), abs=1e-5)
-        order = sorted(range(V), key=lambda token: -row[token])[:3]
-        assert best == order
-        assert chance == pytest.approx([math.exp(-surprisal(row, token)) for token in order], abs=1e-6)
+    tokens, nats, best, chances = (
+        torch.cat([getattr(each, key) for each in rest]) for key in ("tokens", "nats", "likely", "chances")
+    )
+    assert tokens.tolist() == targets.tolist() and nats.dtype == torch.float64
+    for i, row in enumerate(logits.tolist()):
+        assert nats[i].item() == pytest.approx(surprisal(row, int(targets[i])), abs=1e-5)
+        order = sorted(range(V), key=lambda token: -row[token])[:likely]
+        assert best[i].tolist() == order
+        assert chances[i].tolist() == pytest.approx([math.exp(-surprisal(row, token)) for token in order], abs=1e-6)
 
 
-def test_no_more_is_likely_than_there_is() -> None:
-    assert {each.likely.shape[1] for each in costs(predicted(20, 6), 0, V, likely=50)} == {V}
-
-
-@pytest.mark.parametrize("start", [0, 1])
-@pytest.mark.parametrize("batch", [1, 4, 100])
-@pytest.mark.parametrize("size", [1, 2, 5, 1000])
-def test_characters_are_the_sums_of_their_tokens(start: int, batch: int, size: int) -> None:
+def test_characters_are_the_sums_of_their_tokens() -> None:
     """Tokens 0 to 2 begin a character, the others go on with it; a text may begin with one of these."""
-    rng = np.random.default_rng(start)
-    tokens = [5 * start, *rng.integers(0, V, 60).tolist()]
+    for first, batch, size in product((0, 5), (1, 4, 100), (1, 2, 5, 1000)):
+        check_characters(first, batch, size)
+
+
+def check_characters(first: int, batch: int, size: int) -> None:
+    rng = np.random.default_rng(first)
+    tokens = [first, *rng.integers(0, V, 60).tolist()]
     nats = rng.random(61).tolist()
     starts = torch.tensor([1, 1, 1, 0, 0, 0, 0])
 

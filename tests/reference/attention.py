@@ -24,12 +24,7 @@ def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def head(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    window: int | None = None,
-    seen: list | None = None,
-    slope: float = 0.0,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None, seen: list | None = None, slope: float = 0.0
 ) -> np.ndarray:
     """Attention of one head over (time, head size), each query seeing itself and what came before.
 

@@ -1,7 +1,7 @@
 """The whole GPT in NumPy, computed from the tensors of a state dict."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,3 +93,24 @@ def gpt(
         head = arrays["embedding.weight" if config.tied else "head.weight"]
         rows.append(norm("norm", x) @ head.T)
     return np.array(rows)
+
+
+def text(state: Mapping[str, Any], config: Any, tokens: Sequence[int], **options: Any) -> tuple[np.ndarray, int, list]:
+    """The window rule of gpt/decode.py: how a text of any length is read.
+
+    Where places have embeddings of their own, a text begins anew with its last half whenever the context is full;
+    otherwise it is one forward pass in which attention sees as many places as the context has.
+
+    Returns:
+        Logits (T, V) after each token, where the last window begins, and the shares of attention in it, see `head`.
+    """
+    logits: list[np.ndarray] = []
+    start, length = 0, config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
+    span = min(config.window or config.context, config.context)
+    while True:
+        seen: list[np.ndarray] = []
+        window = np.array([tokens[start : start + length]])
+        logits.extend(gpt(state, config, window, span, seen, **options)[0][len(logits) - start :])
+        if len(logits) == len(tokens):
+            return np.array(logits), start, seen
+        start = len(logits) - config.context // 2

@@ -17,6 +17,11 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
     return module
 
 
+def normal(*shape: int, seed: int = 7) -> torch.Tensor:
+    """Random numbers from N(0, 1), float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
     return ModelConfig(
@@ -37,63 +42,42 @@ def name(config: ModelConfig) -> str:
     return "-".join(parts)
 
 
-# Key offsets with all that they meet in attention; head sizes 12 and 4.
-OFFSET = [
-    tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=heads, key_offset=True)
-    for positions, qk_norm, kernel, heads in itertools.product(
-        ("learned", "rotary"), (False, True), ("explicit", "sdpa"), (1, 3)
-    )
-]
+def _mixed(i: int) -> ModelConfig:
+    """Each option is a parity of some bits of `i`: an orthogonal array."""
 
-# Token shifts with all that they meet on their way to the first block.
-SHIFT = [
-    tiny(positions=positions, tied=tied, key_offset=offset, heads=3, token_shift=True)
-    for positions, tied, offset in itertools.product(("learned", "rotary"), (False, True), (False, True))
-]
+    def pick(bits: int, even, odd):
+        return odd if (i & bits).bit_count() % 2 else even
+
+    positions, offset = pick(4, "learned", "rotary"), pick(14, False, True)
+    return tiny(
+        norm=pick(1, "layernorm", "rmsnorm"), activation=pick(2, "gelu", "relu2"), positions=positions,
+        qk_norm=pick(8, False, True), tied=pick(7, False, True), bias=pick(11, False, True),
+        attention=pick(13, "explicit", "sdpa"), key_offset=offset, token_shift=pick(19, False, True),
+        heads=(1, 3, 2, 6)[(i + i // 4) % (2 if offset and positions == "rotary" else 4)],
+    )  # fmt: skip
+
+
+# Any three values of these options meet in one of the models, any two in the first 16; the first and the last differ
+# in every option but the heads.
+MIXED = [_mixed(i) for i in range(32)]
 
 # Each way for places to enter with each kind of window: of one place, as long as some blocks, as the context, longer.
 # A block has 16 queries at least, so that the context of some is several of them.
 PLACES = [
     tiny(
-        positions=positions,
-        window=window,
-        context=context,
-        heads=heads,
-        attention=kernel,
-        qk_norm=i % 2 == 0,
-        key_offset=i % 3 == 0,
-        token_shift=i % 4 == 0,
-        bias=i % 5 == 0,
-        tied=i % 7 == 0,
+        positions=positions, window=window, context=context, heads=heads, attention=("explicit", "sdpa")[i % 2],
+        qk_norm=i % 4 < 2, key_offset=i % 3 == 0, token_shift=i % 5 < 2, bias=i % 5 == 0, tied=i % 6 == 0,
     )
-    for i, (positions, (window, context, heads), kernel) in enumerate(
+    for i, (positions, (window, context, heads)) in enumerate(
         itertools.product(
             ("learned", "sinusoidal", "rotary", "alibi", "none"),
             ((None, 7, 3), (1, 40, 1), (3, 7, 3), (5, 39, 3), (17, 48, 3), (7, 7, 1), (20, 7, 3)),
-            ("explicit", "sdpa"),
         )
     )
-]
+]  # fmt: skip
 
 # Slopes of ALiBi for numbers of heads that are a power of two, and that are not.
 PLACES += [tiny(positions="alibi", heads=heads) for heads in (2, 6, 12)] + [tiny(positions="alibi", heads=4, dim=16)]
 
-# Every combination of the other options; the number of heads goes round with them.
-ALL = OFFSET + [
-    tiny(
-        norm=norm, activation=activation, positions=positions, qk_norm=qk_norm, tied=tied, bias=bias,
-        attention=kernel, heads=(1, 2, 3, 6)[(i + i // 4) % 4],
-    )
-    for i, (norm, activation, positions, qk_norm, tied, bias, kernel) in enumerate(
-        itertools.product(
-            ("layernorm", "rmsnorm"), ("gelu", "relu2"), ("learned", "rotary"),
-            (False, True), (False, True), (False, True), ("explicit", "sdpa"),
-        )
-    )
-] + SHIFT + PLACES  # fmt: skip
-
-# Each value of each option at least once, and those that meet in attention in every combination.
-SOME = [config for i, config in enumerate(ALL) if i % 5 == 0 or i < len(OFFSET) // 2 or config.token_shift] + [
-    tiny(positions=positions, qk_norm=qk_norm, attention=kernel, heads=3)
-    for positions, qk_norm, kernel in itertools.product(("learned", "rotary"), (False, True), ("explicit", "sdpa"))
-]
+ALL = MIXED + PLACES
+SOME = MIXED[:16] + PLACES[::3]

@@ -4,14 +4,7 @@ import math
 
 
 def learning_rate(
-    step: int,
-    steps: int,
-    *,
-    lr: float,
-    min_lr: float,
-    warmup: int,
-    schedule: str,
-    cooldown: float,
+    step: int, steps: int, *, lr: float, min_lr: float, warmup: int, schedule: str, cooldown: float
 ) -> float:
     """Learning rate of `step`, counted from 0: the smaller of a linear rise and a fall.
 
@@ -36,13 +29,7 @@ def learning_rate(
 
 
 def adamw(
-    value: float,
-    gradients: list[float],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
+    value: float, gradients: list[float], *, lr: float, betas: tuple[float, float], eps: float, decay: float
 ) -> float:
     """One number after AdamW saw its gradients in turn (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2)."""
     first = second = 0.0

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,56 +12,40 @@ import torch
 
 from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.web import write_web
-from gpt.generate import generate
+from gpt.export.web import facts, write_web
 from gpt.model import GPT
+from tests.gpt.fit.test_page import CONTRASTS
+from tests.model_files import filled
 from tests.reference import model as naive
-from tests.reference.models import PLACES, SOME, fill, name, tiny
+from tests.reference.models import PLACES, SOME, name, tiny
 
 CHARACTERS = "\n aebcd.é😀"
-# The kernels are torch's, and each kind of place with each kind of window has a test of its own.
-CONFIGS = {repr(vars(config) | {"attention": ""}): config for config in SOME if config not in PLACES}.values()
+Show = Callable[..., Any]
+pytestmark = pytest.mark.slow
 SLIDING = tiny(key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
-RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned")
+RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
 WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="alibi", window=3)
 WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
 
 
 def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, dict[str, Any]]:
-    """A filled model in fp32 with what else a checkpoint holds; bytes without `characters`."""
-    vocabulary: dict[str, Any] = {"kind": "byte"}
-    if characters:
-        vocabulary = {"kind": "char", "characters": "".join(sorted(set(characters)))}
-    model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
-    return model, {
-        "vocabulary": vocabulary,
-        "text": "a text",
-        "step": 12,
-        "val_loss": None,
-        "model_config": vars(config),
-    }
-
-
-@pytest.fixture(scope="module")
-def offline(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(offline=True)
-    yield context
-    context.close()
+    """A filled model in fp32 with what describes it; of bytes without `characters`."""
+    char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
+    vocabulary = char if characters else {"kind": "byte"}
+    model = filled(config, tokenizer_from(vocabulary).size)
+    return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None}
 
 
 @pytest.fixture
-def show(offline: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     """Writes a model as a page and opens it from the disk; in the end, nothing else was asked for and nothing said."""
-    pages, asked, said = [], [], []
+    offline, asked, said = browser.new_context(offline=True), [], []
 
-    def open_page(model: GPT, meta: dict[str, Any], *, width: int = 1280, scheme: str = "light") -> Any:
+    def open_page(model: GPT, meta: dict[str, Any]) -> Any:
         path = tmp_path / "model.html"
         write_web(model, meta, path)
         page = offline.new_page()
-        pages.append(page)
-        page.set_viewport_size({"width": width, "height": 800})
-        page.emulate_media(color_scheme=scheme)
         page.on("request", lambda request: asked.append(request.url) if request.url != path.as_uri() else None)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -70,8 +54,7 @@ def show(offline: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_page
-    for page in pages:
-        page.close()
+    offline.close()
     assert (asked, said) == ([], [])
 
 
@@ -99,48 +82,15 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-class Read(NamedTuple):
-    """What NumPy makes of a text of any length, by the window rule of gpt/decode.py.
+def read(model: GPT, tokens: list[int]) -> tuple[np.ndarray, int, np.ndarray]:
+    """What NumPy makes of a text.
 
-    Attributes:
-        logits: (T, V) after each token.
-        start: the place where the last window begins; 0 where it slides.
-        shares: (layers, H, n, n), attention in the last window.
+    Returns:
+        Logits (T, V) after each token, where the last window begins, and attention in it, (layers, H, n, n).
     """
-
-    logits: np.ndarray
-    start: int
-    shares: np.ndarray
-
-
-def read(model: GPT, tokens: list[int]) -> Read:
-    config, logits, start = model.config, [], 0
-    length = config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
-    span = min(config.window or config.context, config.context)
-    while True:
-        seen: list[np.ndarray] = []
-        window = np.array([tokens[start : start + length]])
-        # The epsilon of torch's rms_norm in fp32, where the model lives.
-        rows = naive.gpt(model.state_dict(), config, window, span, seen, eps=2**-23)[0]
-        logits.extend(rows[len(logits) - start :])
-        if len(logits) == len(tokens):
-            shares = np.array(seen).reshape(config.layers, config.heads, *seen[0].shape)
-            return Read(np.array(logits), start, shares)
-        start = len(logits) - config.context // 2
-
-
-def some_tokens(model: GPT, count: int) -> list[int]:
-    return torch.randint(model.vocabulary, (count,), generator=torch.Generator().manual_seed(1)).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_logits_are_those_of_the_model(show: Callable[..., Any], config: ModelConfig) -> None:
-    """Every option, at every place, and five contexts far."""
-    model, meta = make(config)
-    tokens = some_tokens(model, 5 * config.context)
-    logits = show(model, meta).evaluate("tokens => chargpt.logits(tokens)", tokens)
-    np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5)
+    # The epsilon is that of torch's rms_norm in fp32, where the model lives.
+    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
+    return logits, start, np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape)
 
 
 LOGITS = """([config, vocabulary, weights, tokens]) => {
@@ -150,60 +100,61 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
 }"""
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi", "none"])
-def test_each_kind_of_place_with_windows_and_contexts(show: Callable[..., Any], positions: str) -> None:
-    """At every place of many windows and contexts; heads of an odd size where positions allow it."""
-    page = show(*make(tiny()))
-    sizes = [(None, 1), (None, 2), (None, 5), (1, 1), (1, 5), (2, 5), (3, 5), (5, 5), (9, 5), (2, 7), (3, 9)]
-    configs = [config for config in PLACES if config.positions == positions and config.attention != "sdpa"] + [
+def test_logits_are_those_of_the_model(show: Show) -> None:
+    """Every option, at every place of many windows and contexts; heads of an odd size where positions allow it."""
+    sizes = [(None, 1), (None, 2), (1, 1), (2, 5), (5, 5), (2, 7), (3, 9)]
+    configs = SOME + PLACES[-4:] + [
         tiny(
-            positions=positions,
-            window=window,
-            context=context,
-            key_offset=i % 2 == 0,
-            token_shift=i % 3 == 0,
-            dim=12 if positions == "rotary" else 15,
-            heads=3 if positions == "rotary" else (1, 3, 5, 15)[i % 4],
+            positions=positions, window=window, context=context, key_offset=i % 2 == 0, token_shift=i % 3 == 0,
+            dim=12 if positions == "rotary" else 15, heads=3 if positions == "rotary" else (1, 3, 5, 15)[i % 4],
         )
+        for positions in ("learned", "sinusoidal", "rotary", "alibi", "none")
         for i, (window, context) in enumerate(sizes)
-    ]
+    ]  # fmt: skip
+    page = show(*make(tiny()))
     for config in configs:
         model, _ = make(config)
-        tokens = some_tokens(model, 3 * config.context + 20)
+        tokens = torch.randint(model.vocabulary, (3 * config.context + 20,), generator=torch.manual_seed(1)).tolist()
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
-        np.testing.assert_allclose(logits, read(model, tokens).logits, rtol=1e-5, atol=1e-5, err_msg=str(config))
+        np.testing.assert_allclose(logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config))
+    points = np.linspace(-7, 7, 1401)
+    erf = page.evaluate("points => points.map(erf)", points.tolist())
+    np.testing.assert_allclose(erf, torch.erf(torch.from_numpy(points)), atol=1e-14)
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
-def test_greedy_text_is_that_of_sampling(show: Callable[..., Any], config: ModelConfig) -> None:
-    """Within the context and beyond it."""
+def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
+    """Within the context and far beyond it, where what attention no longer reaches is shown as plain text.
+
+    An empty prompt is a line break, which is not part of the text.
+    """
     model, meta = make(config)
-    tokenizer = tokenizer_from(meta["vocabulary"])
-    for prompt, length in [("bad", 4), ("bad cab. é", 200)]:
-        expected = generate(model, torch.from_numpy(tokenizer.encode(prompt)), length, temperature=0)
-        assert write(show(model, meta), prompt, length=length, temperature=0) == tokenizer.decode(expected[0].numpy())
+    tokenizer, page = tokenizer_from(meta["vocabulary"]), show(model, meta)
+    for prompt, length in (("bad", 4), ("a dead bee", 400), ("", 30)):
+        text = write(page, prompt, length=length, temperature=0)
+        tokens = tokenizer.encode(text if prompt else "\n" + text).tolist()
+        expected = read(model, tokens)[0]
+        assert len(text) == len(prompt) + length and text.startswith(prompt)
+        assert tokens[-length:] == expected[-length - 1 : -1].argmax(-1).tolist()
+        logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+        assert "".join(page.locator("#text .prompt").all_text_contents()) == prompt
+    assert write(page, "\n", length=30) == "\n" + text
+    page.click("#clear")
+    assert page.text_content("#text") == "" and page.input_value("#prompt") == ""
 
 
-@pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
-def test_greedy_text_far_beyond_the_context(show: Callable[..., Any], config: ModelConfig) -> None:
-    """Also as plain text: what attention no longer reaches is shown another way."""
-    model, meta = make(config)
-    tokenizer = tokenizer_from(meta["vocabulary"])
-    text = write(show(model, meta), "a dead bee", length=400, temperature=0)
-    tokens = tokenizer.encode(text).tolist()
-    best = read(model, tokens).logits.argmax(-1)
-    assert len(tokens) == 410 and text.startswith("a dead bee")
-    assert tokens[10:] == best[9:-1].tolist()
-
-
-@pytest.mark.parametrize(("temperature", "top_k"), [(1.5, ""), (0.6, 4)])
-def test_characters_are_drawn_by_their_probabilities(
-    show: Callable[..., Any], temperature: float, top_k: int | str
-) -> None:
+def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
     """Within a context of one character a text is a Markov chain, whose transitions can be counted."""
+    page = show(*make(tiny(context=1)))
+    for temperature, top_k in ((1.5, ""), (0.6, 4)):
+        check_draws(page, temperature, top_k)
+
+
+def check_draws(page: Any, temperature: float, top_k: int | str) -> None:
     model, meta = make(tiny(context=1))
-    text = write(show(model, meta), "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
+    text = write(page, "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
     tokens = tokenizer_from(meta["vocabulary"]).encode(text)
     with torch.no_grad():
         logits = model.double()(torch.arange(model.vocabulary)[:, None])[:, 0]  # (V, V)
@@ -219,7 +170,7 @@ def test_characters_are_drawn_by_their_probabilities(
     assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_a_seed_is_a_text_in_one_go_or_in_several(show: Callable[..., Any]) -> None:
+def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
     model, meta = make(SLIDING)
     page = show(model, meta)
     whole = write(page, "abc", length=60, seed=3)
@@ -234,23 +185,22 @@ def test_a_seed_is_a_text_in_one_go_or_in_several(show: Callable[..., Any]) -> N
     assert written(page) != whole[:23] and page.input_value("#seed") not in ("3", "4")
 
 
-@pytest.mark.parametrize("prompt", ["ἄειδε 😀 né", "\ufeffa"])
-def test_bytes(show: Callable[..., Any], prompt: str) -> None:
+def test_bytes(show: Show) -> None:
     """Characters of several bytes are read and shown whole, bytes that are none as U+FFFD."""
     model, meta = make(tiny(token_shift=True), None)
     page = show(model, meta)
-    page.fill("#prompt", prompt)
-    until(page, f"chargpt.model.tokens.length === {len(prompt.encode())}")
-    assert page.text_content("#text") == prompt
-    text = write(page, prompt, length=150, temperature=2)
-    tokens = page.evaluate("chargpt.model.tokens")
-    assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
-    logits = read(model, tokens).logits
-    page.fill("#temperature", "1")
-    assert_bars(page, logits[-1], lambda token: chr(token) if 32 < token < 127 else None)
+    for prompt in ("ἄειδε 😀 né", "\ufeffa"):
+        page.fill("#prompt", prompt)
+        until(page, f"chargpt.model.tokens.length === {len(prompt.encode())}")
+        assert page.text_content("#text") == prompt
+        text = write(page, prompt, length=150, temperature=2)
+        tokens = page.evaluate("chargpt.model.tokens")
+        assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
+        page.fill("#temperature", "1")
+        assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
 
 
-def test_bytes_that_come_one_by_one(show: Callable[..., Any]) -> None:
+def test_bytes_that_come_one_by_one(show: Show) -> None:
     """An emoji of four bytes, chosen as bars, from a model that finds every next byte most likely."""
     model, meta = make(tiny(), None)
     with torch.no_grad():
@@ -285,7 +235,8 @@ def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None
     assert float(others.split()[-2].strip("<")) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
 
 
-def test_bars_are_the_probabilities(show: Callable[..., Any]) -> None:
+def test_bars_are_the_probabilities(show: Show) -> None:
+    """Each goes on with its token; what is unlikely is not called impossible."""
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
     called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
@@ -296,63 +247,52 @@ def test_bars_are_the_probabilities(show: Callable[..., Any]) -> None:
 
     page = show(model, meta)
     page.fill("#prompt", "bee")
-    page.fill("#temperature", "1")
-    logits = read(model, tokenizer.encode("bee").tolist()).logits[-1]
-    assert_bars(page, logits, label)
-    page.fill("#temperature", "0.5")
-    assert_bars(page, logits / 0.5, label)
-    page.fill("#top-k", "3")
-    assert_bars(page, np.where(logits >= np.sort(logits)[-3], logits / 0.5, -np.inf), label)
+    logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
+    for temperature, top_k in ((1, ""), (0.5, ""), (0.5, 3)):
+        page.fill("#temperature", str(temperature))
+        page.fill("#top-k", str(top_k))
+        kept = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf) if top_k else logits
+        assert_bars(page, kept / temperature, label)
     third = page.locator("#bars button").nth(2)
     chosen = tokenizer.decode([np.argsort(-logits)[2]])
     third.click()
     assert page.text_content("#text") == "bee" + chosen
     page.fill("#top-k", "")
     page.fill("#temperature", "1")
-    assert_bars(page, read(model, tokenizer.encode("bee" + chosen).tolist()).logits[-1], label)
+    logits = read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1]
+    assert_bars(page, logits, label)
 
-
-def test_what_is_unlikely_is_not_called_impossible(show: Callable[..., Any]) -> None:
-    model, meta = make(SLIDING)
-    page = show(model, meta)
-    page.fill("#prompt", "bee")
-    page.fill("#temperature", "0.05")
-    page.fill("#top-k", "9")
-    logits = read(model, tokenizer_from(meta["vocabulary"]).encode("bee").tolist()).logits[-1] / 0.05
-    shares = np.sort(np.exp(logits - logits.max()))[::-1]
-    shares = shares / shares[:9].sum() * (np.arange(len(shares)) < 9)
+    for field, value in (("prompt", "bad"), ("temperature", "0.05"), ("top-k", "11")):
+        page.fill(f"#{field}", value)
+    logits = read(model, tokenizer.encode("bad").tolist())[0][-1]
+    shares = np.sort(np.exp((logits - logits.max()) / 0.05))[::-1]
+    shares = shares / shares[:11].sum() * (np.arange(len(shares)) < 11)
     said = page.locator("#bars .percent").all_inner_texts()
-    assert [each == "<0.01 %" for each in said] == [0 < share < 5e-5 for share in shares]
-    assert [each == "0.00 %" for each in said] == [share == 0 for share in shares]
+    assert [each == "<0.01 %" for each in said] == [0 < share < 5e-5 for share in shares[:12]]
+    assert [each == "0.00 %" for each in said] == [share == 0 for share in shares[:12]]
     assert "<0.01 %" in said and "0.00 %" in said
 
 
-@pytest.mark.parametrize(
-    ("field", "typed", "said", "length"),
-    [
-        ("length", "-5", "Characters: must be a whole number from 1 to 100000; 1 is taken", 1),
-        ("length", "2.5", "Characters: must be a whole number from 1 to 100000; 2 is taken", 2),
-        ("length", "", "Characters: must be a whole number from 1 to 100000; 400 is taken", 400),
-        ("top-k", "0", "Top k: must be a whole number from 1 to 100000; 1 is taken", 20),
-        ("top-k", "-3", "Top k: must be a whole number from 1 to 100000; 1 is taken", 20),
-        ("seed", "-1", "Seed: must be a whole number from 0 to 4294967295; 0 is taken", 20),
-    ],
-)
-def test_what_is_taken_for_a_number_out_of_range_is_said(
-    show: Callable[..., Any], field: str, typed: str, said: str, length: int
-) -> None:
+def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
     page = show(*make(SLIDING))
-    settings = {"length": "20", "temperature": "2", field: typed}
-    for each, value in settings.items():
-        page.fill(f"#{each}", value)
     page.fill("#prompt", "bad")
-    page.click("#generate")
-    text = written(page)
-    assert page.inner_text("#wrong") == said and len(text) == 3 + length and page.input_value(f"#{field}") == typed
-    page.fill(f"#{field}", said.split()[-3])  # what was taken
-    assert not page.is_visible("#wrong")
-    page.click("#generate")
-    assert written(page) == text
+    for field, typed, said in (
+        ("length", "-5", "Characters: must be a whole number from 1 to 100000; 1 is taken"),
+        ("length", "2.5", "Characters: must be a whole number from 1 to 100000; 2 is taken"),
+        ("length", "", "Characters: must be a whole number from 1 to 100000; 400 is taken"),
+        ("top-k", "-3", "Top k: must be a whole number from 1 to 100000; 1 is taken"),
+        ("seed", "-1", "Seed: must be a whole number from 0 to 4294967295; 0 is taken"),
+    ):
+        for each, value in {"length": "20", "temperature": "2", "top-k": "", "seed": "1", field: typed}.items():
+            page.fill(f"#{each}", value)
+        page.click("#generate")
+        text, taken = written(page), said.split()[-3]
+        assert page.inner_text("#wrong") == said and page.input_value(f"#{field}") == typed
+        assert len(text) == 3 + int(taken if field == "length" else 20)
+        page.fill(f"#{field}", taken)
+        assert not page.is_visible("#wrong")
+        page.click("#generate")
+        assert written(page) == text
 
 
 def shades(page: Any) -> list[float]:
@@ -362,25 +302,20 @@ def shades(page: Any) -> list[float]:
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "length"),
-    [(config, length) for config in (SLIDING, RENEWED) for length in (0, 3, 60)]
-    + [(WINDOWED, 60), (WINDOWED_RENEWED, 60), (WINDOWED_RENEWED, 62)],
-    ids=lambda value: f"after{value}" if isinstance(value, int) else name(value),
-)
-def test_attention_is_that_of_the_model(show: Callable[..., Any], config: ModelConfig, length: int) -> None:
+@pytest.mark.parametrize("config", [SLIDING, RENEWED, WINDOWED, WINDOWED_RENEWED], ids=name)
+def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
     """Of the last character, and of one pointed at, for every head; beyond the context, too."""
     model, meta = make(config)
-    page = show(model, meta)
+    page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     page.fill("#prompt", "bad")
-    text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
-    _, start, shares = read(model, tokenizer_from(meta["vocabulary"]).encode(text).tolist())
-    for back in (0, 2):
-        place = len(text) - 1 - back
-        page.locator("#text i").nth(place).hover()
-        for layer in range(config.layers):
+    for length in (0, 3, 60, 62):
+        text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
+        _, start, shares = read(model, tokenizer.encode(text).tolist())
+        for back, layer in ((0, 0), (0, 1), (2, 1)):
+            place = len(text) - 1 - back
+            page.locator("#text i").nth(place).hover()
+            page.select_option("#layer", index=layer)
             for head in range(config.heads):
-                page.select_option("#layer", index=layer)
                 page.select_option("#head", index=head)
                 row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
                 np.testing.assert_allclose(shades(page), row / row.max(), atol=0.006)
@@ -388,23 +323,22 @@ def test_attention_is_that_of_the_model(show: Callable[..., Any], config: ModelC
                 assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
     page.uncheck("#shade")
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
+    page.check("#shade")
+    if config in (SLIDING, WINDOWED):
+        check_out_of_reach(page, model, tokenizer.encode(write(page, "bad", length=100, temperature=2)).tolist())
 
 
-@pytest.mark.parametrize("config", [SLIDING, WINDOWED], ids=name)
-def test_attention_out_of_reach_is_not_shown(show: Callable[..., Any], config: ModelConfig) -> None:
+def check_out_of_reach(page: Any, model: GPT, tokens: list[int]) -> None:
     """What the page has forgotten it does not invent; the last characters that attention sees it always knows."""
-    model, meta = make(config)
-    page = show(model, meta)
-    tokens = tokenizer_from(meta["vocabulary"]).encode(write(page, "bad", length=100, temperature=2)).tolist()
-    shares, known = read(model, tokens).shares, 0
+    shares, known = read(model, tokens)[2], 0
     for place in reversed(range(len(tokens))):
         seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
         if seen is None:
             break
         known += 1
         np.testing.assert_allclose(seen, shares[1, 2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
-        assert len(seen) == min(place + 1, config.span)
-    assert config.span <= known < len(tokens)
+        assert len(seen) == min(place + 1, model.config.span)
+    assert model.config.span <= known < len(tokens)
     page.locator("#text i").nth(len(tokens) - 1 - known).hover()
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 
@@ -414,7 +348,7 @@ def test_attention_out_of_reach_is_not_shown(show: Callable[..., Any], config: M
     [tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)],
     ids=lambda config: config.positions,
 )
-def test_all_that_attention_shows_is_on_the_page(show: Callable[..., Any], config: ModelConfig) -> None:
+def test_all_that_attention_shows_is_on_the_page(show: Show, config: ModelConfig) -> None:
     """Characters that have become plain text are none that a known place looks at."""
     page = show(*make(config))
     late = page.evaluate(
@@ -433,24 +367,26 @@ def test_all_that_attention_shows_is_on_the_page(show: Callable[..., Any], confi
     assert late == []
 
 
-def test_attention_by_the_keyboard(show: Callable[..., Any]) -> None:
+def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     page.focus("#text")
-    for key, character in [
-        ("ArrowLeft", "a"),
-        ("ArrowLeft", "b"),
-        ("ArrowLeft", "b"),
-        ("ArrowRight", "a"),
-        ("Escape", "d"),
-    ]:
+    for key, character in zip(["ArrowLeft"] * 3 + ["ArrowRight", "Escape"], "abbad", strict=True):
         page.press("#text", key)
         assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
         assert page.text_content("#text .looked") == character
 
+    text = write(page, "a\n\nb\n", length=50)
+    copied = page.evaluate(
+        """() => {
+          getSelection().selectAllChildren(document.getElementById("text"));
+          const event = new ClipboardEvent("copy", { clipboardData: new DataTransfer(), bubbles: true });
+          document.querySelector("#text div").dispatchEvent(event);
+          return event.clipboardData.getData("text/plain");
+        }"""
+    )
+    assert copied == text
 
-def test_what_the_vocabulary_lacks_is_named(show: Callable[..., Any]) -> None:
-    page = show(*make(SLIDING))
     page.fill("#prompt", "baZ🤖d\u200bZ")
     assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible("#unknown")
     assert page.text_content("#text") == "bad"
@@ -460,22 +396,7 @@ def test_what_the_vocabulary_lacks_is_named(show: Callable[..., Any]) -> None:
     assert not page.is_visible("#unknown") and page.text_content("#text") == "😀"
 
 
-def test_an_empty_prompt_is_a_line_break(show: Callable[..., Any]) -> None:
-    """As sample.py does; it is not part of the text."""
-    model, meta = make(SLIDING)
-    tokenizer = tokenizer_from(meta["vocabulary"])
-    page = show(model, meta)
-    text = write(page, "", length=30, temperature=0)
-    tokens = tokenizer.encode("\n" + text).tolist()
-    assert len(text) == 30 and tokens[1:] == read(model, tokens).logits.argmax(-1)[:-1].tolist()
-    page.fill("#prompt", "\n")
-    page.click("#generate")
-    assert written(page) == "\n" + text
-    page.click("#clear")
-    assert page.text_content("#text") == "" and page.input_value("#prompt") == ""
-
-
-def test_a_text_can_be_stopped(show: Callable[..., Any]) -> None:
+def test_a_text_can_be_stopped_by_a_click_and_by_typing(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     page.fill("#length", "100000")
@@ -489,10 +410,6 @@ def test_a_text_can_be_stopped(show: Callable[..., Any]) -> None:
     page.wait_for_timeout(100)
     assert page.text_content("#text") == text
 
-
-def test_typing_ends_the_text_under_way(show: Callable[..., Any]) -> None:
-    page = show(*make(SLIDING))
-    page.fill("#length", "100000")
     page.click("#generate")
     until(page, "chargpt.model.tokens.length > 500")
     page.fill("#prompt", "bee")
@@ -502,28 +419,22 @@ def test_typing_ends_the_text_under_way(show: Callable[..., Any]) -> None:
     assert page.text_content("#text") == "bee bad"
 
 
-@pytest.mark.parametrize("length", [20, 400])
-def test_prompt_and_continuation_are_told_apart(show: Callable[..., Any], length: int) -> None:
-    page = show(*make(SLIDING))
-    text = write(page, "bad bee", length=length)
-    assert "".join(page.locator("#text .prompt").all_text_contents()) == "bad bee" == text[:7]
-
-
-def test_names_and_vocabularies_that_look_like_html(show: Callable[..., Any]) -> None:
+def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
     meta["text"] = f"{markup}&amp; ${{style}} $style"
     page = show(model, meta)
+    assert page.text_content("#facts") == " · ".join(facts(model, meta))
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
     assert page.text_content("h1") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
-def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> None:
+def test_nothing_but_its_own_script_and_style(browser: Any, tmp_path: Path) -> None:
     """Were there a way to put foreign HTML into the page, nothing in it would run or be fetched."""
     write_web(*make(tiny()), tmp_path / "model.html")
-    page, failures, refused = offline.new_page(), [], []
+    page, failures, refused = browser.new_context(offline=True).new_page(), [], []
     page.goto((tmp_path / "model.html").as_uri())
     page.on("requestfailed", lambda request: failures.append(request.failure))
     page.on("console", lambda message: refused.append(message.text))
@@ -540,93 +451,26 @@ def test_nothing_but_its_own_script_and_style(offline: Any, tmp_path: Path) -> N
     assert set(failures) == {"csp"}, "not for want of a network"
     assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
     assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused)
-    page.close()
+    page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_all_text_is_legible(show: Callable[..., Any], scheme: str, width: int) -> None:
+def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
     """A contrast of 4.5 (WCAG 2.2, 1.4.3) between all text and what is behind it, on the darkest shade, too."""
-    page = show(*make(SLIDING), scheme=scheme, width=width)
+    page = show(*make(SLIDING))
     page.fill("#prompt", "é bad\nZ")
-    write(page, "é bad\nZ", length=20)
+    write(page, "é bad\nZ", length=300)
     page.eval_on_selector_all(
         "#text i:nth-child(odd)", "all => all.forEach(each => each.style.setProperty('--share', 1))"
     )
-    found = page.evaluate(
-        """() => {
-          const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-          const layered = (colors) => {
-            for (const color of colors) { pixel.fillStyle = color; pixel.fillRect(0, 0, 1, 1); }
-            return Array.from(pixel.getImageData(0, 0, 1, 1).data);
-          };
-          const texts = [];
-          for (const element of document.body.querySelectorAll("*")) {
-            const own = Array.from(element.childNodes).some((node) => node.nodeType === 3 && node.data.trim());
-            if (!(own || element.value) || !element.offsetParent || element.disabled) continue;
-            const behind = [];
-            for (let each = element; each; each = each.parentElement)
-              behind.unshift(getComputedStyle(each).backgroundColor);
-            for (const pseudo of ["", "::before", "::placeholder"])
-              texts.push([element.outerHTML.slice(0, 60) + pseudo, layered(behind),
-                layered([...behind, getComputedStyle(element, pseudo || null).color])]);
-          }
-          return texts;
-        }"""
-    )
-    assert len(found) > 60
-    dark = scheme == "dark"
-    for what, behind, ink in found:
-        light = sorted((luminance(behind), luminance(ink)))
-        assert (light[1] + 0.05) / (light[0] + 0.05) >= 4.5, (what, behind, ink)
-    page_behind = found[0][1]
-    assert (luminance(page_behind) < 0.1) == dark
-
-
-def luminance(color: list[int]) -> float:
-    """Relative luminance of an sRGB colour, WCAG 2.2."""
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in color[:3])
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_it_fits_a_phone(show: Callable[..., Any]) -> None:
-    page = show(*make(SLIDING), width=360)
-    write(page, "bad", length=300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-def test_copied_text_is_the_text(show: Callable[..., Any]) -> None:
-    page = show(*make(SLIDING))
-    text = write(page, "a\n\nb\n", length=50)
-    copied = page.evaluate(
-        """() => {
-          getSelection().selectAllChildren(document.getElementById("text"));
-          const event = new ClipboardEvent("copy", { clipboardData: new DataTransfer(), bubbles: true });
-          document.querySelector("#text div").dispatchEvent(event);
-          return event.clipboardData.getData("text/plain");
-        }"""
-    )
-    assert copied == text
-
-
-def test_what_is_known_of_the_model(show: Callable[..., Any]) -> None:
-    model, meta = make(SLIDING)
-    page = show(model, meta)
-    facts = page.text_content("#facts").split(" · ")
-    assert f"{model.num_parameters():,} parameters" in facts and "context 7" in facts
-    assert not any("loss" in fact for fact in facts)
-    meta["val_loss"] = 1.23456
-    assert show(model, meta).text_content("#facts").endswith("validation loss 1.2346 nats per character")
-    meta["val_loss"] = None  # saved between two validations
-    assert "loss" not in show(model, meta).text_content("#facts")
-    assert "context 7, window 3" in show(*make(WINDOWED)).text_content("#facts").split(" · ")
-
-
-def test_every_control_has_a_name(show: Callable[..., Any]) -> None:
-    page = show(*make(SLIDING))
-    page.fill("#prompt", "bad")
+    behind = set()
+    for scheme, width in (("light", 360), ("dark", 390), ("light", 1280), ("dark", 1280)):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate(CONTRASTS)
+        assert len(found) > 60 and min(found)[0] >= 4.5, (scheme, width, min(found))
+        behind.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert len(behind) == 2
     nameless = page.evaluate(
         "Array.from(document.querySelectorAll('input, select, textarea, button')).filter("
         "each => !(each.labels?.[0]?.textContent ?? each.textContent).trim()).map(each => each.id)"
@@ -634,17 +478,11 @@ def test_every_control_has_a_name(show: Callable[..., Any]) -> None:
     assert nameless == []
 
 
-def test_erf_is_exact(show: Callable[..., Any]) -> None:
-    page = show(*make(tiny()))
-    points = np.linspace(-7, 7, 1401)
-    np.testing.assert_allclose(
-        page.evaluate("points => points.map(erf)", points.tolist()), torch.erf(torch.from_numpy(points)), atol=1e-14
-    )
-
-
-def test_weights_are_kept_bit_for_bit(show: Callable[..., Any]) -> None:
-    model, meta = make(tiny(tied=True, bias=True))
-    page = show(model, meta)
-    weights = page.evaluate("Object.entries(chargpt.model.weights).map(([name, values]) => [name, Array.from(values)])")
-    state = {key: value.flatten().tolist() for key, value in model.state_dict().items() if key != "head.weight"}
-    assert dict(weights) == state
+def test_what_is_known_of_the_model() -> None:
+    model, meta = make(SLIDING)
+    known = facts(model, meta)
+    assert f"{model.num_parameters():,} parameters" in known and "context 7" in known and "10 characters" in known
+    assert not any("loss" in fact for fact in known), "saved between two validations"
+    meta["val_loss"] = 1.23456
+    assert facts(model, meta)[-1] == "validation loss 1.2346 nats per character"
+    assert "context 7, window 3" in facts(*make(WINDOWED)) and "256 bytes" in facts(*make(SLIDING, None))
