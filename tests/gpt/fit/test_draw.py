@@ -67,7 +67,7 @@ def test_everything_can_be_drawn() -> None:
     for png in (
         draw.attention(1, "L0H0", ODD, np.eye(len(ODD))),
         draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
-        draw.surprisal(1, ODD * 30, np.linspace(0, 20, len(ODD) * 30)),
+        draw.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
         draw.surprisal(1, ["\n"], np.zeros(1)),
         draw.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
     ):

@@ -15,6 +15,7 @@ from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import run
 
+pytestmark = pytest.mark.slow
 Train = Callable[..., Ended]
 LAYERS = 3
 SMALL = (
@@ -49,7 +50,6 @@ def test_three_steps_are_recorded(train: Train, monkeypatch: pytest.MonkeyPatch)
         assert f"profile    {TRACE}\n" in said
 
 
-@pytest.mark.slow
 def test_short_runs_are_recorded_at_their_end(train: Train) -> None:
     """No validation is a part of it."""
     for steps in (2, 12):
@@ -58,7 +58,6 @@ def test_short_runs_are_recorded_at_their_end(train: Train) -> None:
         assert len(recorded(TRACE)) == 1
 
 
-@pytest.mark.slow
 def test_a_run_that_is_ended_while_it_is_recorded_goes_on(workplace: Path) -> None:
     typed = ["name=cut", "trainer.profiler=pytorch", "trainer.max_steps=15"]
     ended = run(*typed, fault=(faults.signal_at, 12, signal.SIGTERM))

@@ -21,12 +21,11 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 import gpt.fit.callbacks
 from data.arrays import open_text
 from data.config import DataConfig
-from gpt.config import ModelConfig
 from gpt.fit import report
-from gpt.fit.callbacks import PARTS, Laps, group_of
+from gpt.fit.callbacks import PARTS, Laps
 from gpt.fit.report import ASCII, BLOCKS, describe_training, sparkline
-from gpt.model import GPT
 from tests.conftest import Ended
+from tests.faults import faults
 from tests.faults.processes import run_ranks
 from tests.gpt.fit.test_pictures import TAGS, images
 
@@ -66,27 +65,22 @@ def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Train) ->
             assert torch.equal(weight, last(name)["state_dict"][key]), (name, key)
 
 
+GROUPS = {
+    "embedding": r"(position_)?embedding\.weight|shift", "attention": r"blocks\.\d+\.attention\..*",
+    "mlp": r"blocks\.\d+\.mlp\..*", "norm": r"norm\..*|blocks\.\d+\.norm[12]\..*", "head": r"head\.weight",
+}  # fmt: skip
+
+
 def moved(name: str, key: str = "state_dict") -> dict[str, float]:
     """||after - before|| / ||before|| of the last step of a run that has saved after every step, by group."""
     older, newer = (torch.load(path)[key] for path in sorted(Path(f"runs/{name}/checkpoints").glob("step-*.ckpt")))
-    weights = {name.rpartition("net.")[2]: (older[name], newer[name]) for name in older if "net." in name}
-    groups = {
-        "embedding": r"(position_)?embedding\.weight|shift",
-        "attention": r"blocks\.\d+\.attention\..*",
-        "mlp": r"blocks\.\d+\.mlp\..*",
-        "norm": r"norm\..*|blocks\.\d+\.norm[12]\..*",
-        "head": r"head\.weight",
-    }
-    found, left = {}, set(weights)
-    for group, pattern in groups.items():
-        names = {name for name in weights if re.fullmatch(pattern, name)}
-        left -= names
-        before, after = (
-            np.concatenate([weights[name][side].double().numpy().ravel() for name in sorted(names)]) for side in (0, 1)
-        )
-        found[group] = float(np.sqrt(((after - before) ** 2).sum()) / np.sqrt((before**2).sum()))
-    assert not left
-    return found
+    sums = {group: [0.0, 0.0] for group in GROUPS}
+    for full in (full for full in older if "net." in full):
+        (group,) = [group for group, names in GROUPS.items() if re.fullmatch(names, full.rpartition("net.")[2])]
+        before, after = older[full].double(), newer[full].double()
+        sums[group][0] += float((after - before).square().sum())
+        sums[group][1] += float(before.square().sum())
+    return {group: math.sqrt(move / size) for group, (move, size) in sums.items()}
 
 
 EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_every_n_steps=3"]
@@ -128,6 +122,9 @@ def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
     assert last("a")["callbacks"]["Watch"]["peak"] == 2e12
     speed = scalars("a", "perf/chars_per_s")[3]
     assert scalars("a", "perf/mfu")[3] == pytest.approx(speed * flops_of_a_token() / 2e12, rel=1e-5)
+    summary = report_of("a")
+    assert summary["mfu"] == pytest.approx(summary["characters_per_second"] * flops_of_a_token() / 2e12)
+    assert "peak" not in ended.out
 
 
 def flops_of_a_token(layers: int = 2, dim: int = 32, context: int = 32) -> float:
@@ -135,17 +132,6 @@ def flops_of_a_token(layers: int = 2, dim: int = 32, context: int = 32) -> float
     block = 3 * dim * dim + dim * dim + 2 * dim * 4 * dim
     vocabulary = len(set(Path("book.txt").read_text()))
     return 6 * (layers * block + vocabulary * dim) + 12 * layers * context * dim
-
-
-def test_the_share_of_the_peak_by_hand(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt.fit.callbacks, "peak_flops", lambda *_: 1e12)
-    ended = train("name=a", "trainer.max_steps=15")
-    speeds, shares = scalars("a", "perf/chars_per_s"), scalars("a", "perf/mfu")
-    assert len(speeds) == 3
-    assert shares == pytest.approx({step: speeds[step] * flops_of_a_token() / 1e12 for step in speeds}, rel=1e-5)
-    summary = report_of("a")
-    assert summary["mfu"] == pytest.approx(summary["characters_per_second"] * flops_of_a_token() / 1e12)
-    assert "peak" not in ended.out
 
 
 TAKES = {  # seconds on a clock of the test's own, in what does the work of each part
@@ -163,8 +149,11 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
     """In steps of two micro-batches; what a validation takes is no part of them."""
     now = [1.0]
     for target, seconds in TAKES.values():
-        moving_on(target, seconds, now, monkeypatch)
-    monkeypatch.setattr(gpt.fit.callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        owner, _, name = target.rpartition(".")
+        owner = resolve_name(owner)
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
+        faults.before(owner, name, lambda *_, seconds=seconds: now.append(now[-1] + seconds))
+    monkeypatch.setattr(gpt.fit.callbacks, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
     shares = {"data": 1, "forward": 4, "backward": 8, "optimizer": 2, "other": 1}
@@ -174,37 +163,16 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
     assert report_of("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
 
 
-def moving_on(target: str, seconds: float, now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a function move the clock on."""
-    owner, _, name = target.rpartition(".")
-    place = resolve_name(owner)
-    original = getattr(place, name)
-
-    def called(*given: Any, **named: Any) -> Any:
-        now[0] += seconds
-        return original(*given, **named)
-
-    monkeypatch.setattr(place, name, called)
-
-
 def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is behind the program: only what it says counts, of the steps that are asked about."""
     now, waited = [0.0], []
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+    def event(enable_timing: bool) -> SimpleNamespace:
+        made = SimpleNamespace(synchronize=lambda: waited.append(1), elapsed_time=lambda later: later.at - made.at)
+        made.record = lambda: setattr(made, "at", now[0])
+        return made
 
-        def record(self) -> None:
-            self.at = now[0]
-
-        def synchronize(self) -> None:
-            waited.append(self)
-
-        def elapsed_time(self, later: "Event") -> float:
-            return later.at - self.at
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", event)
     laps = Laps(torch.device("cuda"))
     took = dict(zip(PARTS, (1.0, 2.0, 4.0, 2.0, 1.0), strict=True))
 
@@ -273,16 +241,6 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     expected = [pytest.approx([step, losses[step], bits[step]], rel=1e-6) for step in losses]
     assert history["validations"]["entries"] == expected
     assert dict(history["losses"]["entries"]) == pytest.approx(steps, rel=1e-6)
-
-
-def test_every_weight_has_a_group() -> None:
-    groups = {"embedding", "attention", "mlp", "norm", "head"}
-    for config in (
-        ModelConfig(positions="learned", bias=True, qk_norm=True, token_shift=True),
-        ModelConfig(norm="rmsnorm", key_offset=True),
-    ):
-        assert {group_of(name) for name, _ in GPT(config, 10).named_parameters()} == groups
-    assert group_of("blocks.1.norm1.weight") == "norm" and group_of("shift") == "embedding"
 
 
 def test_a_series_in_one_line() -> None:
