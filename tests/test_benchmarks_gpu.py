@@ -59,25 +59,6 @@ def test_what_was_measured_is_kept_and_nothing_begun_that_would_not_end_in_time(
     assert os.listdir(file.parent) == ["part.json"]
 
 
-def test_wrong_words_get_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    Path("damaged").mkdir()
-    Path("damaged/loss.json").write_text('{"GPU": ')
-    for arguments, said in (
-        ("loss", "loss: needs a CUDA GPU, and there is none here"),
-        ("scaling", "scaling: needs --text FILE"),
-        ("table --results no", "--results no: is no directory"),
-        ("table --results damaged", "damaged/loss.json: is damaged ("),
-        ("projection", "has runs of 0 amounts of FLOPs, needs 4"),
-    ):
-        status = gpu.cli(["--results", ".", *arguments.split()])
-        out, err = capsys.readouterr()
-        assert (status, out, err.count("\n")) == (2, "", 1) and said in err, err
-
-
 def timed(training: float, loss: float) -> dict[str, float]:
     return {"process": training + 10, "training": training, "fit": training + 1, "loss": loss}
 
@@ -178,19 +159,17 @@ def test_runs_have_the_settings_that_they_are_named_for() -> None:
     for changed in gpu.VARIANTS.values():
         variant = composed([*gpu.BEST, *changed])
         assert {key for key in recipe if recipe[key] != variant[key]} == {each.partition("=")[0] for each in changed}
-
-    def shape(arguments: list[str]) -> tuple[int, ...]:
+    for arguments, shape in (
+        (gpu.BABY, (6, 6, 384, 256, 64)),
+        (gpu.SAME_PARTS, (6, 6, 384, 256, 64)),
+        (gpu.WIDE, (12, 12, 768, 1024, 32)),
+        (["experiment=enwik8", "minutes=null"], (*gpu.SIZES[-1], gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)),
+    ):
         settings = composed([*arguments, *gpu.steps_of(9)])
-        assert settings["trainer.max_steps"] == settings["trainer.val_check_interval"] == 9
-        keys = ("model.layers", "model.heads", "model.dim", "model.context", "data.batch")
-        return tuple(settings[key] for key in keys)
-
-    assert shape(gpu.BABY) == shape(gpu.SAME_PARTS) == (6, 6, 384, 256, 64) == shape(["experiment=shakespeare_gpu"])
-    assert shape(gpu.WIDE)[:4] == (12, 12, 768, 1024)
-    assert composed(gpu.SAME_PARTS)["model.dropout"] == 0
+        keys = ("model.layers", "model.heads", "model.dim", "model.context", "data.batch", "trainer.max_steps")
+        assert tuple(settings[key] for key in keys) == (*shape, 9), arguments
     for arguments in (gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
         composed([*arguments, "trainer.deterministic=true"])
-    assert shape(["experiment=enwik8", "minutes=null"]) == (*gpu.SIZES[-1], gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)
 
 
 def test_the_plain_loop_is_the_model_of_nanogpt() -> None:

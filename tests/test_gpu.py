@@ -5,6 +5,7 @@ another name, with another kernel, in another precision), so that the tests them
 they repeat what others try on a CPU.
 """
 
+import importlib
 import re
 import signal
 from pathlib import Path
@@ -28,13 +29,6 @@ from tests.test_devices import logged, of_run
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-REPEATS = pytest.mark.nightly
-
-
-def on_gpu(*values: object) -> object:
-    return pytest.param(*values, marks=NO_GPU)
-
-
 STEPS = 20
 # All that a step can hold, and what makes its bits repeat.
 EXACT = (
@@ -51,6 +45,15 @@ OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # Muon iter
 # bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
 TOLERANCES = {"32-true": 2.0**-16, "bf16-mixed": 2.0**-9}
 LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
+
+
+def on_gpu(*values: object) -> object:
+    return pytest.param(*values, marks=NO_GPU)
+
+
+def at_night(*values: object) -> object:
+    """Of a CPU, whose own tests say the same."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +95,7 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "compile"),
-    [pytest.param("cpu", "auto", marks=REPEATS), on_gpu("cuda", "auto"), on_gpu("cuda", "graph")],
+    ("device", "compile"), [at_night("cpu", "auto"), on_gpu("cuda", "auto"), on_gpu("cuda", "graph")]
 )
 def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> None:
     """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
@@ -123,27 +125,18 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
     assert expected != logged(other), "they are two computations"
 
 
-def keep_the_rate() -> None:
-    """Steps have the learning rate of the one that would be captured."""
-    import gpt.fit.module
-
-    rate = gpt.fit.module.lr_at
-    gpt.fit.module.lr_at = lambda step, *others: rate(min(step, REHEARSALS), *others)
-
-
-def keep_the_batch() -> None:
-    """Steps have the batch of the one that would be captured."""
-    import data.datamodule
-
-    batch = data.datamodule.train_batch
-    data.datamodule.train_batch = lambda text, seed, step, *others: batch(text, seed, min(step, REHEARSALS), *others)
+def keep(module: str, name: str, at: int) -> None:
+    """Steps have what a function gives for the one that would be captured; its argument `at` is the step."""
+    owner = importlib.import_module(module)
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *given: original(*given[:at], min(given[at], REHEARSALS), *given[at + 1 :]))
 
 
 def test_the_tolerance_sees_a_rate_and_a_batch_that_do_not_come_from_a_tensor_that_stays() -> None:
     expected = logged(reference("bf16-mixed"))
-    for wrong in (keep_the_rate, keep_the_batch):
-        typed = [*COMPARED, OPTIMIZERS["bf16-mixed"], "trainer.precision=32-true"]
-        losses = logged(made(wrong.__name__, "cpu", *typed, fault=(wrong,)))
+    typed = [*COMPARED, OPTIMIZERS["bf16-mixed"], "trainer.precision=32-true"]
+    for wrong in (("gpt.fit.module", "lr_at", 0), ("data.datamodule", "train_batch", 2)):
+        losses = logged(made(wrong[1], "cpu", *typed, fault=(keep, *wrong)))
         assert losses[: REHEARSALS + 1] == expected[: REHEARSALS + 1]
         with pytest.raises(AssertionError, match="comparison failed"):
             compare(expected, losses, "bf16-mixed")
@@ -178,11 +171,7 @@ def another_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("here", "there", "renamed"),
-    [
-        pytest.param("cpu", "cpu", (another_cpu,), marks=REPEATS),
-        on_gpu("cuda", "cpu", None),
-        on_gpu("cpu", "cuda", None),
-    ],
+    [at_night("cpu", "cpu", (another_cpu,)), on_gpu("cuda", "cpu", None), on_gpu("cpu", "cuda", None)],
 )
 def test_a_checkpoint_goes_on_elsewhere(
     here: str, there: str, renamed: Fault | None, capsys: pytest.CaptureFixture
@@ -214,13 +203,12 @@ def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
     tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
-    nats = [np.log(model.vocabulary)]
-    with torch.no_grad():
-        model = model.double()
-        for start in range(0, len(tokens) - 1, context):
-            window = tokens[start : start + context + 1]
-            logits = model(window[None, :-1])[0].tolist()  # (T, V)
-            nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+    nats, exact = [np.log(model.vocabulary)], model.double()
+    for start in range(0, len(tokens) - 1, context):
+        window = tokens[start : start + context + 1]
+        with torch.no_grad():
+            logits = exact(window[None, :-1])[0].tolist()  # (T, V)
+        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
     assert len(nats) == len(tokens)
     counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
     windows = evaluation_windows(text.validation, context, 8)

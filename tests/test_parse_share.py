@@ -1,24 +1,19 @@
-"""benchmarks/parse_share.py, on texts written by hand and on models that know the text or know nothing."""
+"""benchmarks/parse_share.py, on texts written by hand and on a model that knows nothing."""
 
 import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import parse_share
-from benchmarks.parse_share import CUTS, LENGTH, cut, interval, parses, pieces, places, table
-from data.arrays import Text, open_text
+from benchmarks.parse_share import CUTS, cut, interval, parses, table
+from data.arrays import open_text
 from data.config import DataConfig
-from gpt.config import ModelConfig
-from gpt.model import GPT
 from tests.conftest import ROOT, Ended, caller
 
 LINES, BLANK = CUTS.values()
-DEFINED = re.compile("(def|class) ")
 
 
 def test_what_parses() -> None:
@@ -39,54 +34,15 @@ def test_an_interval_that_is_known() -> None:
         assert interval(count, total) == pytest.approx(bounds, abs=5e-5)
 
 
-def test_where_pieces_begin() -> None:
-    definition = "class Longer(object):\n    x = 1\n\n"
-    text = "defer = 1\n" + 5 * definition + "    def inner():\n" + 100 * "x = 1\n" + "async def f():\n" * 80
-    begins = [10 + k * len(definition) for k in range(5)]
-    assert places(text, 0, 5) == begins
-    assert places(text, 11, 4) == begins[1:]
-    assert places(text, 0, 2) == [begins[0], begins[2]]
-    with pytest.raises(ValueError, match="--samples 6: must be at most 5, the places in the validation text"):
-        places(text, 0, 6)
-
-
-@pytest.fixture
-def text(workplace: Path) -> Text:
-    """Some modules of this project, one behind the other, in source.py."""
-    files = sorted((ROOT / "gpt").glob("*.py"))
-    Path("source.py").write_text("\n".join(file.read_text("utf-8") for file in files), "utf-8")
-    return open_text(DataConfig(path="source.py", split=[0.7, 0.3, 0.0]), 32)
-
-
-def test_a_model_that_knows_the_text_is_as_good_as_the_text(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that is off by a character is not: from the same places, the same lengths, cut in the same way."""
-    validation = text.tokenizer.decode(text.validation)
-    model, off = GPT(ModelConfig(layers=1, dim=16, context=400), text.tokenizer.size), 0
-
-    def know(_: GPT, prompts: torch.Tensor, count: int, **options: Any) -> torch.Tensor:
-        assert options == {"temperature": 0.8, "seed": 7} and prompts.shape == (20, 200)
-        rows = []
-        for begun in map(text.tokenizer.decode, prompts.numpy()):
-            ends = [match.end() for match in re.finditer(re.escape(begun), validation)]
-            (begin,) = [end for end in ends if DEFINED.match(validation, end)]
-            rows.append(text.tokenizer.encode(begun + validation[begin + off : begin + off + count]).tolist())
-        return torch.tensor(rows)
-
-    monkeypatch.setattr(parse_share, "generate", know)
-    written, real = pieces(model, text, 20, seed=7)
-    assert written == real and len(set(real)) == 20 and all(len(piece) == LENGTH for piece in real)
-    off = 1
-    written, real = pieces(model, text, 20, seed=7)
-    assert [piece[:-1] for piece in written] == [piece[1:] for piece in real]
-
-
 def test_the_table_counts_what_parses() -> None:
     good, half, bad = "x = 1\n\n", "x = 1\n\n(\n", "(\n\n"
     rows = [row.split(" | ")[1:4] for row in table({"some": [good, half, half, bad]}).splitlines()[2:]]
     assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]
 
 
-def test_a_run_is_measured(text: Text, train: Callable[..., Ended], capsys: pytest.CaptureFixture) -> None:
+def test_a_run_is_measured(train: Callable[..., Ended], capsys: pytest.CaptureFixture) -> None:
+    files = sorted((ROOT / "gpt").glob("*.py"))
+    Path("source.py").write_text("\n".join(file.read_text("utf-8") for file in files), "utf-8")
     typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
     assert train(*typed).status == 0
     script = caller(parse_share.cli, capsys)
@@ -96,6 +52,7 @@ def test_a_run_is_measured(text: Text, train: Callable[..., Ended], capsys: pyte
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {model}"] * 2 + ["| validation text"] * 2
     assert lines[2].split(" | ")[2] == "0 of 6", "it knows nothing yet"
 
+    text = open_text(DataConfig(path="source.py", split=[0.7, 0.3, 0.0]), 32)
     validation = text.tokenizer.decode(text.validation)
     found = [match.start() + 1 for match in re.finditer("\n(def|class) ", validation)]
     begins, count = [begin for begin in found if 16 <= begin <= len(validation) - 1000], 0

@@ -71,9 +71,6 @@ def figures(text: str) -> dict[str, tuple[float, ...]]:
     return {name: tuple(map(float, numbers)) for name, *numbers in rows}
 
 
-# -- Figures ------------------------------------------------------------------------------------------
-
-
 def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str, float]]]:
     """What each token of `TEXT` costs, and the probabilities of the five likeliest, by one forward for each."""
     model, meta = load_checkpoint(checkpoint)
@@ -286,9 +283,6 @@ def test_windows_of_another_length(files: Path, score: Call) -> None:
             assert wanted != figures(score("model.st", "text.txt", "--window", mode).out)
 
 
-# -- Two models -----------------------------------------------------------------------------------------
-
-
 def test_two_models_on_one_text(files: Path, score: Call) -> None:
     """Each with its own vocabulary and context; a character is compared with itself."""
     for tokenizer in (ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")):
@@ -338,9 +332,6 @@ def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkey
     assert "contexts differ" not in same
 
 
-# -- The page -------------------------------------------------------------------------------------------
-
-
 class Shown(NamedTuple):
     """A page in the browser, and what was printed with it."""
 
@@ -373,49 +364,21 @@ def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield one, scored(place, open_page, "model.st", "text.txt", "--compare", "runs-of-this-year/other.st")
 
 
-def card(page: Any) -> dict[str, Any]:
-    """What the card says: position, and of each model the bits, the probability and the bars."""
-    facts, sections = page.evaluate(
-        """() => {
-          const width = (bar) => bar.getBoundingClientRect().width / bar.parentNode.clientWidth;
-          const part = (item, tag) => item.querySelector(tag);
-          const row = (item) => [part(item, "span").innerText, part(item, "em").innerText, width(part(item, "i"))];
-          const sections = [...document.querySelectorAll("#card section")];
-          return [
-            document.querySelector("#card header").innerText,
-            sections.map((each) => [each.querySelector("p").innerText, [...each.querySelectorAll("li")].map(row)]),
-          ];
-        }"""
-    )
-    models = []
-    for said, rows in sections:
-        bits, percent = re.fullmatch(r"([\d.]+) bits, (.+) %", said).groups()  # type: ignore[union-attr]
-        models.append({"bits": float(bits), "percent": percent, "rows": {name: row for name, *row in rows}})
-    return {"position": int(re.findall(r"position (\d+)", facts)[0]), "facts": facts, "models": models}
-
-
-def named(letter: str) -> str:
-    """A character as the card calls it."""
-    names = {"\n": "newline", "\t": "tab", " ": "space", "\u00a0": "no-break space"}
-    number = "byte " + letter[2:].upper() if letter.startswith("\\x") else f"U+{ord(letter[0]):04X}"
-    return names.get(letter) or (number if number.startswith("byte") or not letter.isprintable() else letter)
-
-
-def agrees(said: dict[str, Any], line: dict[str, Any]) -> None:
-    """Check one model's part of the card against the JSON line."""
-    chance = math.exp(-line["nats"])
-    assert said["bits"] == pytest.approx(line["nats"] / math.log(2), abs=0.006)
-    if chance >= 0.001:
-        assert float(said["percent"]) == pytest.approx(100 * chance, abs=0.06)
-    if line["position"] == 0:
-        assert said["rows"] == {}
-        return
-    rows = {name.removeprefix("\u25cc"): row for name, row in said["rows"].items()}
-    for letter, chance in line["likely"].items():
-        percent, width = rows[named(letter)]
-        assert float(percent.removesuffix(" %")) == pytest.approx(100 * chance, abs=0.06)
-        assert width == pytest.approx(chance, abs=0.02)
-    assert named(line["character"]) in rows
+def check_card(page: Any, line: dict[str, Any]) -> None:
+    """The card says what a JSON line says: position, bits, and the probabilities with bars as long as they are."""
+    words, letter = page.inner_text("#card"), line["character"]
+    costs = [line, line["other"]] if "other" in line else [line]
+    assert f"position {line['position']}" in words and (letter in words or not letter.isprintable() or letter == " ")
+    bits = [float(each) for each in re.findall(r"([\d.]+) bits, ", words)]
+    assert bits == pytest.approx([cost["nats"] / math.log(2) for cost in costs], abs=0.006)
+    shares = [float(each.strip("< %")) for each in page.locator("#card em").all_inner_texts()]
+    expected = []
+    for cost in costs if line["position"] else ():  # nothing comes before the first
+        expected += [100 * chance for chance in cost["likely"].values()]
+        expected += [100 * math.exp(-cost["nats"])] * (letter not in cost["likely"])
+    assert shares == pytest.approx(expected, abs=0.06)
+    widths = "[...document.querySelectorAll('#card li i')].map((bar) => parseFloat(bar.style.width))"
+    assert page.evaluate(widths) == pytest.approx(expected, abs=0.06)
 
 
 PLACE = """([word, offset]) => {
@@ -436,21 +399,17 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
     page.focus("#text")
     for line in lines:
         page.keyboard.press("ArrowRight")
-        said = card(page)
-        assert said["position"] == line["position"] and named(line["character"]) in said["facts"].replace("\u25cc", "")
-        agrees(said["models"][0], line)
+        check_card(page, line)
     page.keyboard.press("Escape")
     assert not page.is_visible("#card")
     for word in ("Naïve", "text,", "abc"):
-        place = TEXT.index(word) + 1
-        box = page.evaluate(PLACE, [word, 1])
+        line, box = lines[TEXT.index(word) + 1], page.evaluate(PLACE, [word, 1])
         page.mouse.move(*box)
-        assert card(page)["position"] == place
-        agrees(card(page)["models"][0], lines[place])
+        check_card(page, line)
         page.mouse.move(5, 5)
         assert not page.is_visible("#card")
         page.touchscreen.tap(*box)
-        assert card(page)["position"] == place
+        check_card(page, line)
         page.touchscreen.tap(*box)
         assert not page.is_visible("#card")
 
@@ -481,7 +440,7 @@ def test_characters_of_two_units_do_not_shift_the_others(browser: Any, tmp_path:
         for position, letter in ((1, "a"), (3, "b"), (6, "c")):
             middle = page.evaluate(PLACE, [letter, 0])
             page.mouse.move(*middle)
-            assert card(page)["position"] == position
+            assert f"position {position}" in page.inner_text("#card")
             box = page.locator("#cursor").bounding_box()
             assert box["x"] < middle[0] < box["x"] + box["width"]
 
@@ -491,11 +450,9 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
     page.focus("#text")
     for line in lines[:40]:
         page.keyboard.press("ArrowRight")
-        said = card(page)
-        agrees(said["models"][0], line)
-        agrees(said["models"][1], line["other"] | {"position": line["position"], "character": line["character"]})
+        check_card(page, line)
         change = (line["other"]["nats"] - line["nats"]) / math.log(2)
-        (bits,) = re.findall(r"[+−][\d.]+(?= bits)", said["facts"])
+        (bits,) = re.findall(r"[+−][\d.]+(?= bits)", page.inner_text("#card header"))
         assert float(bits.replace("−", "-")) == pytest.approx(change, abs=0.006)
     page.keyboard.press("Escape")
     table = page.inner_text("#figures")
@@ -618,9 +575,9 @@ def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> Non
         for share in (0.5, 0.95, 0.1):
             page.mouse.click(box["x"] + box["width"] * share, box["y"] + 10)
             page.wait_for_timeout(300)
-            said = card(page)
-            assert said["position"] == pytest.approx(count * share, abs=120)
-            agrees(said["models"][0], lines[said["position"]])
+            (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
+            assert position == pytest.approx(count * share, abs=120)
+            check_card(page, lines[position])
             assert 90 < page.locator("#cursor").bounding_box()["y"] < 700
             page.keyboard.press("Escape")
             page.evaluate("scrollTo(0, 0)")
@@ -636,8 +593,8 @@ def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> Non
         page.locator("#lines button").first.click()
         page.wait_for_timeout(300)
         row = page.locator("#lines button span").first.text_content()
-        start = text.index(row)
-        assert start <= card(page)["position"] < start + len(row)
+        (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
+        assert text.index(row) <= position < text.index(row) + len(row)
 
 
 def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:

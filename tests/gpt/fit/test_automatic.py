@@ -36,6 +36,10 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
     assert choose_compile("auto", "cuda", 1.0)[0] == "true"
     assert choose_compile("false", "cpu", 1e9) == ("false", "as asked")
     assert choose_compile("true", "cpu", 1.0) == ("true", "as asked")
+    assert choose_compile("graph", "cuda", 1.0) == ("graph", "as asked")
+    for device in ("cpu", "mps"):
+        with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
+            choose_compile("graph", device, 1.0)
 
 
 def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,13 +55,6 @@ def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path:
                 choose_compile("true", "cpu", 1e9)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
     assert choose_compile("auto", "cpu", 1e9) == ("false", "compiling was not tried on this system")
-
-
-def test_capturing_is_asked_for_and_needs_cuda(complete: pytest.MonkeyPatch) -> None:
-    assert choose_compile("graph", "cuda", 1.0) == ("graph", "as asked")
-    for device in ("cpu", "mps"):
-        with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
-            choose_compile("graph", device, 1.0)
 
 
 def test_what_is_expected_of_a_run_repeats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
 
 def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
     """Of either kind, either goes on. The learning rate is a tensor in single precision there; that is all."""
-    for optimizer, goes_on in (("muon", "plain"), ("adamw", "repeated")):
+    for optimizer, resumed in (("muon", ["plain"]), ("adamw", ["plain", "repeated"])):
         recorders = {f"plain-{optimizer}": None, f"repeated-{optimizer}": record}
         for name, recorder in recorders.items():
             recording(recorder)
@@ -108,8 +108,9 @@ def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recor
             rate, rounded = one.pop("lr"), other.pop("lr")
             assert type(rate) is type(rounded) is float and rounded == pytest.approx(rate, rel=1e-6)
             assert one == other
-        recording(record if goes_on == "plain" else None)
-        assert train(f"resume=runs/{goes_on}-{optimizer}", "trainer.max_steps=16", defaults=False).status == 0
+        for name in resumed:
+            recording(record if name == "plain" else None)
+            assert train(f"resume=runs/{name}-{optimizer}", "trainer.max_steps=16", defaults=False).status == 0
 
 
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
