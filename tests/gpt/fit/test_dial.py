@@ -14,21 +14,8 @@ from data.arrays import open_text
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from gpt.config import ModelConfig, OptimConfig
-from gpt.fit.dial import (
-    AROUND,
-    CHARACTERS_PER_WEIGHT,
-    DROPOUT,
-    READINGS,
-    SAMPLED,
-    SKIPPED,
-    VALIDATIONS,
-    WEIGHTS_PER_CHARACTER,
-    Cost,
-    Plan,
-    Work,
-    measure,
-    plan,
-)
+from gpt.fit import dial
+from gpt.fit.dial import AROUND, DROPOUT, VALIDATIONS, Cost, Plan, Work, measure, plan
 from gpt.fit.module import LitGPT
 from gpt.model import GPT
 from train import quieten_lightning
@@ -90,7 +77,7 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
     """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
     small, large = GPT(SMALL, 50), GPT(LARGE, 50)
     speed = 256 * small.flops_per_token() / 0.1
-    border = CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
+    border = dial.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
     state = torch.random.get_rng_state()
     for share, expected, models in ((0.99, SMALL, [SMALL]), (1.01, LARGE, [SMALL, LARGE])):
         measured: list[ModelConfig] = []
@@ -126,8 +113,8 @@ def test_the_presets_that_machines_are_given() -> None:
 
 
 def test_dropout_for_a_short_text_that_is_read_often() -> None:
-    short = int(GPT(SMALL, 50).num_parameters() / WEIGHTS_PER_CHARACTER) - 1
-    often = READINGS * short * 0.1 / 256  # seconds
+    short = int(GPT(SMALL, 50).num_parameters() / dial.WEIGHTS_PER_CHARACTER) - 1
+    often = dial.READINGS * short * 0.1 / 256  # seconds
 
     def chosen(seconds: float, text: int, presets: list[ModelConfig]) -> tuple[float, list[float]]:
         measured: list[float] = []
@@ -158,12 +145,12 @@ class Slow(LitGPT):
         self.steps = 0
 
     def _slow_weights(self) -> dict[str, torch.Tensor]:
-        time.sleep(0.01 * SAMPLED)
+        time.sleep(0.01 * dial.SAMPLED)
         return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > SKIPPED else 0.5)
+        time.sleep(0.03 if self.steps > dial.SKIPPED else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 
