@@ -59,19 +59,13 @@ def within(name: str, modules: tuple[str, ...]) -> bool:
 # where just the other rules hold.
 ONLY: dict[str, tuple[str, ...] | None] = {
     "base/": (),
-    "gpt/config.py": ("conf.fields",),
-    "data/config.py": ("conf.fields",),
-    "conf/fields.py": ("conf.fields",),
+    **dict.fromkeys(("gpt/config.py", "data/config.py", "conf/fields.py"), ("conf.fields",)),
     "conf/progress.py": ("conf.fields", "gpt.job", "tqdm"),
-    "conf/sweep.py": ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA),
-    "conf/launch.py": ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA),
+    **dict.fromkeys(("conf/sweep.py", "conf/launch.py"), ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)),
     "conf/search.py": ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA),
     "conf/": ("conf", "gpt.config", "data.config", "yaml", *HYDRA),
-    "gpt/runs.py": ("conf.fields", "filelock", "gpt.job"),
-    "gpt/job.py": ("conf.fields", "filelock", "gpt.job"),
-    "gpt/model_file.py": DECODING,
-    "gpt/decode.py": DECODING,
-    "gpt/generate.py": DECODING,
+    **dict.fromkeys(("gpt/runs.py", "gpt/job.py"), ("conf.fields", "filelock", "gpt.job")),
+    **dict.fromkeys(("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py"), DECODING),
     "gpt/export/": ("torch", "numpy", "gpt", "conf.fields", "onnx", "onnxscript", "onnxruntime", "transformers"),
     "gpt/fit/": None,
     "gpt/checkpoint.py": ("torch", "gpt", "conf.fields", "numpy"),
@@ -107,19 +101,14 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-def reach(path: str, files: dict[str, str]) -> set[str]:
+def reach(path: str, files: dict[str, str], seen: set[str] | None = None) -> set[str]:
     """Modules of the project that are loaded with `path`, itself included."""
-    names = {module(each): each for each in files}
-    seen, waiting = set(), [path]
-    while waiting:
-        current = waiting.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        for name in imports(current, files[current]):
-            parts = name.split(".")
-            prefixes = (".".join(parts[: i + 1]) for i in range(len(parts)))
-            waiting += [names[prefix] for prefix in prefixes if prefix in names]
+    seen = seen or set()
+    seen.add(path)
+    for name in imports(path, files[path]):
+        loaded = {each for each in files if within(name, (module(each),))}
+        for each in loaded - seen:
+            reach(each, files, seen)
     return seen
 
 

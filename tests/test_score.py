@@ -5,8 +5,8 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -21,7 +21,7 @@ import score as score_script
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
-from tests.conftest import ROOT, Ended, pages
+from tests.conftest import Ended, pages
 from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
@@ -141,19 +141,13 @@ def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
     assert ended.status == 0 and re.search(r" nan +nan +\d", ended.out)
 
 
-def test_lines_come_before_another_pass_begins(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(score_script, "measure", interrupted)
-    ended = score("model.st", "text.txt", "--per-char")
+def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of the model's file later changes nothing; lines come before another pass begins."""
+    read, expected = score_script.read, score("model.st", "text.txt", "--window", "sample").out
+    with monkeypatch.context() as patched:
+        patched.setattr(score_script, "measure", Mock(side_effect=KeyboardInterrupt))
+        ended = score("model.st", "text.txt", "--per-char")
     assert ended.status == 130 and len(ended.out.splitlines()) == len(TEXT)
-
-
-def test_a_checkpoint_is_read_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What becomes of the file later, as in training it does, changes nothing."""
-    expected = score("model.st", "text.txt", "--window", "sample").out
-    read = score_script.read
     monkeypatch.setattr(score_script, "read", lambda *given: (read(*given), Path("model.st").unlink())[0])
     assert expected and score("model.st", "text.txt", "--window", "sample").out == expected
 
@@ -221,34 +215,15 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
         assert sorted(os.listdir()) == before, arguments
 
 
-@pytest.mark.slow
-def test_a_process_loads_nothing_that_only_training_needs_and_holds_the_tokens_alone(files: Path) -> None:
-    """What is held does not grow with the text, but for a byte each character."""
+def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:
     Path("long.txt").write_text("abc " * 2_000_000)
-    Path("short.txt").write_text("abc ")
-    code = (
-        "import resource, sys, score; from pathlib import Path\n"
-        "for name in ('short.txt', 'long.txt'):\n"
-        "    readers = score.read([Path('model.st')], score.parse(['model.st', name]))\n"
-        "    print(len(readers[0].tokens), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-        "score.cli(['model.st', 'short.txt'])\n"
-        "print(sorted({'lightning', 'hydra', 'omegaconf', 'tensorboard'} & set(sys.modules)))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    lines = ended.stdout.splitlines()
-    (short, before), (long, after) = (map(int, line.split()) for line in lines[:2])
-    assert (short, long, lines[-1]) == (4, 8_000_000, "[]"), ended
-    assert 1024 * (after - before) < 3 * 8_000_000
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_early_is_no_error(files: Path) -> None:
-    Path("long.txt").write_text("abc " * 5_000)
-    command = f"'{sys.executable}' '{ROOT / 'score.py'}' model.st long.txt --per-char --window disjoint | head -n 2"
-    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
-    assert ended.returncode == 0 and len(ended.stdout.splitlines()) == 2
-    assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
+    tracemalloc.start()
+    try:
+        (reader,) = score_script.read([Path("model.st")], score_script.parse(["model.st", "long.txt"]))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(reader.tokens) == 8_000_000 and most < 3 * 8_000_000
 
 
 def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) -> None:
