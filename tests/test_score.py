@@ -216,14 +216,17 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
 
 
 def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:
-    Path("long.txt").write_text("abc " * 2_000_000)
-    tracemalloc.start()
-    try:
-        (reader,) = score_script.read([Path("model.st")], score_script.parse(["model.st", "long.txt"]))
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert len(reader.tokens) == 8_000_000 and most < 3 * 8_000_000
+    most = []
+    for count in (1, 1, 2_000_000):  # the first may import modules
+        Path("long.txt").write_text("abc " * count)
+        tracemalloc.start()
+        try:
+            (reader,) = score_script.read([Path("model.st")], score_script.parse(["model.st", "long.txt"]))
+            most.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert len(reader.tokens) == 4 * count
+    assert most[2] - most[1] < 3 * 8_000_000
 
 
 def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) -> None:
