@@ -541,8 +541,8 @@ def test_its_policy_stops_other_scripts(files: Path, score: Call, browser: Any) 
 @pytest.mark.slow
 def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> None:
     """With few elements; the line at the top and the lists lead anywhere."""
-    numbers, count = np.random.default_rng(0).integers(0, 1000, 12_000), 60_000
-    text = "".join(f"{word:03d} " + "\n" * (i % 9 == 8) for i, word in enumerate(numbers))[:45_000] + "x " * 7500
+    numbers, count = np.random.default_rng(0).integers(0, 1000, 8000), 40_000
+    text = "".join(f"{word:03d} " + "\n" * (i % 9 == 8) for i, word in enumerate(numbers))[:30_000] + "x " * 5000
     (tmp_path / "long.txt").write_text(text)
     write(str(tmp_path / "digits.st"), CharTokenizer(text), context=16)
     with pages(browser) as open_page:

@@ -198,7 +198,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
     page = opened[0]
     page.mouse.move(5, 5)
-    page.evaluate("scrollTo(0, 0)")
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     return page
 
 
