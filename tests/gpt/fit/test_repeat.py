@@ -94,6 +94,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
     assert_same_run("whole", "cut")
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
     """Of either kind, either goes on. The learning rate is a tensor in single precision there; that is all."""
     for optimizer, resumed in (("muon", ["plain"]), ("adamw", ["plain", "repeated"])):

@@ -50,6 +50,7 @@ def report_of(name: str) -> dict[str, Any]:
     return json.loads(Path(f"runs/{name}/summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Train) -> None:
     clip, steps = 0.95, "trainer.max_steps=20"
     for name, more in (("each", "trainer.log_every_n_steps=1"), ("some", "trainer.log_every_n_steps=5")):
@@ -152,7 +153,7 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
         owner, _, name = target.rpartition(".")
         owner = resolve_name(owner)
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
-        faults.before(owner, name, lambda *_, seconds=seconds: now.append(now[-1] + seconds))
+        faults.before(owner, name, lambda *_, takes=seconds, **__: now.append(now[-1] + takes))
     monkeypatch.setattr(gpt.fit.callbacks, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
