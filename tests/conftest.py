@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,21 +114,20 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
-    """Opens a page from its file without a network; it must ask for nothing else and report no error."""
+@contextmanager
+def pages(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages from their files without a network; they must ask for nothing else and report no error."""
     complaints: list[str] = []
     contexts = []
 
-    def open_page(name: str, **options: Any) -> Any:
+    def open_page(file: Path, **options: Any) -> Any:
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        address = (workplace / name).as_uri()
-        page.on("request", lambda request: request.url == address or complaints.append(request.url))
+        page.on("request", lambda request: request.url == file.as_uri() or complaints.append(request.url))
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(address)
+        page.goto(file.as_uri())
         page.wait_for_selector("body[data-ready]", timeout=20_000)
         return page
 
@@ -136,6 +135,13 @@ def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page of the workplace."""
+    with pages(browser) as open_page:
+        yield lambda name, **options: open_page(workplace / name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -2,18 +2,14 @@
 
 import json
 import math
-import multiprocessing
 import os
-import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import hydra
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,114 +20,43 @@ from benchmarks import gpu, plain_loop, sample_speed
 from conf.fields import InputError
 from conf.overrides import CONF, check_overrides, leaves
 from conf.schema import Config, to_dict
-from gpt.capture import REHEARSALS, Repeated
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conftest import Ended
+from tests.faults import faults
+from tests.faults.processes import Process
 from tests.reference.capture import record
+from tests.reference.models import fill
 
 MACHINE = {"GPU": "a GPU", "torch": "2.0"}
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU here")
 
 
-# -- Measuring -----------------------------------------------------------------------------------
-
-
-def killed_in_the_second(file: Path, begun: Path) -> None:
-    def second() -> dict[str, Any]:
-        begun.touch()
-        time.sleep(60)
-        return {}
-
-    gpu.measure(file, MACHINE, {"first": lambda: {"pid": os.getpid()}, "second": second}, 9)
-
-
-def test_what_was_measured_before_a_kill_is_not_measured_again(tmp_path: Path) -> None:
-    file, begun = tmp_path / "results" / "part.json", tmp_path / "begun"
-    process = multiprocessing.get_context("fork").Process(target=killed_in_the_second, args=(file, begun))
-    process.start()
-    try:
-        until = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        before = json.loads(file.read_text())
-    finally:
-        os.kill(process.pid or 0, signal.SIGKILL)
-        process.join()
-    assert before == MACHINE | {"seen": {"first": {"pid": process.pid}}}
-    asked = []
-
-    def third(name: str) -> Callable[[], dict[str, Any]]:
-        return lambda: asked.append(name) or {"by": name}
-
-    assert gpu.measure(file, MACHINE, {name: third(name) for name in ("first", "second", "third")}, 9) == []
-    assert asked == ["second", "third"]
-    seen = {"first": {"pid": process.pid}, "second": {"by": "second"}, "third": {"by": "third"}}
-    assert json.loads(file.read_text()) == MACHINE | {"seen": seen}
-    assert os.listdir(file.parent) == ["part.json"]
-
-
-def test_nothing_is_begun_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+def test_what_was_measured_is_kept_and_nothing_begun_that_would_not_end_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, now, asked = tmp_path / "results" / "part.json", [0.0], []
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def lasting(seconds: float) -> Callable[[], dict[str, Any]]:
+    def lasting(name: str, seconds: float) -> Callable[[], dict[str, Any]]:
         def work() -> dict[str, Any]:
+            asked.append(name)
             now[0] += seconds
-            return {}
+            return {"by": name} if seconds else 1 / 0  # type: ignore[return-value]
 
         return work
 
-    plan = {name: lasting(seconds) for name, seconds in (("a", 10), ("b", 120), ("c", 60), ("d", 1))}
-    # After c, 190 seconds are gone, and d might last as long as b: 310 of 300.
-    assert gpu.measure(tmp_path / "part.json", MACHINE, plan, minutes=5) == ["d"]
-    assert gpu.measure(tmp_path / "part.json", MACHINE, plan, minutes=0.001) == []  # the first always is
-
-
-def test_results_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
-    gpu.measure(tmp_path / "part.json", MACHINE, {"a": dict}, 9)
-    before = (tmp_path / "part.json").read_bytes()
+    plan = {name: lasting(name, seconds) for name, seconds in (("a", 10), ("b", 120), ("c", 60), ("d", 1))}
+    with pytest.raises(ZeroDivisionError):
+        gpu.measure(file, MACHINE, {"a": plan["a"], "b": lasting("b", 0)}, 9)
+    assert json.loads(file.read_text()) == MACHINE | {"seen": {"a": {"by": "a"}}}
+    # After c, 180 seconds are gone, and d might last as long as b: 300 of 299.
+    assert gpu.measure(file, MACHINE, plan, minutes=299 / 60) == ["d"]
+    assert asked == ["a", "b", "b", "c"]
+    assert gpu.measure(file, MACHINE, plan, minutes=0.001) == []  # the first always is
+    assert json.loads(file.read_text()) == MACHINE | {"seen": {name: {"by": name} for name in "abcd"}}
     with pytest.raises(InputError, match=r"measured with torch 2\.0, here it is 2\.1; name other --results"):
-        gpu.measure(tmp_path / "part.json", MACHINE | {"torch": "2.1"}, {"b": dict}, 9)
-    assert (tmp_path / "part.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        pytest.param(["loss"], "loss: needs a CUDA GPU, and there is none here", marks=without_gpu),
-        (["scaling"], "scaling: needs --text FILE"),
-        (["speed", "--text", "no"], "--text no: is no file"),
-        (["table", "--results", "no"], "--results no: is no directory"),
-        (["lss"], "lss: must be one of loss, speed, best, .*, projection; nearest: loss"),
-        (["loss", "--minutes", "0"], "0: must be a number, at least 0.1"),
-        (["table", "--reslts", "x"], "unrecognized arguments: --reslts x; nearest: --results"),
-        (["projection"], "has runs of 0 amounts of FLOPs, needs 4"),
-    ],
-)
-def test_wrong_words_get_one_line(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        status = gpu.cli(["--results", str(tmp_path), *arguments])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    assert status == 2 and out == "" and err.count("\n") == 1
-    assert err.startswith("gpu.py: ")
-    assert re.search(says, err), err
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "loss.json").write_text('{"GPU": ')
-    assert gpu.cli(["table", "--results", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "loss.json: is damaged (" in err and err.count("\n") == 1
-
-
-# -- The table -----------------------------------------------------------------------------------
+        gpu.measure(file, MACHINE | {"torch": "2.1"}, plan, 9)
+    assert os.listdir(file.parent) == ["part.json"]
 
 
 def timed(training: float, loss: float) -> dict[str, float]:
@@ -140,6 +65,10 @@ def timed(training: float, loss: float) -> dict[str, float]:
 
 def pace(speed: float, mfu: float | None = None) -> dict[str, float | None]:
     return {"characters_per_second": speed, "mfu": mfu}
+
+
+def ended(best: float, last: float) -> dict[str, float]:
+    return {"val_loss": best, "last_val_loss": last}
 
 
 FOUND: dict[str, dict[str, Any]] = {
@@ -154,23 +83,20 @@ FOUND: dict[str, dict[str, Any]] = {
         "wide, seed 1": {"wide": pace(50, 0.5)},
     },
     "best": {
-        "seed 1": {"val_loss": 1.42, "last_val_loss": 1.43},
-        "seed 2": {"val_loss": 1.45, "last_val_loss": 1.45},
-        "256 wide": {"val_loss": 1.44, "last_val_loss": 1.46},
-        "the recipe": {"val_loss": 1.43, "last_val_loss": 1.44},
+        "seed 1": ended(1.42, 1.43), "seed 2": ended(1.45, 1.45),
+        "256 wide": ended(1.44, 1.46), "the recipe": ended(1.43, 1.44),
     },
     "sampling": {
         "1 at once, round 1": {"generate": 9000, "uncached": 300},
         "256 at once, round 1": {"generate": 1_200_000, "uncached": 4000},
     },
-    "pipeline": {f"seed {seed}": {"over": over} for seed, over in ((1, 0.021), (2, 0.01), (3, 0.03))},
+    "pipeline": {"seed 1": {"over": 0.021}, "seed 2": {"over": 0.01}, "seed 3": {"over": 0.03}},
     "exact": {
         "seed 1": {"same": True, "resumed": True, "cost": 1.5},
-        "seed 2": {"same": True, "resumed": False, "cost": 1.25},
-        "devices": {"bf16": 0.0123},
+        "seed 2": {"same": True, "resumed": False, "cost": 1.25}, "devices": {"bf16": 0.0123},
     },
     "stdlib": {"seed 1": {"val_bpc": 1.1, "test_bpc": 1.2, "parse share": "12 % parse"}},
-}
+}  # fmt: skip
 CELLS = {
     "loss": [
         "4.0 (2.0 to 6.0) s",
@@ -186,56 +112,23 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("parts", [[], *([part] for part in FOUND), list(FOUND)], ids=lambda parts: "+".join(parts))
-def test_the_table_has_what_was_measured_and_says_what_was_not(
-    parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    for part in parts:
-        (tmp_path / f"{part}.json").write_text(json.dumps(MACHINE | {"seen": FOUND[part]}))
-    assert gpu.cli(["table", "--results", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[0].splitlines()[2:]]
-    wanted = [cell if part in parts else "not measured" for part, cells in CELLS.items() for cell in cells]
-    assert [row[-1] for row in rows] == wanted
-    assert [row[1] for row in rows] == ["15 s", "30 s / 90 s", "1.5x", "25 % / 45 %", "1.45", "3,000 / 200,000", "5 %"]
-    assert (f"Measured on {'a GPU, torch 2.0' if parts else 'no GPU yet'};") in text
+def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
+    for parts in ([], ["speed", "best"], list(FOUND)):
+        text = gpu.table({part: MACHINE | {"seen": FOUND[part]} for part in parts})
+        rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[0].splitlines()[2:]]
+        wanted = [cell if part in parts else "not measured" for part, cells in CELLS.items() for cell in cells]
+        assert [row[-1] for row in rows] == wanted
+        must = ["15 s", "30 s / 90 s", "1.5x", "25 % / 45 %", "1.45", "3,000 / 200,000", "5 %"]
+        assert [row[1] for row in rows] == must
+        assert f"Measured on {'a GPU, torch 2.0' if parts else 'no GPU yet'};" in text
     also = dict(line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()[2:])
-    assert also["run twice, equal bit for bit"] == ("2 of 2" if "exact" in parts else "not measured")
-    assert also["killed and resumed, equal bit for bit"] == ("1 of 2" if "exact" in parts else "not measured")
-    assert also["sampling over a loop without a cache, 256 at once"].startswith("300" if "sampling" in parts else "not")
-    losers = [name.partition(":")[0] for name in also if "seed 101" in name]
-    assert losers == (["the recipe", "256 wide"] if "best" in parts else [])
-    assert ("12 % parse" in text) == ("stdlib" in parts)
-
-
-def test_a_loss_that_was_never_reached_has_no_time() -> None:
+    assert also["run twice, equal bit for bit"] == "2 of 2"
+    assert also["killed and resumed, equal bit for bit"] == "1 of 2"
+    assert also["sampling over a loop without a cache, 256 at once"].startswith("300")
+    assert [name.partition(":")[0] for name in also if "seed 101" in name] == ["the recipe", "256 wide"]
+    assert "12 % parse" in text
     missed = {"loss": MACHINE | {"seen": {"seed 1": {"cold": timed(5, 1.47), "warm": timed(4, 1.48)}}}}
-    row = gpu.table(missed).splitlines()[2]
-    assert row.endswith("| 1 of 1 did not reach it and do not count |")
-
-
-# -- The fit -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("a", "b", "c"), [(0.9, 3.0e3, 0.25), (0.0, 20.0, 0.06), (1.2, 5.0e10, 0.8)])
-def test_the_fit_finds_the_curve_that_points_lie_on(a: float, b: float, c: float) -> None:
-    flops = [1e15 * 3**k for k in range(5)]
-    fitted = gpu.fit_scaling(flops, [a + b * C**-c for C in flops])
-    assert fitted == pytest.approx((a, b, c), rel=1e-3, abs=1e-4)
-
-
-def test_no_curve_near_the_fit_is_better() -> None:
-    rng = np.random.default_rng(0)
-    C = 1e15 * 3.0 ** np.arange(8)
-    y = 0.9 + 3e3 * C**-0.25 + rng.normal(0, 0.01, 8)
-
-    def cost(a: float, b: float, c: float) -> float:
-        return float(((a + b * C**-c - y) ** 2).sum())
-
-    a, b, c = gpu.fit_scaling(C.tolist(), y.tolist())
-    assert cost(a, b, c) <= cost(0.9, 3e3, 0.25)
-    for factors in rng.normal(1, 0.01, (200, 3)):
-        assert cost(a, b, c) <= cost(a * factors[0], b * factors[1], c * factors[2])
+    assert gpu.table(missed).splitlines()[2].endswith("| 1 of 1 did not reach it and do not count |")
 
 
 def test_the_projection_is_the_curve_at_an_hour() -> None:
@@ -250,36 +143,6 @@ def test_the_projection_is_the_curve_at_an_hour() -> None:
     assert f"{loss:.3f} nats, {loss / math.log(2):.3f} bits a byte of book" in text
 
 
-def test_runs_for_the_fit_have_the_flops_of_a_budget() -> None:
-    plan = gpu.scaling("book.txt")
-    budgets = set()
-    for name in plan:
-        layers, dim, steps = (int(word) for word in name.replace(",", "").split() if word.isdigit())
-        # Blocks of 12 dim^2 weights and a head, six operations each, and attention to 1024 places.
-        each = 6 * (12 * layers * dim**2 + 256 * dim) + 12 * layers * 1024 * dim
-        flops = each * steps * 64 * 1024
-        (budget,) = [budget for budget in gpu.BUDGETS if abs(flops / budget - 1) < 0.01]
-        budgets.add(budget)
-    assert budgets == set(gpu.BUDGETS)
-
-
-# -- The parts -----------------------------------------------------------------------------------
-
-
-def test_a_cold_cache_is_empty_and_a_warm_one_is_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-
-    def ours(text: str, seed: int, *arguments: str, TORCHINDUCTOR_CACHE_DIR: str) -> tuple[float, dict[str, Any]]:
-        seen.append(os.listdir(TORCHINDUCTOR_CACHE_DIR))
-        Path(TORCHINDUCTOR_CACHE_DIR, f"{seed} {len(seen)}").touch()
-        return 9.0, {"characters": 600, "characters_per_second": 200, "seconds": 4.0, "last_val_loss": 1.4}
-
-    monkeypatch.setattr(gpu, "ours", ours)
-    results = [work() for work in gpu.loss("book.txt").values()]
-    assert seen == [[], ["1 1"], [], ["2 3"], [], ["3 5"]]
-    assert results[0]["cold"] == {"process": 9.0, "training": 3.0, "fit": 4.0, "loss": 1.4}
-
-
 def composed(arguments: list[str]) -> dict[str, Any]:
     """Every setting that overrides make, by its key."""
     check_overrides(arguments, {}, False)
@@ -290,50 +153,35 @@ def composed(arguments: list[str]) -> dict[str, Any]:
     return dict(leaves(to_dict(config)))
 
 
-@pytest.mark.parametrize("name", gpu.VARIANTS)
-def test_a_variant_is_the_recipe_but_for_what_it_is_called(name: str) -> None:
-    changed = gpu.VARIANTS[name]
-    recipe, variant = composed(gpu.BEST), composed([*gpu.BEST, *changed])
+def test_runs_have_the_settings_that_they_are_named_for() -> None:
+    recipe = composed(gpu.BEST)
     assert recipe["minutes"] == gpu.MINUTES
-    differing = {key for key in recipe if recipe[key] != variant[key]}
-    assert differing == {argument.partition("=")[0] for argument in changed}
-
-
-def test_shapes_are_those_that_the_table_names() -> None:
-    def shape(arguments: list[str]) -> tuple[int, ...]:
+    for changed in gpu.VARIANTS.values():
+        variant = composed([*gpu.BEST, *changed])
+        assert {key for key in recipe if recipe[key] != variant[key]} == {each.partition("=")[0] for each in changed}
+    for arguments, shape in (
+        (gpu.BABY, (6, 6, 384, 256, 64)),
+        (gpu.SAME_PARTS, (6, 6, 384, 256, 64)),
+        (gpu.WIDE, (12, 12, 768, 1024, 32)),
+        (["experiment=enwik8", "minutes=null"], (*gpu.SIZES[-1], gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)),
+    ):
         settings = composed([*arguments, *gpu.steps_of(9)])
-        assert settings["trainer.max_steps"] == settings["trainer.val_check_interval"] == 9
-        return tuple(settings[f"model.{key}"] for key in ("layers", "heads", "dim", "context")) + (
-            settings["data.batch"],
-        )
-
-    baby = plain_loop.GPU
-    assert shape(gpu.BABY) == shape(gpu.SAME_PARTS) == (baby.layers, baby.heads, baby.dim, baby.context, baby.batch)
-    assert shape(gpu.BABY) == (6, 6, 384, 256, 64) == shape(["experiment=shakespeare_gpu"])
-    assert shape(gpu.WIDE)[:4] == (12, 12, 768, 1024)
-    assert composed(gpu.SAME_PARTS)["model.dropout"] == 0
+        keys = ("model.layers", "model.heads", "model.dim", "model.context", "data.batch", "trainer.max_steps")
+        assert tuple(settings[key] for key in keys) == (*shape, 9), arguments
     for arguments in (gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
         composed([*arguments, "trainer.deterministic=true"])
-    enwik8 = composed(["experiment=enwik8", "minutes=null"])
-    assert enwik8["minutes"] is None
-    assert (enwik8["model.context"], enwik8["data.batch"]) == (gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)
-    assert (enwik8["model.layers"], enwik8["model.heads"], enwik8["model.dim"]) == gpu.SIZES[-1]
 
 
-def test_the_plain_loop_of_any_shape_is_the_model_of_nanogpt() -> None:
+def test_the_plain_loop_is_the_model_of_nanogpt() -> None:
     shape = plain_loop.Shape(layers=3, heads=3, dim=48, context=20, batch=5)
     config = ModelConfig(
         layers=3, heads=3, dim=48, context=20, activation="gelu", positions="learned",
         qk_norm=False, key_offset=False, token_shift=False, tied=True,
     )  # fmt: skip
-    torch.manual_seed(0)
-    ours, plain = GPT(config, 11), plain_loop.Model(11, shape)
-    for weight in ours.parameters():
-        torch.nn.init.normal_(weight, 0, 0.3)
+    ours, plain = fill(GPT(config, 11)), plain_loop.Model(11, shape)
     state = {name.replace("attention.", "").replace("mlp.", ""): value for name, value in ours.state_dict().items()}
     plain.load_state_dict({name.replace("position_embedding", "places"): value for name, value in state.items()})
-    text = torch.randint(11, (300,)).numpy()
-    x, y = plain_loop.random_batch(text, shape, "cpu")
+    x, y = plain_loop.random_batch(torch.randint(11, (300,)).numpy(), shape, "cpu")
     assert x.shape == (5, 20) and torch.equal(x[:, 1:], y[:, :-1])
     expected = F.cross_entropy(ours(x).flatten(0, 1), y.flatten())
     torch.testing.assert_close(plain_loop.loss_of(plain, x, y), expected)
@@ -346,67 +194,26 @@ def test_the_plain_loop_runs_on_a_gpu(workplace: Path) -> None:
     assert seen["loss"] is not None and seen["loss"] < math.log(30)
 
 
-def test_the_bare_loop_gives_the_step_windows_of_the_text() -> None:
-    text = torch.arange(200, dtype=torch.uint8)
-    rows, steps, wrong = torch.zeros(4, 9, dtype=torch.int64), torch.zeros(()), torch.zeros(())
-    starts = torch.zeros(200)
-
-    def work() -> None:
-        steps.add_(1)
-        wrong.add_((rows.diff() != 1).sum())
-        starts[rows[:, 0]] = 1.0
-
-    assert gpu.bare(Repeated(work, record), rows, text, 300) > 0
-    assert steps == 330 and 330 > REHEARSALS
-    assert wrong == 0
-    assert starts[:192].sum() > 180 and starts[192:].sum() == 0  # every place that a window fits
-
-
-def test_speeds_of_sampling_are_characters_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on 2 seconds whenever it is looked at."""
-    now = iter(range(0, 1000, 2))
-    for module in (gpu, sample_speed):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    monkeypatch.setattr(sample_speed, "LENGTH", 60)
-    shape = ModelConfig(layers=1, heads=1, dim=8, context=16)
-    assert gpu.sampled(1, 40, shape, "cpu") == {"generate": 20, "uncached": 30}
-    # Of 60 characters 16 are timed as they are and 44 by 8 with a full context, a quarter second each.
-    assert gpu.sampled(3, 40, shape, "cpu") == {"generate": 60, "uncached": 180 / (2 + 44 * 2 / 8)}
-
-
-def test_the_pipeline_repeats_the_step_of_the_run(
-    train: Callable[..., Ended], prose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: record)
-    monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    taken: list[torch.Tensor] = []
-    bare = gpu.bare
-
-    def looked_at(repeated: Callable[[], None], rows: torch.Tensor, tokens: torch.Tensor, steps: int) -> float:
-        def step() -> None:
-            repeated()
-            taken.append(rows.clone())
-
-        assert len(tokens) == int(0.9 * len(prose))
-        return bare(step, rows, tokens, steps)
-
-    monkeypatch.setattr(gpu, "bare", looked_at)
-    shape = "model.layers=1 model.heads=1 model.dim=8 model.context=16 data.batch=3 watch.pictures=false logger=none"
-    arguments = [f"data.path={Path('book.txt').absolute()}", "data.split=[0.9,0.1,0.0]", *shape.split()]
-    seen = gpu.pipelined([*arguments, *gpu.steps_of(8), "trainer.accelerator=cpu", "compile=false"], 10)
-    assert len(taken) == 33 and {tuple(rows.shape) for rows in taken} == {(3, 17)}
-    assert seen["over"] == pytest.approx(seen["step"] / seen["bare"] - 1) and seen["bare"] > 0
-
-
 TINY = (
     "model.layers=1 model.heads=1 model.dim=16 model.context=16 data.batch=4 trainer.accelerator=cpu logger=none "
-    "compile=false"
+    "compile=false watch.pictures=false"
 ).split()
+
+
+def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: record)
+    monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
+    arguments = [f"data.path={workplace / 'book.txt'}", "data.split=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
+    seen = gpu.pipelined(arguments, 10)
+    assert seen["over"] == pytest.approx(seen["step"] / seen["bare"] - 1) and seen["bare"] > 0
+    monkeypatch.setattr(sample_speed, "LENGTH", 60)
+    speeds = gpu.sampled(3, 40, ModelConfig(layers=1, heads=1, dim=8, context=16), "cpu")
+    assert speeds.keys() == {"generate", "uncached"} and min(speeds.values()) > 0
 
 
 @pytest.fixture
 def here(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the benchmark run train.py in this process, which is much quicker."""
+    """Has the benchmark run train.py without loading torch again."""
 
     def run(folder: str, *arguments: str) -> tuple[float, dict[str, Any]]:
         with monkeypatch.context() as place:
@@ -416,32 +223,21 @@ def here(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
             torch.use_deterministic_algorithms(False)  # which Lightning leaves on
             return 1.0, json.loads(Path("runs/run/summary.json").read_text())
 
+    def kill(folder: str, *arguments: str) -> None:
+        with monkeypatch.context() as place:
+            place.chdir(folder)
+            assert Process(*arguments, defaults=False, fault=(faults.at_step, 12)).wait().status == -signal.SIGKILL
+
     monkeypatch.setattr(gpu, "train", run)
-    monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
+    monkeypatch.setattr(gpu, "kill", kill)
+    monkeypatch.setattr("train.SAMPLE_LENGTH", 20)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # which it sets, too
 
 
 @pytest.mark.slow
-def test_runs_that_are_equal_and_one_that_was_killed(workplace: Path, here: None) -> None:
-    arguments = [*TINY, "model.dropout=0.1", "trainer.max_steps=40", "trainer.val_check_interval=10"]
-    result = gpu.repeated_exactly(str(workplace / "book.txt"), 3, arguments)
-    assert result.pop("cost") > 0
-    assert result == {"same": True, "resumed": True}
-
-
-def test_weights_and_losses_are_compared() -> None:
-    weights = {"a": torch.ones(2), "b": torch.zeros(1)}
-    assert gpu.equal((weights, [1.0]), ({name: value.clone() for name, value in weights.items()}, [1.0]))
-    for other in (
-        (weights | {"b": torch.full((1,), 1e-30)}, [1.0]),
-        (weights, [1.0 + 1e-15]),
-        (weights, [1.0, 1.0]),
-        (weights | {"c": torch.ones(1)}, [1.0]),
-    ):
-        assert not gpu.equal((weights, [1.0]), other)
-
-
-@pytest.mark.slow
-def test_losses_across_devices(workplace: Path, here: None) -> None:
-    """Of two devices that are the same."""
-    assert gpu.across(str(workplace / "book.txt"), ("cpu", "cpu"), [*TINY, *gpu.STEADY]).pop("fp32") == 0
+def test_runs_are_compared(workplace: Path, here: None) -> None:
+    """Of one seed and one that was killed, and of two devices that are the same."""
+    book, few = str(workplace / "book.txt"), ["trainer.max_steps=15", "trainer.val_check_interval=5"]
+    result = gpu.repeated_exactly(book, 3, [*TINY, *few, "model.dropout=0.1"])
+    assert result.pop("cost") > 0 and result == {"same": True, "resumed": True}
+    assert gpu.across(book, ("cpu", "cpu"), [*TINY, *gpu.STEADY]).pop("fp32") == 0

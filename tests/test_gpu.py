@@ -1,12 +1,13 @@
 """What must hold on a CUDA GPU: bits that repeat, losses that are those of a CPU, checkpoints that move.
 
 Each test is written for any device. Those that say something of a CPU run there, too, with it in the GPU's place (under
-another name, with another kernel, in another precision), so that the tests themselves are known to work.
+another name, with another kernel, in another precision), so that the tests themselves are known to work; at night where
+they repeat what others try on a CPU.
 """
 
+import importlib
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ from tests.test_devices import logged, of_run
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 STEPS = 20
 # All that a step can hold, and what makes its bits repeat.
 EXACT = (
@@ -40,16 +40,20 @@ COMPARED = (
     f"trainer.max_steps={STEPS} trainer.val_check_interval=10 trainer.log_every_n_steps=1 optim.warmup=5 logger=csv"
 ).split()
 OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # Muon iterates in bf16, whatever the precision
-# How far the losses of the first 20 steps may be apart, relative to them.
-TOLERANCES = {
-    # Two devices sum in another order, which rounds otherwise, by 2^-24 each time; AdamW makes more of it where a
-    # gradient is tiny, since it divides by its size. Two orders on a CPU differ by 7e-8 here.
-    "32-true": 2.0**-16,
-    # bf16 rounds by 2^-9: by as much a logit can be off, and the mean over all characters by less. So can updates,
-    # which would add up at worst. On a CPU bf16 and fp32 differ by 7e-5 here.
-    "bf16-mixed": 2.0**-9,
-}
+# How far the losses of the first 20 steps may be apart, relative to them. Two devices sum in another order, which
+# rounds otherwise, by 2^-24 each time; AdamW makes more of it where a gradient is tiny, since it divides by its size.
+# bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
+TOLERANCES = {"32-true": 2.0**-16, "bf16-mixed": 2.0**-9}
 LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
+
+
+def on_gpu(*values: object) -> object:
+    return pytest.param(*values, marks=NO_GPU)
+
+
+def at_night(*values: object) -> object:
+    """Of a CPU, whose own tests say the same."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,7 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "compile"), [("cpu", "auto"), *(pytest.param("cuda", each, marks=NO_GPU) for each in ("auto", "graph"))]
+    ("device", "compile"), [at_night("cpu", "auto"), on_gpu("cuda", "auto"), on_gpu("cuda", "graph")]
 )
 def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> None:
     """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
@@ -104,18 +108,16 @@ def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "typed"),
+    "case",
     [
-        ("cpu", "32-true", "model.attention=sdpa"),  # another kernel, which sums in another order
-        ("cpu", "bf16-mixed", "compile=false"),
-        pytest.param("cuda", "32-true", "compile=false", marks=NO_GPU),
-        pytest.param("cuda", "32-true", "compile=true", marks=NO_GPU),
-        pytest.param("cuda", "bf16-mixed", "compile=false", marks=NO_GPU),
-        pytest.param("cuda", "bf16-mixed", "compile=true", marks=NO_GPU),
-        pytest.param("cuda", "bf16-mixed", "compile=graph", marks=NO_GPU),
+        "cpu 32-true model.attention=sdpa",  # another kernel, which sums in another order
+        "cpu bf16-mixed compile=false",
+        *(on_gpu(f"cuda 32-true compile={each}") for each in ("false", "true")),
+        *(on_gpu(f"cuda bf16-mixed compile={each}") for each in ("false", "true", "graph")),
     ],
 )
-def test_losses_are_those_of_a_cpu(device: str, precision: str, typed: str) -> None:
+def test_losses_are_those_of_a_cpu(case: str) -> None:
+    device, precision, typed = case.split()
     typed_too = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}", typed]
     other = made(f"{device}-{precision}-{typed.partition('=')[2]}", device, *typed_too)
     expected = logged(reference(precision))
@@ -123,31 +125,21 @@ def test_losses_are_those_of_a_cpu(device: str, precision: str, typed: str) -> N
     assert expected != logged(other), "they are two computations"
 
 
-def keep_the_rate() -> None:
-    """Steps have the learning rate of the one that would be recorded."""
-    import gpt.fit.module
-
-    rate = gpt.fit.module.lr_at
-    gpt.fit.module.lr_at = lambda step, *others: rate(min(step, REHEARSALS), *others)
-
-
-def keep_the_batch() -> None:
-    """Steps have the batch of the one that would be recorded."""
-    import data.datamodule
-
-    batch = data.datamodule.train_batch
-    data.datamodule.train_batch = lambda text, seed, step, *others: batch(text, seed, min(step, REHEARSALS), *others)
+def keep(module: str, name: str, at: int) -> None:
+    """Steps have what a function gives for the one that would be captured; its argument `at` is the step."""
+    owner = importlib.import_module(module)
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *given: original(*given[:at], min(given[at], REHEARSALS), *given[at + 1 :]))
 
 
-@pytest.mark.parametrize("wrong", [keep_the_rate, keep_the_batch])
-def test_the_tolerance_sees(wrong: Callable[[], None]) -> None:
-    """What a recorded step does with a rate or a batch that does not come from a tensor that stays."""
+def test_the_tolerance_sees_a_rate_and_a_batch_that_do_not_come_from_a_tensor_that_stays() -> None:
+    expected = logged(reference("bf16-mixed"))
     typed = [*COMPARED, OPTIMIZERS["bf16-mixed"], "trainer.precision=32-true"]
-    assert run(wrong.__name__, "cpu", *typed, fault=(wrong,)).status == 0
-    expected, losses = logged(reference("bf16-mixed")), logged(wrong.__name__)
-    assert losses[: REHEARSALS + 1] == expected[: REHEARSALS + 1]
-    with pytest.raises(AssertionError, match="comparison failed"):
-        compare(expected, losses, "bf16-mixed")
+    for wrong in (("gpt.fit.module", "lr_at", 0), ("data.datamodule", "train_batch", 2)):
+        losses = logged(made(wrong[1], "cpu", *typed, fault=(keep, *wrong)))
+        assert losses[: REHEARSALS + 1] == expected[: REHEARSALS + 1]
+        with pytest.raises(AssertionError, match="comparison failed"):
+            compare(expected, losses, "bf16-mixed")
 
 
 def count_replays() -> None:
@@ -179,19 +171,12 @@ def another_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("here", "there", "renamed"),
-    [
-        ("cpu", "cpu", (another_cpu,)),
-        pytest.param("cuda", "cpu", None, marks=NO_GPU),
-        pytest.param("cpu", "cuda", None, marks=NO_GPU),
-    ],
+    [at_night("cpu", "cpu", (another_cpu,)), on_gpu("cuda", "cpu", None), on_gpu("cpu", "cuda", None)],
 )
 def test_a_checkpoint_goes_on_elsewhere(
     here: str, there: str, renamed: Fault | None, capsys: pytest.CaptureFixture
 ) -> None:
-    """Where that is allowed, with the losses that it would have had; on a GPU, its steps are recorded before or after.
-
-    The other programs read it on both devices.
-    """
+    """Where that is allowed, with the losses that it would have had. The other programs read it on both devices."""
     typed = [*COMPARED, OPTIMIZERS["32-true"], "trainer.precision=32-true", "model.attention=explicit"]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
@@ -211,20 +196,19 @@ def test_a_checkpoint_goes_on_elsewhere(
     compare(logged(reference("32-true")), logged(name), "32-true")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", on_gpu("cuda")])
 def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
     name = made(f"exact/{device}", device, *EXACT)
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
     tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
-    nats = [np.log(model.vocabulary)]
-    with torch.no_grad():
-        model = model.double()
-        for start in range(0, len(tokens) - 1, context):
-            window = tokens[start : start + context + 1]
-            logits = model(window[None, :-1])[0].tolist()  # (T, V)
-            nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+    nats, exact = [np.log(model.vocabulary)], model.double()
+    for start in range(0, len(tokens) - 1, context):
+        window = tokens[start : start + context + 1]
+        with torch.no_grad():
+            logits = exact(window[None, :-1])[0].tolist()  # (T, V)
+        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
     assert len(nats) == len(tokens)
     counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
     windows = evaluation_windows(text.validation, context, 8)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("base", "conf", "data", "gpt")
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 HYDRA = ("hydra", "omegaconf")
+DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
 
 
 def sources(root: Path = ROOT) -> dict[str, str]:
@@ -27,8 +29,13 @@ def module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def imports(path: str, source: str) -> Iterator[str]:
+@cache
+def imports(path: str, source: str) -> list[str]:
     """Full dotted names that a module imports, at its top and inside functions, `from a import b` being `a.b`."""
+    return list(_imports(path, source))
+
+
+def _imports(path: str, source: str) -> Iterator[str]:
     package = path.split("/")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -48,56 +55,41 @@ def within(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == each or name.startswith(each + ".") for each in modules)
 
 
+# What a module may import besides the standard library and base: that of the first name that its path begins with; None
+# where just the other rules hold.
+ONLY: dict[str, tuple[str, ...] | None] = {
+    "base/": (),
+    **dict.fromkeys(("gpt/config.py", "data/config.py", "conf/fields.py"), ("conf.fields",)),
+    "conf/progress.py": ("conf.fields", "gpt.job", "tqdm"),
+    **dict.fromkeys(("conf/sweep.py", "conf/launch.py"), ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)),
+    "conf/search.py": ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA),
+    "conf/": ("conf", "gpt.config", "data.config", "yaml", *HYDRA),
+    **dict.fromkeys(("gpt/runs.py", "gpt/job.py"), ("conf.fields", "filelock", "gpt.job")),
+    **dict.fromkeys(("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py"), DECODING),
+    "gpt/export/": ("torch", "numpy", "gpt", "conf.fields", "onnx", "onnxscript", "onnxruntime", "transformers"),
+    "gpt/fit/": None,
+    "gpt/checkpoint.py": ("torch", "gpt", "conf.fields", "numpy"),
+    "gpt/": ("torch", "gpt", "conf.fields"),
+    "": None,
+}
+
+
 def only(path: str) -> tuple[str, ...] | None:
-    """What a module may import besides the standard library; None where just the other rules hold."""
-    if path.startswith("base/"):
-        return ()
-    if path in ("gpt/config.py", "data/config.py", "conf/fields.py"):
-        return ("conf.fields",)
-    if path == "conf/progress.py":
-        return ("conf.fields", "gpt.job", "tqdm")
-    if path in ("conf/sweep.py", "conf/launch.py"):
-        return ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)
-    if path == "conf/search.py":
-        return ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA)
-    if path.startswith("conf/"):
-        return ("conf", "gpt.config", "data.config", "yaml", *HYDRA)
-    if path in ("gpt/runs.py", "gpt/job.py"):
-        return ("conf.fields", "filelock", "gpt.job")
-    if path in ("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py"):
-        return ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
-    if path.startswith("gpt/export/"):
-        return (
-            "torch",
-            "numpy",
-            "gpt",
-            "conf.fields",
-            "onnx",
-            "onnxscript",
-            "onnxruntime",
-            "transformers",
-        )
-    if path.startswith("gpt/") and not path.startswith("gpt/fit/"):
-        return ("torch", "gpt", "conf.fields", *(["numpy"] if path == "gpt/checkpoint.py" else []))
-    return None
+    return next(allowed for begin, allowed in ONLY.items() if path.startswith(begin))
 
 
 def violations(path: str, source: str) -> list[str]:
     """One line for each import that goes the wrong way."""
-    found = []
+    found, fit = [], path.startswith("gpt/fit/")
     for name in imports(path, source):
         rules = {
             "gpt never imports data": path.startswith("gpt/") and within(name, ("data",)),
             "data never imports gpt": path.startswith("data/") and within(name, ("gpt",)),
             "only gpt/fit, data/datamodule.py and train.py import lightning": within(name, LIGHTNING)
-            and not path.startswith("gpt/fit/")
-            and path not in ("data/datamodule.py", "train.py"),
+            and not (fit or path in ("data/datamodule.py", "train.py")),
             "only train.py and conf import hydra and omegaconf": within(name, HYDRA)
-            and not path.startswith("conf/")
-            and path != "train.py",
-            "gpt/fit is not imported from gpt": path.startswith("gpt/")
-            and not path.startswith("gpt/fit/")
-            and within(name, ("gpt.fit",)),
+            and not (path.startswith("conf/") or path == "train.py"),
+            "gpt/fit is not imported from gpt": path.startswith("gpt/") and not fit and within(name, ("gpt.fit",)),
             "tests are not imported": within(name, ("tests",)),
             "only gpt/fit/draw.py, a process of its own, draws": within(name, ("matplotlib", "gpt.fit.draw"))
             and path != "gpt/fit/draw.py",
@@ -109,37 +101,27 @@ def violations(path: str, source: str) -> list[str]:
     return found
 
 
-def reach(path: str, files: dict[str, str]) -> set[str]:
+def reach(path: str, files: dict[str, str], seen: set[str] | None = None) -> set[str]:
     """Modules of the project that are loaded with `path`, itself included."""
-    names = {module(each): each for each in files}
-    seen, waiting = set(), [path]
-    while waiting:
-        current = waiting.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        for name in imports(current, files[current]):
-            parts = name.split(".")
-            prefixes = (".".join(parts[: i + 1]) for i in range(len(parts)))
-            waiting += [names[prefix] for prefix in prefixes if prefix in names]
+    seen = seen or set()
+    seen.add(path)
+    for name in imports(path, files[path]):
+        loaded = {each for each in files if within(name, (module(each),))}
+        for each in loaded - seen:
+            reach(each, files, seen)
     return seen
 
 
 def light(files: dict[str, str]) -> list[str]:
     """Paths of the modules that load neither lightning nor hydra."""
-    return [
-        path
-        for path in files
-        if not any(
-            within(name, LIGHTNING + HYDRA) for each in reach(path, files) for name in imports(each, files[each])
-        )
-    ]
+    heavy = {path for path in files if any(within(name, LIGHTNING + HYDRA) for name in imports(path, files[path]))}
+    return [path for path in files if not heavy & reach(path, files)]
 
 
 PROBE = """
 import importlib, json, logging, os, random, signal, sys, threading, warnings
-first, third, modules = json.loads(sys.argv[1])
-sys.path.insert(0, sys.argv[2])
+first, third, modules, root = json.loads(sys.argv[1])
+sys.path.insert(0, root)
 for name in first:
     importlib.import_module(name)
 heavy = ("torch", "numpy", "lightning", "hydra", "omegaconf")
@@ -151,7 +133,7 @@ for name in third:
         pass
 
 def state():
-    torch = sys.modules.get("torch")
+    import torch
     return {
         "os.environ": dict(os.environ),
         "working directory": os.getcwd(),
@@ -161,7 +143,7 @@ def state():
         "threads": threading.active_count(),
         "random state": random.getstate(),
         "signal handlers": [str(signal.getsignal(number)) for number in signal.valid_signals()],
-        "torch": torch and [
+        "torch": [
             torch.get_rng_state().tolist(), torch.get_num_threads(), torch.get_default_dtype(),
             torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
         ],
@@ -175,9 +157,9 @@ def watch(event, args):
     if event == "open":
         path, mode, flags = args
         writes = set(mode or "") & set("wax+") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if writes and path != os.devnull:
+        if loading and writes and path != os.devnull:
             effects.append(f"{loading} opens {path} for writing")
-    elif event in ACTS:
+    elif loading and event in ACTS:
         effects.append(f"{loading} calls {event}{args}")
 
 for stream in (sys.stdout, sys.stderr):  # what others print is not ours
@@ -186,44 +168,12 @@ before = state()
 sys.addaudithook(watch)
 for loading in modules:
     importlib.import_module(loading)
-loading = "(after)"
+loading = ""
 after = state()
-effects += [f"changes {key}" for key in before if before[key] != after[key]]
-with open(sys.argv[3], "w") as file:
-    json.dump([each for each in effects if not each.startswith("(after)")], file)
+for stream in (sys.stdout, sys.stderr):
+    print("MARK", file=stream, flush=True)
+print(json.dumps(effects + [f"changes {key}" for key in before if before[key] != after[key]]))
 """
-
-
-def effects(files: dict[str, str], paths: list[str], root: Path, tmp_path: Path) -> list[str]:
-    """What importing `paths` did besides: files written, settings changed, text printed."""
-    first = [module(path) for path in paths if only(path) == ("conf.fields",)]
-    third = sorted(
-        {
-            name
-            for path in paths
-            for each in reach(path, files)
-            for full in imports(each, files[each])
-            if full.split(".")[0] not in {*sys.stdlib_module_names, *map(module, files), *PACKAGES}
-            for name in (full, full.rpartition(".")[0])
-            if name
-        }
-    )
-    empty, report = tmp_path / "empty", tmp_path / "report.json"
-    empty.mkdir()
-    request = json.dumps([first, third, [module(path) for path in paths]])
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, request, str(root), str(report)],
-        cwd=empty,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(empty), "MPLCONFIGDIR": str(tmp_path / "mpl")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(report.read_text())
-    printed = [text.split("MARK\n", 1)[1] for text in (done.stdout, done.stderr)]
-    found += [f"prints {text!r}" for text in printed if text]
-    return found + [f"leaves {name}" for name in os.listdir(empty)]
 
 
 def test_imports_go_one_way() -> None:
@@ -242,86 +192,34 @@ def test_what_starts_fast_is_light() -> None:
 
 @pytest.mark.slow
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
+    """No file is written, no setting changed, no text printed; what is to start fast loads nothing heavy."""
     files = sources()
-    assert effects(files, light(files), ROOT, tmp_path) == []
+    first = [module(path) for path in files if only(path) == ("conf.fields",)]
+    ours = {*sys.stdlib_module_names, *map(module, files), *PACKAGES}
+    used = {name for path in files for name in imports(path, files[path]) if name.split(".")[0] not in ours}
+    third = sorted((used | {name.rpartition(".")[0] for name in used}) - {""})
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    request = json.dumps([first, third, [module(path) for path in files], str(ROOT)])
+    own = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(empty), "MPLCONFIGDIR": str(tmp_path / "mpl")}
+    command = [sys.executable, "-c", PROBE, request]
+    done = subprocess.run(command, cwd=empty, env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (_, printed, effects), (_, complained, _) = (text.split("MARK\n") for text in (done.stdout, done.stderr))
+    assert (json.loads(effects), printed, complained, os.listdir(empty)) == ([], "", "", [])
 
 
-@pytest.mark.slow
-def test_importing_what_is_heavy_does_nothing_else(tmp_path: Path) -> None:
-    files = sources()
-    assert effects(files, list(files), ROOT, tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "count"),
-    [
-        ("gpt/model.py", "import data.tokenizer", 2),
+def test_a_wrong_import_is_seen() -> None:
+    for path, source, count in (
         ("gpt/model.py", "def f():\n    from data import batches", 2),
-        ("gpt/fit/module.py", "from data.batches import batch", 1),
         ("gpt/fit/module.py", "from .. import model\nimport lightning as L", 0),
-        ("data/batches.py", "class A:\n    import gpt.config", 1),
-        ("data/batches.py", "from gpt.config import ModelConfig", 1),
-        ("data/batches.py", "import lightning", 1),
-        ("data/datamodule.py", "import lightning as L", 0),
-        ("sample.py", "import torch, lightning.pytorch", 1),
+        ("data/batches.py", "import lightning\nfrom gpt.config import ModelConfig", 2),
         ("sample.py", "from omegaconf import OmegaConf", 1),
-        ("train.py", "import hydra, lightning\nfrom omegaconf import OmegaConf", 0),
-        ("gpt/fit/callbacks.py", "from hydra.utils import instantiate", 1),
-        ("gpt/config.py", "from dataclasses import dataclass\nfrom conf.fields import option", 0),
-        ("gpt/config.py", "from conf import fields", 0),
-        ("gpt/config.py", "import torch", 1),
-        ("gpt/config.py", "from gpt.model import GPT", 1),
-        ("data/config.py", "import numpy as np", 1),
-        ("conf/fields.py", "from omegaconf import MISSING", 1),
-        ("conf/schema.py", "from hydra.core.config_store import ConfigStore\nimport gpt.config, data.config", 0),
-        ("conf/schema.py", "from gpt.model import GPT", 1),
-        ("conf/schema.py", "import torch", 1),
-        ("gpt/optim.py", "import math, torch\nfrom torch import nn\nfrom .config import OptimConfig", 0),
-        ("gpt/optim.py", "import numpy", 1),
-        ("gpt/optim.py", "from . import fit", 1),
-        ("gpt/optim.py", "from gpt.fit.module import LitGPT", 1),
-        ("gpt/optim.py", "import importlib\nimportlib.import_module('lightning')", 2),
-        ("gpt/optim.py", "if TYPE_CHECKING:\n    from lightning import Trainer", 2),
-        ("gpt/fit/draw.py", "import matplotlib", 0),
-        ("gpt/fit/report.py", "from matplotlib.figure import Figure", 1),
-        ("gpt/fit/pictures.py", "from gpt.fit.draw import attention", 1),
-        ("gpt/optim.py", "database = 1\nimport dataclasses", 0),
-        ("data/corpus.py", "from tests.reference import models", 1),
-    ],
-)
-def test_the_directions_can_be_broken(path: str, source: str, count: int) -> None:
-    found = violations(path, source)
-    assert len(found) == count, found
-    assert all(line.startswith(f"{path}: imports ") for line in found)
-
-
-def test_what_is_heavy_through_another_is_seen() -> None:
-    files = {
-        "sample.py": "from gpt.runs import newest",
-        "gpt/runs.py": "import gpt.fit.module",
-        "gpt/fit/module.py": "import lightning",
-    }
-    assert light(files) == []
-    assert light({**files, "gpt/fit/module.py": ""}) == list(files)
-
-
-@pytest.mark.parametrize(
-    ("source", "seen"),
-    [
-        ("x = 1", ""),
-        ("print('hello')", "prints"),
-        ("import sys\nsys.stderr.write('hello')", "prints"),
-        ("open('left.txt', 'w').close()", "left.txt for writing"),
-        ("import os\nos.mkdir('left')", "os.mkdir"),
-        ("import os\nos.environ['KEY'] = '1'", "os.environ"),
-        ("import random\nrandom.seed(0)", "random state"),
-        ("import warnings\nwarnings.simplefilter('ignore')", "warning filters"),
-        ("import logging\nlogging.basicConfig()", "log handlers"),
-        ("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal handlers"),
-    ],
-)
-def test_an_effect_is_seen(source: str, seen: str, tmp_path: Path) -> None:
-    (tmp_path / "house").mkdir()
-    (tmp_path / "house" / "sample.py").write_text(source)
-    found = effects({"sample.py": source}, ["sample.py"], tmp_path / "house", tmp_path)
-    assert (found == []) if not seen else any(seen in line for line in found), found
+        ("gpt/config.py", "from dataclasses import dataclass\nfrom conf import fields\nimport torch", 1),
+        ("gpt/optim.py", "from . import fit\nimport importlib\nimportlib.import_module('lightning')", 3),
+        ("gpt/fit/report.py", "from matplotlib.figure import Figure\nfrom tests.reference import models", 2),
+    ):
+        assert len(violations(path, source)) == count, (path, source)
+    # Also what is heavy through another.
+    files = {"sample.py": "from gpt.runs import newest", "gpt/runs.py": "import gpt.fit", "gpt/fit.py": "import hydra"}
+    assert light(files) == [] and light(files | {"gpt/fit.py": ""}) == list(files)

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,20 +14,8 @@ from data.arrays import open_text
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from gpt.config import ModelConfig, OptimConfig
-from gpt.fit.dial import (
-    AROUND,
-    CHARACTERS_PER_WEIGHT,
-    DROPOUT,
-    READINGS,
-    SAMPLED,
-    SKIPPED,
-    VALIDATIONS,
-    WEIGHTS_PER_CHARACTER,
-    Cost,
-    Work,
-    measure,
-    plan,
-)
+from gpt.fit import dial
+from gpt.fit.dial import AROUND, DROPOUT, VALIDATIONS, Cost, Plan, Work, measure, plan
 from gpt.fit.module import LitGPT
 from gpt.model import GPT
 from train import quieten_lightning
@@ -34,114 +23,107 @@ from train import quieten_lightning
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
 NOTHING = Work(0, 0, 0, 0)
+VALIDATED = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
 LONG = 10**9  # characters of text
 
 
-def made_up(step: float) -> Callable[[ModelConfig], Cost]:
+def costs(config: ModelConfig) -> Cost:
     """The cost of a step grows with the square of the width; a character costs 1 ms to score and 3 ms to write."""
-    return lambda config: Cost(step * (config.dim / 32) ** 2, 0.001, 0.003)
+    return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.003)
+
+
+def planned(
+    seconds: float,
+    presets: list[ModelConfig] | None = None,
+    measure: Callable[[ModelConfig], Cost] = costs,
+    work: Work = NOTHING,
+    text: int = LONG,
+    **more: Any,
+) -> Plan:
+    return plan(lambda: seconds, presets or [SMALL], measure, work, lambda _: 256, 50, text, **more)
 
 
 def test_steps_fill_the_time_that_is_left() -> None:
-    made = plan(lambda: 10.05 + AROUND, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
+    made = planned(10.05 + AROUND)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
+    for seconds in (0.5, -3.0):
+        made = planned(seconds, [SMALL, LARGE])
+        assert (made.model, made.steps) == (SMALL, 0)
 
 
 def test_evaluations_and_samples_take_their_time() -> None:
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
-    assert work.seconds(Cost(0.1, 0.001, 0.003), VALIDATIONS) == pytest.approx(besides)
-    made = plan(lambda: besides + 5.05, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)
+    assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
+    made = planned(besides + 5.05, work=work)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
 
 
 def test_fewer_validations_where_time_is_short() -> None:
     """At 0.2 s each and a quarter of the time: four of them need 3.2 s, five 4 s."""
-    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
-        made = plan(lambda s=seconds: s, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG)  # type: ignore[misc]
+        made = planned(seconds, work=VALIDATED)
         assert made.validations == validations
         assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
 
 
 def test_typed_validations_take_their_time() -> None:
     """One after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters."""
-    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
-    time = AROUND + 12.0 + 0.2 + 0.05
-    made = plan(lambda: time, [SMALL], made_up(0.1), work, lambda _: 256, 50, LONG, interval=10)
+    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=VALIDATED, interval=10)
     assert (made.steps, made.validations) == (100, 10)
-
-
-def test_no_time_is_no_step() -> None:
-    assert plan(lambda: 0.5, [SMALL], made_up(0.1), NOTHING, lambda _: 256, 50, LONG).steps == 0
-    made = plan(lambda: -3.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
-    assert (made.model, made.steps) == (SMALL, 0)
 
 
 def test_a_larger_model_when_it_would_see_enough() -> None:
     """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
-    sizes = [GPT(config, 50) for config in (SMALL, LARGE)]
-    speed = 256 * sizes[0].flops_per_token() / 0.1
-    border = CHARACTERS_PER_WEIGHT * sizes[1].num_parameters() * sizes[1].flops_per_token() / speed
-    for share, expected in ((0.99, SMALL), (1.01, LARGE)):
+    small, large = GPT(SMALL, 50), GPT(LARGE, 50)
+    speed = 256 * small.flops_per_token() / 0.1
+    border = dial.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
+    state = torch.random.get_rng_state()
+    for share, expected, models in ((0.99, SMALL, [SMALL]), (1.01, LARGE, [SMALL, LARGE])):
         measured: list[ModelConfig] = []
-
-        def measure(config: ModelConfig, measured: list[ModelConfig] = measured) -> Cost:
-            measured.append(config)
-            return made_up(0.1)(config)
-
-        left = border * share
-        made = plan(lambda left=left: left, [SMALL, LARGE], measure, NOTHING, lambda _: 256, 50, LONG)  # type: ignore[misc]
-        assert made.model == expected
-        assert measured == [SMALL] if expected is SMALL else measured == [SMALL, LARGE]
-        assert made.steps == int((left - AROUND) / made_up(0.1)(expected).step)
+        made = planned(border * share, [SMALL, LARGE], lambda config, m=measured: (m.append(config), costs(config))[1])
+        assert made.model == expected and measured == models
+        assert made.steps == int((border * share - AROUND) / costs(expected).step)
+    assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
+    for text, expected in ((large.num_parameters() - 1, SMALL), (large.num_parameters(), LARGE)):
+        model = planned(1e6, [SMALL, LARGE], text=text).model
+        assert model.dim == expected.dim and model.dropout == 0, "only for a text as long as it has weights"
 
 
-@pytest.mark.parametrize(
-    ("speed", "minutes", "text", "dim"),
-    [
-        # 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
-        (2e14, 15.0, 90_000_000, 384),
-        (2e14, 15.5, 90_000_000, 768),
-        (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
-        (2e14, 60.0, 6_500_000, 256),
-        (2.5e11, 12 * 60.0, 90_000_000, 384),  # two cores of a CPU
-        (2.5e11, 30.0, 90_000_000, 256),
-        (2.5e11, 1.0, 90_000_000, 128),
-    ],
-)
-def test_the_presets_that_machines_are_given(speed: float, minutes: float, text: int, dim: int) -> None:
-    def measure(config: ModelConfig) -> Cost:
-        return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)
-
-    with torch.device("meta"):
-        made = plan(lambda: 60 * minutes, presets(), measure, NOTHING, lambda model: 8 * model.context, 96, text)
-    assert made.model.dim == dim
+MACHINES = [  # operations a second, minutes, characters of text, and the width that is chosen
+    # 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
+    (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
+    (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
+    (2.5e11, 12 * 60.0, 90_000_000, 384), (2.5e11, 30.0, 90_000_000, 256), (2.5e11, 1.0, 90_000_000, 128),  # two cores
+]  # fmt: skip
 
 
-def parameters(config: ModelConfig) -> int:
-    return GPT(config, 50).num_parameters()
+def test_the_presets_that_machines_are_given() -> None:
+    for speed, minutes, text, dim in MACHINES:
 
+        def measure(config: ModelConfig, speed: float = speed) -> Cost:
+            return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)
 
-def test_a_larger_model_only_for_a_text_as_long_as_it_has_weights() -> None:
-    for text, expected in ((parameters(LARGE) - 1, SMALL), (parameters(LARGE), LARGE)):
-        model = plan(lambda: 1e6, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, text).model
-        assert model.dim == expected.dim and model.dropout == 0
+        def left(minutes: float = minutes) -> float:
+            return 60 * minutes
+
+        with torch.device("meta"):
+            made = plan(left, presets(), measure, NOTHING, lambda model: 8 * model.context, 96, text)
+        assert made.model.dim == dim, (speed, minutes, text)
 
 
 def test_dropout_for_a_short_text_that_is_read_often() -> None:
-    weights = parameters(SMALL)
-    short = int(weights / WEIGHTS_PER_CHARACTER) - 1
-    often = READINGS * short * 0.1 / 256  # seconds
+    short = int(GPT(SMALL, 50).num_parameters() / dial.WEIGHTS_PER_CHARACTER) - 1
+    often = dial.READINGS * short * 0.1 / 256  # seconds
 
     def chosen(seconds: float, text: int, presets: list[ModelConfig]) -> tuple[float, list[float]]:
         measured: list[float] = []
 
         def measure(config: ModelConfig) -> Cost:
             measured.append(config.dropout)
-            return made_up(0.2 if config.dropout else 0.1)(config)
+            return Cost(0.2 if config.dropout else 0.1, 0.001, 0.003)
 
-        made = plan(lambda: seconds, presets, measure, NOTHING, lambda _: 256, 50, text)
+        made = planned(seconds, presets, measure, text=text)
         assert made.steps == int((seconds - AROUND) / made.cost.step)
         return made.model.dropout, measured
 
@@ -152,7 +134,7 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
 
 
 class Slow(LitGPT):
-    """Every forward pass takes 10 ms and a step 30, the first three 1 s."""
+    """Every forward pass takes 10 ms and a step 30, the first three 0.5 s."""
 
     def __init__(self, characters: int) -> None:
         one = torch.ones(characters, dtype=torch.int64)
@@ -163,19 +145,19 @@ class Slow(LitGPT):
         self.steps = 0
 
     def _slow_weights(self) -> dict[str, torch.Tensor]:
-        time.sleep(0.01 * SAMPLED)
+        time.sleep(0.01 * dial.SAMPLED)
         return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > SKIPPED else 1)
+        time.sleep(0.03 if self.steps > dial.SKIPPED else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without the slow first ones, evaluation and sampling for a character, and nothing else changes."""
-    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.5)
+    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)
     module = Slow(text.tokenizer.size)
@@ -190,9 +172,3 @@ def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.01 <= cost.sampled < 0.1
     assert torch.equal(state, torch.random.get_rng_state())
     assert {path.name for path in Path().iterdir()} == {"book.txt", "cache"}
-
-
-def test_choosing_draws_nothing() -> None:
-    state = torch.random.get_rng_state()
-    plan(lambda: 100.0, [SMALL, LARGE], made_up(0.1), NOTHING, lambda _: 256, 50, LONG)
-    assert torch.equal(state, torch.random.get_rng_state())

@@ -5,24 +5,24 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from conf.defaults import differences
 from conf.schema import from_yaml
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from gpt.checkpoint import load_checkpoint, read, save
 from gpt.fit.page import HEADS, LOOKED_AT, page
+from gpt.inspection import attention_maps
 from gpt.model import GPT
-from tests.conftest import Ended, needs
+from tests.conftest import Ended, needs, pages
 from tests.reference.models import fill, tiny
-from tests.test_score import TEXT, write
+from tests.test_score import CONTRASTS, TEXT, check_card, readable, write
 
 Call = Callable[..., Ended]
 SUMMARY = {
@@ -48,9 +48,11 @@ def report(
     tokenizer: Tokenizer | None = None,
     model: GPT | None = None,
     callbacks: dict[str, Any] | None = None,
+    skip: int = 0,
+    file: str | Path = "report.html",
     **summary: Any,
 ) -> dict[str, Any]:
-    """Make report.html of a filled model for a passage; returns the data in it."""
+    """Make report.html of a filled model for a passage without its first tokens; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
     model = model or fill(GPT(config, tokenizer.size)).eval()
@@ -60,11 +62,10 @@ def report(
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
     made = page(
-        about, SUMMARY | summary, kept() if callbacks is None else callbacks, model,
-        torch.from_numpy(tokenizer.encode(text)), tokenizer.names, torch.from_numpy(tokenizer.characters_per_token),
-        tokenizer.decode,
+        about, SUMMARY | summary, callbacks or kept(), model, torch.from_numpy(tokenizer.encode(text))[skip:],
+        tokenizer.names, torch.from_numpy(tokenizer.characters_per_token), tokenizer.decode,
     )  # fmt: skip
-    Path("report.html").write_text(made, encoding="utf-8")
+    Path(file).write_text(made, encoding="utf-8")
     return data_of(made)
 
 
@@ -74,142 +75,102 @@ def data_of(made: str) -> dict[str, Any]:
     return json.loads(found)
 
 
-# -- What is in it ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tokenizer", [CharTokenizer(TEXT), ByteTokenizer()], ids=["characters", "bytes"])
-def test_characters_cost_what_score_says(workplace: Path, score: Call, tokenizer: Tokenizer) -> None:
-    write("model.safetensors", tokenizer, context=200)
-    model, _ = load_checkpoint("model.safetensors")
+def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
     Path("passage.txt").write_text(TEXT[:90], encoding="utf-8", newline="")
-    ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
-    lines = [json.loads(line) for line in ended.out.splitlines()]
-    passage = report(tokenizer=tokenizer, model=model)["passage"]
-    assert passage["letters"] == TEXT[:90] and len(lines) == 90 == len(passage["bits"])
-    for line, thousandths, likely in zip(lines, passage["bits"], passage["likely"], strict=True):
-        assert thousandths == pytest.approx(1000 * line["nats"] / math.log(2), abs=0.6)
-        assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
+    for tokenizer in (CharTokenizer(TEXT), ByteTokenizer()):
+        write("model.safetensors", tokenizer, context=200)
+        model, _ = load_checkpoint("model.safetensors")
+        ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
+        lines = [json.loads(line) for line in ended.out.splitlines()]
+        passage = report(tokenizer=tokenizer, model=model)["passage"]
+        assert passage["letters"] == TEXT[:90]
+        for line, thousandths, likely in zip(lines, passage["bits"], passage["likely"], strict=True):
+            assert thousandths == pytest.approx(1000 * line["nats"] / math.log(2), abs=0.6)
+            assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
 
 
 def weights_of(attention: dict[str, Any]) -> np.ndarray:
-    """(heads, T, T) as the page has it, by a loop."""
-    raw, count = base64.b64decode(attention["weights"]), len(attention["tokens"])
-    found, place = np.zeros((len(attention["heads"]), count, count)), 0
-    for head in range(len(attention["heads"])):
-        for row in range(count):
-            for column in range(row + 1):
-                found[head, row, column] = raw[place]
-                place += 1
-    assert place == len(raw)
+    """(heads, T, T) as the page has it."""
+    count = len(attention["tokens"])
+    found = np.zeros((len(attention["heads"]), count, count))
+    raw = np.frombuffer(base64.b64decode(attention["weights"]), np.uint8).reshape(len(found), -1)
+    rows, columns = np.tril_indices(count)  # row by row
+    found[:, rows, columns] = raw
     return found
 
 
-@pytest.mark.parametrize("shape", [{"layers": 2, "heads": 3}, {"layers": 9, "heads": 9, "dim": 72}], ids=str)
-def test_attention_is_what_the_model_computes_with(
-    workplace: Path, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
     """Of very many heads some of all layers, each with its name."""
     tokenizer = CharTokenizer(TEXT)
-    model = fill(GPT(tiny(context=100, **shape), tokenizer.size), std=0.2).eval()
-    attention = report(model=model)["attention"]
-    layers: list[Tensor] = []
-
-    def explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-        assert bias is None
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        for row in range(q.shape[2]):
-            scores[:, :, row, row + 1 :] = -math.inf
-        layers.append(scores.softmax(-1)[0])  # (H, T, T)
-        return scores.softmax(-1) @ v
-
-    for kernel in ("explicit_attention", "fused_attention"):
-        monkeypatch.setattr(f"gpt.attention.{kernel}", explicit)
-    tokens = tokenizer.encode(TEXT[:LOOKED_AT])
-    with torch.no_grad():
-        model(torch.from_numpy(tokens)[None])
-    total = shape["layers"] * shape["heads"]
-    assert attention["of"] == total and len(attention["heads"]) == min(total, HEADS) == len(set(attention["heads"]))
-    assert attention["tokens"] == list(TEXT[:LOOKED_AT])
-    found = weights_of(attention)
-    for name, weights in zip(attention["heads"], found, strict=True):
-        layer, head = map(int, re.fullmatch(r"L(\d+)H(\d+)", name).groups())  # type: ignore[union-attr]
-        expected = 255 * layers[layer][head].sqrt().numpy()
-        assert np.abs(weights - expected).max() < 0.51
-    assert {name.split("H")[0] for name in attention["heads"]} == {f"L{layer}" for layer in range(shape["layers"])}
+    tokens = torch.from_numpy(tokenizer.encode(TEXT[:LOOKED_AT]))
+    for layers, heads, dim in ((2, 3, 12), (9, 9, 72)):
+        model = fill(GPT(tiny(context=100, layers=layers, heads=heads, dim=dim), tokenizer.size), std=0.2).eval()
+        attention = report(model=model)["attention"]
+        names, maps = attention["heads"], attention_maps(model, tokens)
+        assert attention["of"] == layers * heads and len(set(names)) == len(names) == min(layers * heads, HEADS)
+        assert {name.split("H")[0] for name in names} == {f"L{layer}" for layer in range(layers)}
+        assert attention["tokens"] == list(TEXT[:LOOKED_AT])
+        for name, weights in zip(names, weights_of(attention), strict=True):
+            layer, head = map(int, re.fullmatch(r"L(\d+)H(\d+)", name).groups())  # type: ignore[union-attr]
+            assert np.abs(weights - 255 * maps[layer, head].sqrt().numpy()).max() < 0.51
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_the_shortest_passages(workplace: Path, visit: Callable[..., Any], length: int) -> None:
-    data = report(text="日本語"[:length])
-    assert data["passage"]["letters"] == "日本語"[:length] and len(data["attention"]["tokens"]) == length
-    assert data["passage"]["bits"][0] == pytest.approx(1000 * math.log2(len(set(TEXT))), abs=0.6)
-    shown = visit("report.html")
-    assert shown.locator("#text p").inner_text() == "日本語"[:length]
-    assert shown.inner_text("#which") == "all 4 heads"
+def test_the_shortest_passages(workplace: Path) -> None:
+    for length in (1, 2, 3):
+        data = report(text="日本語"[:length])
+        assert data["passage"]["letters"] == "日本語"[:length] and len(data["attention"]["tokens"]) == length
+        assert data["passage"]["bits"][0] == pytest.approx(1000 * math.log2(len(set(TEXT))), abs=0.6)
 
 
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
     """A passage cut in the middle of one, and axes with the numbers of bytes."""
-    tokenizer = ByteTokenizer()
-    config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
-    made = page(
-        {"name": "a", "text": "", "sample": [1, "", ""], "differences": [], "command": "", "config": ""},
-        SUMMARY | {"test_loss": 1.0, "test_bpc": math.nan},
-        kept(validations=[[60, 1.5, math.nan]]), fill(GPT(config, 256)), torch.from_numpy(tokenizer.encode("é😀b"))[1:],
-        tokenizer.names, torch.from_numpy(tokenizer.characters_per_token), tokenizer.decode,
-    )  # fmt: skip
-    data = data_of(made)
+    callbacks = kept(validations=[[60, 1.5, math.nan]])
+    data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, test_loss=1.0, test_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
     assert data["curves"]["validations"] == [[60, 1.5, None]] and data["curves"]["unit"] == "byte"
-    Path("report.html").write_text(made, encoding="utf-8")
     shown = visit("report.html")
     assert shown.locator("#map .left i").all_inner_texts() == ["A9", "F0", "9F", "98", "80", "b"]
-    assert "1.0000 nats per byte" in shown.inner_text("#figures")
+    assert "1.0000 nats per byte" in shown.inner_text("#figures") and shown.inner_text("#which") == "all 4 heads"
 
 
-# -- Of a run ----------------------------------------------------------------------------------------------
+def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
+    """As many heads, losses and samples as are kept, in fewer than half a million bytes."""
+    model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
+    losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
+    validations = [[*entry, 1.7811234567890123] for entry in losses]
+    long = [[20, [[heat, "Once\n", 3 * TEXT] for heat in (0.5, 1.0)]]] * 20
+    report(text=TEXT * 10, model=model, callbacks=kept(losses, validations, long))
+    assert Path("report.html").stat().st_size < 500_000
 
 
-def reported(run: str) -> dict[str, Any]:
-    return data_of(Path(f"runs/{run}/report.html").read_text("utf-8"))
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_reported(train: Call) -> None:
-    """And again where it goes on; where the evaluation was cut short, with what its last checkpoint keeps."""
-    lines = Path("book.txt").read_text("utf-8").replace(". ", ".\n")
-    Path("book.txt").write_text(lines, encoding="utf-8")
-    ended = train("name=a")
-    assert "report     runs/a/report.html" in ended.out
-    summary = json.loads(Path("runs/a/summary.json").read_text())
-    data, config = reported("a"), from_yaml(Path("runs/a/config.yaml").read_text("utf-8"))
-    assert (
-        data["figures"][0][1] == f"{summary['val_bpc']:.4f}" and data["figures"][1][1] == f"{summary['test_bpc']:.4f}"
-    )
+def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
+    """And again where it goes on, with what its checkpoint has kept."""
+    run = Path("runs/first")
+    data, summary = data_of((run / "report.html").read_text("utf-8")), json.loads((run / "summary.json").read_text())
+    assert [figure[1] for figure in data["figures"][:2]] == [f"{summary[key]:.4f}" for key in ("val_bpc", "test_bpc")]
     assert data["figures"][0][3].startswith(f"{summary['val_loss']:.4f} nats")
     assert data["figures"][0][4] == f"best checkpoint, step {summary['best_step']}"
-    assert data["differences"] == [list(each) for each in differences(config)] and data["name"] == "a"
-    assert "data.path=book.txt" in data["command"] and data["config"] == Path("runs/a/config.yaml").read_text("utf-8")
-    book = Path("book.txt").read_text("utf-8")
-    assert len(data["passage"]["letters"]) == 33 and data["passage"]["letters"] in book
-    assert book[book.index(data["passage"]["letters"]) - 1] == "\n"  # from the beginning of a line
-    temperature, prompt, text = data["sample"]
-    assert prompt in book and len(text) == 500 and text.strip("\n") in ended.out
+    config = (run / "config.yaml").read_text("utf-8")
+    assert data["differences"] == [list(each) for each in differences(from_yaml(config))]
+    assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
+    book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
+    passage, (_, prompt, text) = data["passage"]["letters"], data["sample"]
+    assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
+    assert prompt in book and len(text) == 500 and text.strip("\n") in log
+    assert "report     runs/first/report.html" in log
 
-    assert train("resume=runs/a", "trainer.max_steps=40").status == 0
-    assert "40 steps" in reported("a")["figures"][2][4]
-    path = Path("runs/a/checkpoints/last.ckpt")
+    path = run / "checkpoints/last.ckpt"
     contents = read(path)
-    for name, state in kept().items():
-        contents["callbacks"].setdefault(name, {}).update(state)
+    histories = contents["callbacks"]["Watch"]["history"] | contents["callbacks"]["Samples"]
+    for name, entries in (("losses", LOSSES), ("validations", VALIDATIONS), ("history", SAMPLES)):
+        histories[name]["entries"] = entries
     save(path, contents)
-    save(path.with_name("step-00000040.ckpt"), contents)
-    summary = json.loads(Path("runs/a/summary.json").read_text())
-    Path("runs/a/summary.json").write_text(json.dumps(summary | {"status": "interrupted", "val_loss": None}))
-    assert train("resume=runs/a").status == 0
-    data = reported("a")
-    assert data["curves"]["losses"] == LOSSES and data["curves"]["validations"] == VALIDATIONS
-    assert data["samples"] == SAMPLES
+    save(path.with_name("step-00000030.ckpt"), contents)
+    assert train("resume=runs/first", "trainer.max_steps=32", defaults=False).status == 0
+    data = data_of((run / "report.html").read_text("utf-8"))
+    assert "32 steps" in data["figures"][2][4]
+    assert data["curves"]["losses"][:-1] == LOSSES and data["curves"]["validations"][:-1] == VALIDATIONS
+    assert data["samples"][:-1] == SAMPLES
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,108 +178,83 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
         raise RuntimeError("no room\nfor it")
 
     monkeypatch.setattr("gpt.fit.page.page", fail)
-    ended = train("name=a")
+    ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out
     assert json.loads(Path("runs/a/summary.json").read_text())["status"] == "finished"
     assert not Path("runs/a/report.html").exists() and "sample.py runs/a" in ended.out
 
 
-# -- In the browser ------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """One page, on a dark screen, for the tests that follow, and the data in it."""
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    data = report(file=file)
+    with pages(browser) as open_page:
+        yield open_page(file, viewport={"width": 1280, "height": 1600}, color_scheme="dark", has_touch=True), data
 
 
-def drawn(shown: Any) -> dict[str, list[tuple[float, float]]]:
-    """Steps and nats of every point of the curves, by the marks of the axes."""
-    scales = []
-    for marks, side in (("steps", "x"), ("nats", "y")):
-        labels = shown.locator(f"#plot text.{marks}").evaluate_all(
-            f"all => all.map((each) => [each.textContent, parseFloat(each.getAttribute('{side}'))])"
-        )
-        values = [float(text.replace(",", "")) for text, _ in labels]
-        places = [10 * share for _, share in labels]  # in thousandths of the field
-        scales.append((values, places))
-    logarithmic = shown.is_checked("[value=log]")
-    found = {}
-    for name in ("train", "validation", "dots", "ring"):
-        paths = shown.locator(f"#plot path.{name}")
-        pairs = re.findall(r"[ML]([-\d.]+) ([-\d.]+)", paths.first.get_attribute("d") if paths.count() else "")
-        points = []
-        for pair in pairs:
-            point = []
-            for (values, places), coordinate, log in zip(scales, map(float, pair), (logarithmic, False), strict=True):
-                ends = [math.log(each) if log else each for each in (values[0], values[-1])]
-                value = ends[0] + (coordinate - places[0]) / (places[-1] - places[0]) * (ends[1] - ends[0])
-                point.append(math.exp(value) if log else value)
-            points.append(tuple(point))
-        found[name] = points
-    return found
+@pytest.fixture
+def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
+    page = opened[0]
+    page.mouse.move(5, 5)
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    return page
 
 
-def test_curves_are_the_numbers(workplace: Path, visit: Callable[..., Any]) -> None:
-    report()
-    shown = visit("report.html")
-    for view in ("linear", "log"):
+def test_curves_are_the_numbers(shown: Any) -> None:
+    """Every point is where the marks of the axes say."""
+    expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
+    for view, scale in (("log", math.log), ("linear", float)):
         shown.check(f"[value={view}]")
-        lines = drawn(shown)
-        expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
+        axes = []
+        for marks, side, scaled in (("steps", "x", scale), ("nats", "y", float)):
+            labels = shown.locator(f"#plot text.{marks}").evaluate_all(
+                f"all => all.map((each) => [each.textContent, parseFloat(each.getAttribute('{side}'))])"
+            )
+            values, shares = zip(*labels, strict=True)
+            axes.append(np.polyfit([scaled(float(value)) for value in values], [10 * share for share in shares], 1))
         for name, entries in expected.items():
-            assert len(lines[name]) == len(entries)
-            for point, entry in zip(lines[name], entries, strict=True):
-                assert point == pytest.approx(entry[:2], rel=2e-3)
-        for nats, bits in zip(
-            *(shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits")), strict=True
-        ):
-            assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=0.006)
+            path = shown.locator(f"#plot path.{name}").first.get_attribute("d")
+            points = np.array(re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path), float)
+            wanted = [(np.polyval(axes[0], scale(step)), np.polyval(axes[1], nats)) for step, nats, *_ in entries]
+            np.testing.assert_allclose(points, wanted, atol=1, err_msg=f"{view} {name}")  # of 1000
+        nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
+        assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
     assert shown.inner_text(".keys .best") == "best checkpoint, step 40"
 
 
-def test_curves_say_their_numbers(workplace: Path, visit: Callable[..., Any]) -> None:
+def test_curves_say_their_numbers(shown: Any) -> None:
     """To the pointer and to the keys."""
-    report()
-    shown = visit("report.html")
-    steps = [step for step, _ in LOSSES]
-    field = shown.locator("#plot > svg").bounding_box()
-    marks = shown.locator("#plot text.steps").evaluate_all(
-        "all => all.map((each) => [Number(each.textContent), parseFloat(each.getAttribute('x')) / 100])"
-    )
-    (a, at_a), (b, at_b) = marks[0], marks[-1]
 
     def said() -> list[float]:
         return [float(number) for number in re.findall(r"[\d.]+", shown.inner_text("#card"))]
 
-    for place in (3, 17, len(steps) - 1):
-        share = at_a + (steps[place] - a) / (b - a) * (at_b - at_a)
-        shown.mouse.move(field["x"] + share * field["width"], field["y"] + 60)
+    field = shown.locator("#plot > svg").bounding_box()
+    places = re.findall(r"[ML]([\d.]+) ", shown.locator("#plot path.train").get_attribute("d"))  # in thousandths
+    for place in (3, 17, -1):
+        shown.mouse.move(field["x"] + float(places[place]) / 1000 * field["width"], field["y"] + 60)
         step, nats, bits, *validation = said()
-        assert (step, nats) == (steps[place], pytest.approx(LOSSES[place][1], abs=6e-5))
+        assert [step, nats] == pytest.approx(LOSSES[place], abs=6e-5)
         assert bits == pytest.approx(nats / math.log(2), abs=2e-4)
         nearest = min(VALIDATIONS, key=lambda entry: abs(entry[0] - step))
-        assert validation[-2:] == nearest[1:] and (step in validation or nearest[0] in (step, validation[0]))
+        assert validation[-2:] == nearest[1:] and nearest[0] in (step, validation[0])
     shown.mouse.move(5, 5)
     assert not shown.is_visible("#card")
     shown.focus("#plot")
     for place in (-1, -2, -3):
         shown.keyboard.press("ArrowLeft")
-        assert said()[0] == steps[place]
+        assert said()[0] == LOSSES[place][0]
     shown.keyboard.press("Escape")
     assert not shown.is_visible("#card")
 
 
-def readable(text: str) -> str:
-    """As the page shows it: what cannot be seen by its number."""
-    for letter in "\x00\x07\x7f":
-        text = text.replace(letter, f"{ord(letter):02X}")
-    for letter in "\u202e\u202c\u2028\u00a0\u200b":
-        text = text.replace(letter, f"U+{ord(letter):04X}")
-    return text
-
-
-def test_texts_are_shown_as_they_are(workplace: Path, visit: Callable[..., Any]) -> None:
+def test_texts_are_shown_as_they_are(shown: Any) -> None:
     """Whatever they hold, and nothing of them as HTML; a slider goes through the samples."""
-    report()
-    shown = visit("report.html")
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
+    policy = shown.locator("meta[http-equiv]").get_attribute("content")  # tests/test_score.py has what it does
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     whole = readable(f"Once\n{TEXT}")
     assert shown.locator("#sample pre").text_content() == whole
     assert shown.locator("#sample .prompt").text_content() == "Once\n"
@@ -340,62 +276,48 @@ PIXEL = """([x, y]) => {
   const context = copy.getContext("2d", { willReadFrequently: true });
   context.drawImage(document.querySelector("#map canvas"), -x, -y);
   return [...context.getImageData(0, 0, 1, 1).data];
-}"""  # red, green, blue and alpha of a pair of places
+}"""  # red, green, blue and alpha of a pair of positions
 
 
-def test_attention_says_its_numbers(workplace: Path, visit: Callable[..., Any]) -> None:
-    data = report()
-    weights = (weights_of(data["attention"]) / 255) ** 2
-    shown = visit("report.html", viewport={"width": 1280, "height": 1600})
+def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
+    attention = opened[1]["attention"]
+    weights = (weights_of(attention) / 255) ** 2
     shown.locator("#map").scroll_into_view_if_needed()
-    count = LOOKED_AT
 
-    def agrees(head: int, row: int, column: int) -> None:
-        assert shown.inner_text("#head") == data["attention"]["heads"][head]
-        words = shown.inner_text("#pair")
+    def check(head: int, row: int, column: int) -> None:
+        assert shown.inner_text("#head") == attention["heads"][head]
+        words, weight = shown.inner_text("#pair"), weights[head, row, column]
         assert re.findall(r"at (\d+)", words) == [str(row), str(column)]
-        if weights[head, row, column] >= 0.001:
-            assert float(re.findall(r"([\d.]+) %", words)[0]) == pytest.approx(
-                100 * weights[head, row, column], abs=0.06
-            )
-        first = shown.locator("#look .bars em").first.inner_text()
-        assert float(first.removesuffix(" %")) == pytest.approx(100 * weights[head, row].max(), abs=0.06)
+        assert weight < 0.001 or f"{100 * weight:.1f} %" in words
+        assert shown.locator("#look .bars em").first.inner_text() == f"{100 * weights[head, row].max():.1f} %"
 
     for head, row, column in ((0, 40, 3), (2, 40, 39), (3, 63, 0)):
         shown.locator("#heads button").nth(head).click()
         field = shown.locator("#map .field canvas").bounding_box()
-        at = [field[side] + (place + 0.5) / count * field["width"] for side, place in (("x", column), ("y", row))]
-        shown.mouse.move(*at)
-        agrees(head, row, column)
+        size = field["width"] / LOOKED_AT
+        shown.mouse.move(field["x"] + (column + 0.5) * size, field["y"] + (row + 0.5) * size)
+        check(head, row, column)
         # What is drawn there is as dense as the byte; one step is what a browser may round.
-        assert shown.evaluate(PIXEL, [column, row])[3] == pytest.approx(
-            255 * math.sqrt(weights[head, row, column]), abs=1
-        )
+        density = 255 * math.sqrt(weights[head, row, column])
+        assert shown.evaluate(PIXEL, [column, row])[3] == pytest.approx(density, abs=1)
     shown.focus("#map")
-    shown.keyboard.press("ArrowUp")
-    agrees(3, 62, 0)
-    shown.keyboard.press("ArrowRight")
-    agrees(3, 62, 1)
+    for key, row, column in (("ArrowUp", 62, 0), ("ArrowRight", 62, 1)):
+        shown.keyboard.press(key)
+        check(3, row, column)
     labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
-    assert len(labels) == count and labels[5] == "space" and labels[0] == "N"
+    assert len(labels) == LOOKED_AT and labels[5] == "space" and labels[0] == "N"
 
 
-def test_the_passage_says_its_numbers(workplace: Path, visit: Callable[..., Any]) -> None:
-    passage = report()["passage"]
-    shown = visit("report.html")
+def test_the_passage_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
+    passage = opened[1]["passage"]
     shown.focus("#text")
-    for place in range(40):
+    for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"], strict=False)):
         shown.keyboard.press("ArrowRight")
-        words = shown.inner_text("#card")
-        assert f"position {place}" in words
-        assert float(re.findall(r"([\d.]+) bits", words)[0]) == pytest.approx(passage["bits"][place] / 1000, abs=0.006)
-        shares = [float(each.removesuffix(" %")) for each in shown.locator("#card em").all_inner_texts()]
-        likely = passage["likely"][place]
-        for share, (_, chance) in zip(shares[: len(likely)], likely, strict=True):  # then its own, if it is none
-            assert share == pytest.approx(100 * chance, abs=0.06)
-        assert (len(shares) >= 5) == (place > 0)
+        nats = cost / 1000 * math.log(2)
+        line = {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)}
+        check_card(shown, line)
         span = shown.locator("#text p span").nth(place)
-        assert f"s{min(20, passage['bits'][place] // 500)}" in span.get_attribute("class").split()
+        assert f"s{min(20, cost // 500)}" in span.get_attribute("class").split()
     shown.keyboard.press("Escape")
     shown.locator("#text p span").nth(2).hover()
     assert "position 2" in shown.inner_text("#card")
@@ -403,114 +325,44 @@ def test_the_passage_says_its_numbers(workplace: Path, visit: Callable[..., Any]
     assert not shown.is_visible("#card")
 
 
-CONTRASTS = """() => {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const over = (below, colour) => {
-    context.globalCompositeOperation = "copy";
-    context.fillStyle = `rgb(${below.join(" ")})`;
-    context.fillRect(0, 0, 1, 1);
-    context.globalCompositeOperation = "source-over";
-    context.fillStyle = colour;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  };
-  const back = (node) =>
-    over(node.parentElement ? back(node.parentElement) : [255, 255, 255], getComputedStyle(node).backgroundColor);
-  const light = (rgb) => rgb.map((v) => (v <= 10 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
-  while (walker.nextNode()) {
-    const node = walker.currentNode.parentElement, style = getComputedStyle(node);
-    if (!walker.currentNode.data.trim() || node.closest("script, noscript")) continue;
-    if (!node.checkVisibility({ visibilityProperty: true })) continue;
-    const below = back(node), ink = node.closest("svg") ? style.fill : style.color;
-    const [a, b] = [light(over(below, ink)), light(below)].sort((x, y) => y - x);
-    found.push([(a + 0.05) / (b + 0.05), node.textContent.slice(0, 30), node.className]);
-  }
-  return found;
-}"""  # of every text that can be seen, by WCAG's formula
+def colours(shown: Any) -> tuple[str, list[int]]:
+    """Of the page, and of the first pair of the map, whose weight is always 1."""
+    return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0])[:3]
 
 
-def test_light_and_dark_are_legible(workplace: Path, visit: Callable[..., Any]) -> None:
-    report()
-    pictures, counts = [], []
-    for scheme in ("light", "dark"):
-        shown = visit("report.html", color_scheme=scheme)
-        shown.locator("summary").click()
-        contrasts = shown.evaluate(CONTRASTS)
-        counts.append(len(contrasts))
-        assert min(contrasts)[0] >= 4.5, min(contrasts)
-        pixel = "getComputedStyle(document.body).backgroundColor"
-        pictures.append((shown.screenshot(), shown.evaluate(pixel), canvas_colour(shown)))
-        shown.emulate_media(color_scheme="dark" if scheme == "light" else "light")
-        pictures.append((shown.screenshot(), shown.evaluate(pixel), canvas_colour(shown)))
-    light, turned_dark, dark, turned_light = pictures
-    assert counts[0] == counts[1] > 150
-    assert all(a != b for a, b in zip(light, dark, strict=True))
-    assert light[1:] == turned_light[1:] and dark[1:] == turned_dark[1:]  # also where it changes meanwhile
-
-
-def canvas_colour(shown: Any) -> list[int]:
-    """Of the first pair, which is always 1."""
-    return shown.evaluate(PIXEL, [0, 0])[:3]
-
-
-@pytest.mark.parametrize("width", [320, 390, 800])
-def test_nothing_is_wider_than_the_screen(workplace: Path, visit: Callable[..., Any], width: int) -> None:
-    report()
-    shown = visit("report.html", viewport={"width": width, "height": 800}, has_touch=True)
-    shown.locator("summary").click()
-    assert shown.evaluate("document.documentElement.scrollWidth") == width
-    shown.locator("#text p span").nth(1).tap()
-    card = shown.locator("#card").bounding_box()
-    assert card["x"] >= 0 and card["x"] + card["width"] <= width
-    assert shown.evaluate("document.documentElement.scrollWidth") == width
-
-
-def test_it_can_be_printed(workplace: Path, visit: Callable[..., Any]) -> None:
-    """All samples, in light colours also from a dark screen, without what only a screen has a use for."""
+def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> None:
+    """All samples are printed, without what only a screen has a use for."""
     needs("pypdf", extra="dev")
     from pypdf import PdfReader
 
-    text = "".join(sorted(set("Once upon a time there was a pipeline.")))
-    samples = [[step, [[heat, "Once", f" step{step}heat{heat}"] for heat in (0.5, 1.0)]] for step in (20, 40, 60)]
-    report(callbacks=kept(samples=samples), tokenizer=CharTokenizer(TEXT + text))
-    shown = visit("report.html", color_scheme="dark")
+    shown.evaluate("document.querySelector('details').open = true")
+    found = []
+    for scheme in ("dark", "light", "dark"):
+        shown.emulate_media(color_scheme=scheme)
+        contrasts = shown.evaluate(CONTRASTS)
+        assert len(contrasts) > 150 and min(contrasts)[0] >= 4.5, (scheme, min(contrasts))
+        found.append(colours(shown))
+    dark, light, again = found
+    assert dark == again and dark[0] != light[0] and dark[1] != light[1]
+
     printed = PdfReader(io.BytesIO(shown.pdf(format="A4")))
     words = re.sub(r"\s", "", "".join(each.extract_text() for each in printed.pages))
-    for step in (20, 40, 60):
-        for heat in ("0.5", "1.0"):
-            assert f"step{step}heat{heat}" in words
-    for said in ("1.8034", "Howitlearned", "bestcheckpoint,step40", "Whatsurprisesit", "data.path", "L1H1"):
-        assert said in words
+    said = [f"{step}at{heat:g}" for step in (20, 40, 60) for heat in (0.5, 1)]
+    for each in (*said, "1.8034", "Howitlearned", "bestcheckpoint,step40", "Whatsurprisesit", "data.path", "L1H1"):
+        assert each in words
     assert "logarithmic" not in words
-    dark = canvas_colour(shown)
     shown.emulate_media(media="print")
-    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(252, 252, 253)"
-    assert canvas_colour(shown) != dark
+    assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
+    shown.emulate_media(media="screen")
 
 
-def test_its_policy_stops_other_scripts(workplace: Path, browser: Any) -> None:
-    report()
-    harmed = (
-        Path("report.html")
-        .read_text("utf-8")
-        .replace("<h1", "<script>harm = 1</script><img src=x onerror='harm=1'><h1")
-    )
-    Path("report.html").write_text(harmed, encoding="utf-8")
-    shown = browser.new_page()
-    shown.goto(Path("report.html").resolve().as_uri())
-    shown.wait_for_selector("body[data-ready]")
-    assert shown.evaluate("typeof harm") == "undefined"
-    shown.close()
-
-
-def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
-    """As many heads, losses and samples as are kept, in fewer than half a million bytes."""
-    model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
-    losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
-    validations = [[*entry, 1.7811234567890123] for entry in losses]
-    callbacks = kept(losses, validations, SAMPLES[:1] * 20)
-    report(text=TEXT * 10, model=model, callbacks=callbacks)
-    assert Path("report.html").stat().st_size < 500_000
+def test_nothing_is_wider_than_the_screen(shown: Any) -> None:
+    shown.evaluate("document.querySelector('details').open = true")
+    for place, width in enumerate((320, 800)):
+        shown.set_viewport_size({"width": width, "height": 800})
+        assert shown.evaluate("document.documentElement.scrollWidth") == width
+        shown.locator("#text p span").nth(place).tap()
+        card = shown.locator("#card").bounding_box()
+        assert card["x"] >= 0 and card["x"] + card["width"] <= width
+        assert shown.evaluate("document.documentElement.scrollWidth") == width
+    shown.set_viewport_size({"width": 1280, "height": 1600})

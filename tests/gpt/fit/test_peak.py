@@ -5,35 +5,24 @@ import torch
 
 from gpt.fit.peak import TFLOPS, known_peak, peak_flops
 
+KNOWN = {
+    "NVIDIA H100 80GB HBM3": (989.4, 66.9), "NVIDIA H100 PCIe": (756, 51), "NVIDIA H200": (989.4, 66.9),
+    "NVIDIA A100-SXM4-80GB": (312, 19.5), "NVIDIA A100 80GB PCIe": (312, 19.5), "NVIDIA A10": (125, 31.2),
+    "NVIDIA GeForce RTX 4090": (165.2, 82.6), "NVIDIA GeForce RTX 3090": (71, 35.6), "NVIDIA L4": (121, 30.3),
+    "NVIDIA L40S": (362, 91.6), "NVIDIA B200": (2250, None), "Tesla V100-SXM2-16GB": (None, 15.7),
+    "Tesla V100-PCIE-32GB": (None, 14), "Tesla T4": (None, 8.1),
+}  # fmt: skip
+# Slower ones with like names, a part of one, and what nobody has heard of.
+UNKNOWN = (
+    "NVIDIA A10G", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "AMD Instinct MI300X",
+)  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("name", "bf16", "fp32"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.4, 66.9),
-        ("NVIDIA H100 PCIe", 756, 51),
-        ("NVIDIA H200", 989.4, 66.9),
-        ("NVIDIA A100-SXM4-80GB", 312, 19.5),
-        ("NVIDIA A100 80GB PCIe", 312, 19.5),
-        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
-        ("NVIDIA GeForce RTX 3090", 71, 35.6),
-        ("NVIDIA A10", 125, 31.2),
-        ("NVIDIA L4", 121, 30.3),
-        ("NVIDIA L40S", 362, 91.6),
-        ("NVIDIA B200", 2250, None),
-        ("Tesla V100-SXM2-16GB", None, 15.7),
-        ("Tesla T4", None, 8.1),
-        # Slower ones with like names, a part of one, and what nobody has heard of.
-        ("NVIDIA A10G", None, None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None),
-        ("NVIDIA GeForce RTX 4090 D", None, None),
-        ("NVIDIA H20", None, None),
-        ("AMD Instinct MI300X", None, None),
-    ],
-)
-def test_known_by_their_whole_name(name: str, bf16: float | None, fp32: float | None) -> None:
-    for dtype, tflops in ((torch.bfloat16, bf16), (torch.float32, fp32)):
-        assert known_peak(name, dtype) == (tflops and tflops * 1e12)
+
+def test_known_by_their_whole_name() -> None:
+    for name, known in (KNOWN | dict.fromkeys(UNKNOWN, (None, None))).items():
+        for dtype, tflops in zip((torch.bfloat16, torch.float32), known, strict=True):
+            assert known_peak(name, dtype) == (tflops and tflops * 1e12), name
 
 
 def test_dense_figures_are_not_those_for_sparse_matrices() -> None:
@@ -42,7 +31,7 @@ def test_dense_figures_are_not_those_for_sparse_matrices() -> None:
     assert not sparse & {bf16 for bf16, _ in TFLOPS.values()}
 
 
-def test_other_devices_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("cpu", "mps"):
         assert peak_flops(torch.device(kind), "32-true") is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")

@@ -17,12 +17,12 @@ import torch
 
 from conf.fields import InputError
 from gpt.capture import REHEARSALS
-from gpt.config import OptimConfig
 from gpt.fit.automatic import choose_recorder
 from gpt.fit.module import LitGPT
 from gpt.model import GPT
 from tests.conftest import Ended
 from tests.faults import faults
+from tests.faults.test_resume import assert_same
 from tests.gpt.fit.test_watch import last, scalars
 from tests.reference.capture import record
 from tests.reference.models import tiny
@@ -43,21 +43,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return lambda recorder: monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: recorder)
 
 
-def assert_same(one: Any, other: Any, where: str = "") -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_same(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), where
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_same(left, right, f"{where}/{index}")
-    else:
-        assert one == other, where
-
-
 def assert_same_run(one: str, other: str) -> None:
     for part in ("state_dict", "optimizer_states"):
         assert_same(last(one)[part], last(other)[part], part)
@@ -65,53 +50,33 @@ def assert_same_run(one: str, other: str) -> None:
         assert scalars(one, tag) == scalars(other, tag), tag
 
 
-RECIPES = {
-    "muon, dropout, two micro-batches": ["model.dropout=0.2", "data.micro_batch=4"],
-    "adamw, learned positions": [
-        "optim.name=adamw", "model.positions=learned", "model.tied=true", "model.activation=gelu",
-    ],
-    "bf16, average, windows": [
-        "trainer.precision=bf16-mixed", "callbacks=ema", "model.window=16", "model.context=64", "model.positions=alibi",
-    ],
-}  # fmt: skip
+def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None:
+    recipes = {
+        "muon": ["model.dropout=0.2", "data.micro_batch=4", "model.positions=learned"],
+        "adamw": [
+            "optim.name=adamw", "model.tied=true", "model.activation=gelu", "trainer.precision=bf16-mixed",
+            "callbacks=ema", "model.window=16", "model.context=64", "model.positions=alibi",
+        ],
+    }  # fmt: skip
+    for name, recipe in recipes.items():
+        recorded, repeated = [], []
+
+        def counting(work: Callable[[], None], recorded: list = recorded, repeated: list = repeated) -> Any:
+            recorded.append(again := record(work))
+            return lambda: (repeated.append(1), again())[1]
+
+        for run, recorder in ((f"python-{name}", each_time), (name, counting)):
+            recording(recorder)
+            assert train(f"name={run}", *STEPS, *recipe).status == 0
+        assert_same_run(f"python-{name}", name)
+        assert len(set(scalars(name, "train/loss").values())) == 3
+        assert (len(recorded), len(repeated)) == (1, 12 - REHEARSALS)
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_repeated_steps_are_the_steps(recipe: list[str], train: Train, recording: Callable) -> None:
-    for name, recorder in (("python", each_time), ("repeated", record)):
-        recording(recorder)
-        assert train(f"name={name}", *STEPS, *recipe).status == 0
-    assert_same_run("python", "repeated")
-    assert len(set(scalars("repeated", "train/loss").values())) == 3
-
-
-def test_a_step_is_recorded_once(train: Train, recording: Callable) -> None:
-    recorded, repeated = [], []
-
-    def counting(work: Callable[[], None]) -> Callable[[], None]:
-        recorded.append(again := record(work))
-        return lambda: (repeated.append(1), again())[1]
-
-    recording(counting)
-    assert train("name=a", *STEPS).status == 0
-    assert len(recorded) == 1 and len(repeated) == 12 - REHEARSALS
-
-
-def test_repeated_steps_differ_from_unrecorded_ones_by_rounding_alone(train: Train, recording: Callable) -> None:
-    """The learning rate is a tensor in single precision there; without dropout that is all."""
-    for name, recorder in (("plain", None), ("repeated", record)):
-        recording(recorder)
-        assert train(f"name={name}", *STEPS).status == 0
-    assert scalars("repeated", "train/loss") == pytest.approx(scalars("plain", "train/loss"), rel=1e-4)
-
-
-@pytest.mark.parametrize("recipe", ["muon", "adamw"])
-def test_a_stopped_run_goes_on_bit_for_bit(
-    recipe: str, train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between two logs, with steps that nobody has read; it goes on with rehearsals where others repeated."""
     recording(record)
-    typed = [*STEPS, "model.dropout=0.1", f"optim.name={recipe}", "trainer.log_every_n_steps=5"]
+    typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
     monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
     assert train("name=whole", *typed).status == 0
     step = LitGPT.training_step
@@ -129,19 +94,23 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert_same_run("whole", "cut")
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
-    """Of either kind, either goes on."""
-    for optimizer in ("muon", "adamw"):
-        for name, recorder in (("plain", None), ("repeated", record)):
+    """Of either kind, either goes on. The learning rate is a tensor in single precision there; that is all."""
+    for optimizer, resumed in (("muon", ["plain"]), ("adamw", ["plain", "repeated"])):
+        recorders = {f"plain-{optimizer}": None, f"repeated-{optimizer}": record}
+        for name, recorder in recorders.items():
             recording(recorder)
-            assert train(f"name={name}-{optimizer}", f"optim.name={optimizer}", *STEPS).status == 0
-        plain, repeated = (last(f"{name}-{optimizer}")["optimizer_states"][0] for name in ("plain", "repeated"))
-        for one, other in zip(plain["param_groups"], repeated["param_groups"], strict=True):
+            assert train(f"name={name}", f"optim.name={optimizer}", *STEPS).status == 0
+        plain, repeated = recorders
+        assert scalars(repeated, "train/loss") == pytest.approx(scalars(plain, "train/loss"), rel=1e-4)
+        groups = [last(name)["optimizer_states"][0]["param_groups"] for name in recorders]
+        for one, other in zip(*groups, strict=True):
             rate, rounded = one.pop("lr"), other.pop("lr")
             assert type(rate) is type(rounded) is float and rounded == pytest.approx(rate, rel=1e-6)
             assert one == other
-        for name, recorder in (("plain", record), ("repeated", None)):
-            recording(recorder)
+        for name in resumed:
+            recording(record if name == "plain" else None)
             assert train(f"resume=runs/{name}-{optimizer}", "trainer.max_steps=16", defaults=False).status == 0
 
 
@@ -177,68 +146,43 @@ def test_where_steps_are_recorded() -> None:
         assert choose_recorder(*where) is None
 
 
-@pytest.mark.parametrize("when", ["at once", "in the middle"])
-def test_a_capture_that_fails_is_gone_without(when: str, train: Train, recording: Callable) -> None:
+def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
     """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
+    error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    def failing(work: Callable[[], None]) -> Callable[[], None]:
-        error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
-        if when == "at once":
-            raise error
+    def in_the_middle(work: Callable[[], None]) -> Callable[[], None]:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(torch.Tensor, "backward", Mock(side_effect=error))
             return record(work)
 
     recording(each_time)
     assert train("name=python", *STEPS).status == 0
-    recording(failing)
-    ended = train("name=fallen", *STEPS)
-    assert ended.status == 0
-    (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
-    assert line == (
-        "compile=graph: failed (RuntimeError: operation not permitted when stream is capturing); "
-        "the run goes on as with compile=false"
-    )
-    assert "compile: 'false'" in Path("runs/fallen/config.yaml").read_text()
-    assert_same_run("python", "fallen")
+    for name, failing in (("first", Mock(side_effect=error)), ("middle", in_the_middle)):
+        recording(failing)
+        ended = train(f"name={name}", *STEPS)
+        assert ended.status == 0
+        (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
+        assert line == (
+            "compile=graph: failed (RuntimeError: operation not permitted when stream is capturing); "
+            "the run goes on as with compile=false"
+        )
+        assert "compile: 'false'" in Path(f"runs/{name}/config.yaml").read_text()
+        assert_same_run("python", name)
 
 
-@pytest.mark.parametrize("compile", [True, False])
-def test_what_is_done_instead_of_capturing_is_compiling(compile: bool) -> None:
-    """Which a first step that fails has to do without, too."""
-    said: list[Any] = []
-    module = SimpleNamespace(
-        record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
-        conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=lambda *given: said.append(given),
-    )  # fmt: skip
-    LitGPT._fall_back(module, RuntimeError("one\ntwo"))
-    now = "true" if compile else "false"
-    line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
-    assert said == [(now, line)] and module.compile_step is compile
-    assert module.conditions == {"compile": now, "compile_asked": "graph"}
-    assert module.record is None and not module.untried and module.fallen
-
-
-def test_several_processes_do_not_fall_back() -> None:
+def test_what_is_done_instead_of_capturing_is_compiling() -> None:
+    """Which a first step that fails has to do without, too; several processes, which might not all fail, end."""
+    for compile in (True, False):
+        module = SimpleNamespace(
+            record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
+            conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=Mock(),
+        )  # fmt: skip
+        LitGPT._fall_back(module, RuntimeError("one\ntwo"))
+        now = "true" if compile else "false"
+        line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
+        module.fell_back.assert_called_once_with(now, line)
+        assert module.compile_step is compile and module.record is None and not module.untried and module.fallen
+        assert module.conditions == {"compile": now, "compile_asked": "graph"}
     module = SimpleNamespace(record=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))
     with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); compile=false goes without$"):
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
-
-
-def test_a_rate_that_is_a_number_would_show(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the tests above can fail: with a number in the groups the rate of the step that was recorded stays."""
-    start = LitGPT.on_train_start
-
-    def with_numbers(module: LitGPT) -> None:
-        start(module)
-        for group in module.trainer.optimizers[0].param_groups:
-            group["lr"] = OptimConfig().lr
-
-    for name, recorder in (("python", each_time), ("repeated", record)):
-        recording(recorder)
-        with monkeypatch.context() as patched:
-            patched.setattr(LitGPT, "on_train_start", with_numbers)
-            assert train(f"name={name}", *STEPS).status == 0
-    assert not torch.equal(
-        last("python")["state_dict"]["net.head.weight"], last("repeated")["state_dict"]["net.head.weight"]
-    )
