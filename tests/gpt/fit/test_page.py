@@ -361,6 +361,8 @@ def test_nothing_is_wider_than_the_screen(shown: Any) -> None:
     for place, width in enumerate((320, 800)):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") == width
+        shown.focus("#plot")
+        shown.keyboard.press("ArrowLeft")  # opens the plot's card, in whose place comes the passage's
         shown.locator("#text p span").nth(place).tap()
         card = shown.locator("#card").bounding_box()
         assert card["x"] >= 0 and card["x"] + card["width"] <= width
