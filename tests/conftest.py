@@ -120,7 +120,7 @@ def pages(browser: Any) -> Iterator[Callable[..., Any]]:
     complaints: list[str] = []
     contexts = []
 
-    def open_page(file: Path, **options: Any) -> Any:
+    def open_page(file: Path, ready: str = "body[data-ready]", **options: Any) -> Any:
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
@@ -128,7 +128,7 @@ def pages(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(file.as_uri())
-        page.wait_for_selector("body[data-ready]", timeout=20_000)
+        page.wait_for_selector(ready, timeout=20_000)
         return page
 
     yield open_page

@@ -14,10 +14,13 @@ from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
 from gpt.export.web import facts, write_web
 from gpt.model import GPT
-from tests.gpt.fit.test_page import CONTRASTS
+from tests.conftest import pages
+from tests.gpt.fit.test_page import CONTRASTS, report
 from tests.model_files import filled
 from tests.reference import model as naive
 from tests.reference.models import PLACES, SOME, name, tiny
+from tests.test_score import TEXT
+from tests.test_score import write as write_model
 
 CHARACTERS = "\n aebcd.é😀"
 Show = Callable[..., Any]
@@ -39,23 +42,14 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
-    """Writes a model as a page and opens it from the disk; in the end, nothing else was asked for and nothing said."""
-    offline, asked, said = browser.new_context(offline=True), [], []
+    """Writes a model as a page and opens it."""
+    with pages(browser) as open_file:
 
-    def open_page(model: GPT, meta: dict[str, Any]) -> Any:
-        path = tmp_path / "model.html"
-        write_web(model, meta, path)
-        page = offline.new_page()
-        page.on("request", lambda request: asked.append(request.url) if request.url != path.as_uri() else None)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(path.as_uri())
-        page.wait_for_selector("#clear:enabled")
-        return page
+        def open_page(model: GPT, meta: dict[str, Any]) -> Any:
+            write_web(model, meta, tmp_path / "model.html")
+            return open_file(tmp_path / "model.html", ready="#clear:enabled")
 
-    yield open_page
-    offline.close()
-    assert (asked, said) == ([], [])
+        yield open_page
 
 
 def write(page: Any, prompt: str, *, length: int, **settings: Any) -> str:
@@ -147,27 +141,23 @@ def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> No
 
 def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
     """Within a context of one character a text is a Markov chain, whose transitions can be counted."""
-    page = show(*make(tiny(context=1)))
-    for temperature, top_k in ((1.5, ""), (0.6, 4)):
-        check_draws(page, temperature, top_k)
-
-
-def check_draws(page: Any, temperature: float, top_k: int | str) -> None:
     model, meta = make(tiny(context=1))
-    text = write(page, "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
-    tokens = tokenizer_from(meta["vocabulary"]).encode(text)
+    page = show(model, meta)
     with torch.no_grad():
         logits = model.double()(torch.arange(model.vocabulary)[:, None])[:, 0]  # (V, V)
-    for row in logits if top_k else []:
-        row[row < row.sort().values[-int(top_k)]] = -math.inf
-    expected = (logits / temperature).softmax(-1).numpy() * np.bincount(tokens[:-1], minlength=len(logits))[:, None]
-    counted = np.zeros_like(expected)
-    np.add.at(counted, (tokens[:-1], tokens[1:]), 1)
-    assert not counted[expected == 0].any()
-    likely = expected > 5
-    square = ((counted - expected)[likely] ** 2 / expected[likely]).sum()
-    freedom = likely.sum() - likely.any(-1).sum()
-    assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
+    for temperature, top_k in ((1.5, ""), (0.6, 4)):
+        text = write(page, "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
+        tokens = tokenizer_from(meta["vocabulary"]).encode(text)
+        least = logits.sort().values[:, [-top_k if top_k else 0]]
+        shares = (logits.masked_fill(logits < least, -math.inf) / temperature).softmax(-1).numpy()
+        expected = shares * np.bincount(tokens[:-1], minlength=len(logits))[:, None]
+        counted = np.zeros_like(expected)
+        np.add.at(counted, (tokens[:-1], tokens[1:]), 1)
+        assert not counted[expected == 0].any()
+        likely = expected > 5
+        square = ((counted - expected)[likely] ** 2 / expected[likely]).sum()
+        freedom = likely.sum() - likely.any(-1).sum()
+        assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
 
 
 def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
@@ -201,11 +191,8 @@ def test_bytes(show: Show) -> None:
 
 
 def test_bytes_that_come_one_by_one(show: Show) -> None:
-    """An emoji of four bytes, chosen as bars, from a model that finds every next byte most likely."""
-    model, meta = make(tiny(), None)
-    with torch.no_grad():
-        model.head.weight.zero_()
-        page = show(model, meta)
+    """An emoji of four bytes, and what is no character."""
+    page = show(*make(tiny(), None))
     page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
     assert page.text_content("#text") == "a\ufffd"
     page.evaluate("show()")
@@ -240,11 +227,7 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
     called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
-
-    def label(token: int) -> str:
-        character = tokenizer.decode([token])
-        return called.get(character, character)
-
+    labels = [called.get(letter, letter) for letter in map(tokenizer.decode, [[k] for k in range(tokenizer.size)])]
     page = show(model, meta)
     page.fill("#prompt", "bee")
     logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
@@ -252,7 +235,7 @@ def test_bars_are_the_probabilities(show: Show) -> None:
         page.fill("#temperature", str(temperature))
         page.fill("#top-k", str(top_k))
         kept = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf) if top_k else logits
-        assert_bars(page, kept / temperature, label)
+        assert_bars(page, kept / temperature, labels.__getitem__)
     third = page.locator("#bars button").nth(2)
     chosen = tokenizer.decode([np.argsort(-logits)[2]])
     third.click()
@@ -260,7 +243,7 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     page.fill("#top-k", "")
     page.fill("#temperature", "1")
     logits = read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1]
-    assert_bars(page, logits, label)
+    assert_bars(page, logits, labels.__getitem__)
 
     for field, value in (("prompt", "bad"), ("temperature", "0.05"), ("top-k", "11")):
         page.fill(f"#{field}", value)
@@ -295,11 +278,8 @@ def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
         assert written(page) == text
 
 
-def shades(page: Any) -> list[float]:
-    """How dark the last characters of the text are, of the largest weight."""
-    return page.eval_on_selector_all(
-        "#text i", "all => all.map(each => Number(each.style.getPropertyValue('--share')) || 0)"
-    )
+# How dark the last characters of the text are, of the largest weight.
+SHADES = "[...document.querySelectorAll('#text i')].map((i) => Number(i.style.getPropertyValue('--share')) || 0)"
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED, WINDOWED, WINDOWED_RENEWED], ids=name)
@@ -318,18 +298,16 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
             for head in range(config.heads):
                 page.select_option("#head", index=head)
                 row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
-                np.testing.assert_allclose(shades(page), row / row.max(), atol=0.006)
+                np.testing.assert_allclose(page.evaluate(SHADES), row / row.max(), atol=0.006)
                 said = page.text_content("#looking")
                 assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
     page.uncheck("#shade")
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
     page.check("#shade")
-    if config in (SLIDING, WINDOWED):
-        check_out_of_reach(page, model, tokenizer.encode(write(page, "bad", length=100, temperature=2)).tolist())
-
-
-def check_out_of_reach(page: Any, model: GPT, tokens: list[int]) -> None:
-    """What the page has forgotten it does not invent; the last characters that attention sees it always knows."""
+    if config not in (SLIDING, WINDOWED):
+        return
+    # What the page has forgotten it does not invent; the last characters that attention sees it always knows.
+    tokens = tokenizer.encode(write(page, "bad", length=100, temperature=2)).tolist()
     shares, known = read(model, tokens)[2], 0
     for place in reversed(range(len(tokens))):
         seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
@@ -431,27 +409,32 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     assert page.text_content("h1") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
-def test_nothing_but_its_own_script_and_style(browser: Any, tmp_path: Path) -> None:
-    """Were there a way to put foreign HTML into the page, nothing in it would run or be fetched."""
-    write_web(*make(tiny()), tmp_path / "model.html")
-    page, failures, refused = browser.new_context(offline=True).new_page(), [], []
-    page.goto((tmp_path / "model.html").as_uri())
-    page.on("requestfailed", lambda request: failures.append(request.failure))
-    page.on("console", lambda message: refused.append(message.text))
-    page.evaluate(
-        """() => {
-          const script = document.createElement("script");
-          script.textContent = "window.harm = 1";
-          document.body.append(script);
-          document.body.insertAdjacentHTML("beforeend", "<p id=harm style='color: red'><img src=https://example.com>");
-          return fetch("https://example.com").catch(() => 0);
-        }"""
-    )
-    assert page.evaluate("window.harm.tagName") == "P"
-    assert set(failures) == {"csp"}, "not for want of a network"
-    assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
-    assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused)
-    page.context.close()
+def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
+    """Were there a way to put foreign HTML into a page of ours, nothing in it would run or be fetched."""
+    write_web(*make(tiny()), Path("model.html"))
+    report(file="report.html")
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    assert score(write_model("model.st"), "text.txt", "--window", "disjoint", "--html", "score.html").status == 0
+    for file in ("model", "report", "score"):
+        page, failures, refused = browser.new_context(offline=True).new_page(), [], []
+        page.goto((workplace / f"{file}.html").as_uri())
+        page.on("requestfailed", lambda request, failures=failures: failures.append(request.failure))
+        page.on("console", lambda message, refused=refused: refused.append(message.text))
+        page.evaluate(
+            """() => {
+              const script = document.createElement("script");
+              script.textContent = "window.harm = 1";
+              document.body.append(script);
+              document.body.insertAdjacentHTML(
+                "beforeend", "<p id=harm style='color: red'><img src=https://example.com onerror='harm = 1'>");
+              return fetch("https://example.com").catch(() => 0);
+            }"""
+        )
+        assert page.evaluate("window.harm.tagName") == "P"
+        assert set(failures) == {"csp"}, "not for want of a network"
+        assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
+        assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused), (file, refused)
+        page.context.close()
 
 
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from train import quieten_lightning
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
 NOTHING = Work(0, 0, 0, 0)
-VALIDATED = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
 LONG = 10**9  # characters of text
 
 
@@ -43,15 +43,12 @@ def planned(
     return plan(lambda: seconds, presets or [SMALL], measure, work, lambda _: 256, 50, text, **more)
 
 
-def test_steps_fill_the_time_that_is_left() -> None:
+def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     made = planned(10.05 + AROUND)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
     for seconds in (0.5, -3.0):
         made = planned(seconds, [SMALL, LARGE])
         assert (made.model, made.steps) == (SMALL, 0)
-
-
-def test_evaluations_and_samples_take_their_time() -> None:
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
@@ -61,15 +58,13 @@ def test_evaluations_and_samples_take_their_time() -> None:
 
 def test_fewer_validations_where_time_is_short() -> None:
     """At 0.2 s each and a quarter of the time: four of them need 3.2 s, five 4 s."""
+    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
-        made = planned(seconds, work=VALIDATED)
+        made = planned(seconds, work=work)
         assert made.validations == validations
         assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
-
-
-def test_typed_validations_take_their_time() -> None:
-    """One after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters."""
-    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=VALIDATED, interval=10)
+    # Typed, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
+    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=work, interval=10)
     assert (made.steps, made.validations) == (100, 10)
 
 
@@ -104,10 +99,8 @@ def test_the_presets_that_machines_are_given() -> None:
         def measure(config: ModelConfig, speed: float = speed) -> Cost:
             return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)
 
-        def left(minutes: float = minutes) -> float:
-            return 60 * minutes
-
         with torch.device("meta"):
+            left = Mock(return_value=60 * minutes)
             made = plan(left, presets(), measure, NOTHING, lambda model: 8 * model.context, 96, text)
         assert made.model.dim == dim, (speed, minutes, text)
 

@@ -139,13 +139,6 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     assert [path.name for path in sorted(Path("runs/b/checkpoints").glob("step-*"))] == ["step-00000006.ckpt"]
 
 
-def test_where_steps_are_recorded() -> None:
-    """Only where that was asked for, on one GPU, and nobody looks into the steps."""
-    assert choose_recorder("graph", 1, False) is not None
-    for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
-        assert choose_recorder(*where) is None
-
-
 def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
     """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
     error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
@@ -162,23 +155,25 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
         ended = train(f"name={name}", *STEPS)
         assert ended.status == 0
         (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
-        assert line == (
-            "compile=graph: failed (RuntimeError: operation not permitted when stream is capturing); "
-            "the run goes on as with compile=false"
-        )
+        assert "compile=graph: failed" in line and line.endswith("is capturing); the run goes on as with compile=false")
         assert "compile: 'false'" in Path(f"runs/{name}/config.yaml").read_text()
         assert_same_run("python", name)
 
 
-def test_what_is_done_instead_of_capturing_is_compiling() -> None:
-    """Which a first step that fails has to do without, too; several processes, which might not all fail, end."""
-    for compile in (True, False):
+def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
+    """Recorded only where asked for, on one GPU, and nobody looks into the steps; else, and where it fails, compiled.
+
+    A first step that fails has to do without that, too; several processes, which might not all fail, end.
+    """
+    assert choose_recorder("graph", 1, False) is not None
+    for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
+        assert choose_recorder(*where) is None
+    for compile, now in ((True, "true"), (False, "false")):
         module = SimpleNamespace(
             record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
             conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=Mock(),
         )  # fmt: skip
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
-        now = "true" if compile else "false"
         line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
         module.fell_back.assert_called_once_with(now, line)
         assert module.compile_step is compile and module.record is None and not module.untried and module.fallen

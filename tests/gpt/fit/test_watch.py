@@ -46,7 +46,7 @@ def last(name: str) -> dict[str, Any]:
     return torch.load(f"runs/{name}/checkpoints/last.ckpt")
 
 
-def report_of(name: str) -> dict[str, Any]:
+def summary_of(name: str) -> dict[str, Any]:
     return json.loads(Path(f"runs/{name}/summary.json").read_text())
 
 
@@ -88,8 +88,7 @@ EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_eve
 
 
 def written_updates(name: str) -> dict[str, float]:
-    tags = [tag for tag in board(name).Tags()["scalars"] if tag.startswith("update/")]
-    written = {tag.removeprefix("update/"): scalars(name, tag) for tag in tags}
+    written = {group: scalars(name, f"update/{group}") for group in GROUPS}
     assert all(list(points) == [3] for points in written.values())
     return {group: points[3] for group, points in written.items()}
 
@@ -121,18 +120,13 @@ def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
     assert written_updates("a") == pytest.approx(moved("a"), rel=1e-4)
     assert set(images("a")) == {(tag, step) for tag in TAGS for step in (1, 2, 3)}
     assert last("a")["callbacks"]["Watch"]["peak"] == 2e12
-    speed = scalars("a", "perf/chars_per_s")[3]
-    assert scalars("a", "perf/mfu")[3] == pytest.approx(speed * flops_of_a_token() / 2e12, rel=1e-5)
-    summary = report_of("a")
-    assert summary["mfu"] == pytest.approx(summary["characters_per_second"] * flops_of_a_token() / 2e12)
+    # FLOPs of a token, by hand: 6 for each weight of a matrix, and 12 for each pair of positions and channel.
+    layers, dim, context, vocabulary = 2, 32, 32, len(set(Path("book.txt").read_text()))
+    flops = 6 * (layers * 12 * dim * dim + vocabulary * dim) + 12 * layers * context * dim
+    speed, summary = scalars("a", "perf/chars_per_s")[3], summary_of("a")
+    assert scalars("a", "perf/mfu")[3] == pytest.approx(speed * flops / 2e12, rel=1e-5)
+    assert summary["mfu"] == pytest.approx(summary["characters_per_second"] * flops / 2e12)
     assert "peak" not in ended.out
-
-
-def flops_of_a_token(layers: int = 2, dim: int = 32, context: int = 32) -> float:
-    """Of the tiny model, by hand: 6 for each weight of a matrix, and 12 for each pair of positions and channel."""
-    block = 3 * dim * dim + dim * dim + 2 * dim * 4 * dim
-    vocabulary = len(set(Path("book.txt").read_text()))
-    return 6 * (layers * block + vocabulary * dim) + 12 * layers * context * dim
 
 
 TAKES = {  # seconds on a clock of the test's own, in what does the work of each part
@@ -161,7 +155,7 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
     for part in PARTS:
         assert scalars("a", f"time/{part}") == pytest.approx(dict.fromkeys((4, 8, 12), shares[part] / 16)), part
     assert scalars("a", "perf/chars_per_s") == pytest.approx(dict.fromkeys((4, 8, 12), 8 * 32 / 16))
-    assert report_of("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
+    assert summary_of("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
 
 
 def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,30 +201,26 @@ def test_bits_per_character_of_training_are_those_of_characters(train: Train) ->
         assert len(losses) == 2 and scalars(tokenizer, "train/bpc") == pytest.approx(expected, rel=1e-4)
 
 
-def charts(name: str) -> list[Any]:
-    """Those of the page of a run, which was written once."""
-    (event,) = board(name).Tensors("custom_scalars__config__")
-    layout = Layout.FromString(event.tensor_proto.string_val[0])
-    return [chart for category in layout.category for chart in category.chart]
-
-
 def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_which_is_empty(
     trained: Path, train: Train
 ) -> None:
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
+    (event,) = board("first").Tensors("custom_scalars__config__")  # written once
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    charts = [chart for category in layout.category for chart in category.chart]
     tags, shown = board("first").Tags()["scalars"], []
-    for chart in charts("first"):
+    for chart in charts:
         matched = [tag for tag in tags if any(re.match(pattern, tag) for pattern in chart.multiline.tag)]
         assert matched, chart.title
         shown += matched
-    assert [chart.title for chart in charts("first")][:2] == ["loss (nats per token)", "bits per character"]
+    assert [chart.title for chart in charts[:2]] == ["loss (nats per token)", "bits per character"]
     assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
     assert len(shown) == len(set(shown))
     assert set(tags) - set(shown) == {
         "train/loss_spikes", "val/bpb", "best/val_loss", "best/val_bpc", "best/test_loss",
     }  # fmt: skip
     # The peak of a CPU is not known.
-    assert "perf/mfu" not in tags and report_of("first")["mfu"] is None
+    assert "perf/mfu" not in tags and summary_of("first")["mfu"] is None
     # Memory is that of this process.
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("first", "perf/memory_gib").values():
@@ -244,18 +234,14 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     assert dict(history["losses"]["entries"]) == pytest.approx(steps, rel=1e-6)
 
 
-def test_a_series_in_one_line() -> None:
-    assert sparkline([1.0], BLOCKS) == "▁"
+def test_a_series_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of letters in a terminal without blocks."""
+    assert sparkline([1.0], BLOCKS) == "▁" and sparkline([2.0, 2.0], ASCII) == ".."
     assert sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], BLOCKS) == "█▇▆▅▄▃▂▁"
-    assert sparkline([2.0, 2.0], ASCII) == ".."
-    falling = [1000.0 - step for step in range(1000)]
-    line = sparkline(falling, BLOCKS)
+    line = sparkline([1000.0 - step for step in range(1000)], BLOCKS)
     assert len(line) == report.WIDTH == 40 and line[0] == "█" and line[-1] == "▁"
     assert list(line) == sorted(line, reverse=True)
     assert sparkline([0.0] * 999 + [40.0], ASCII) == "." * 39 + "%"
-
-
-def test_a_terminal_without_blocks_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding, line in (("utf-8", "█▁"), ("ascii", "%."), ("latin-1", "%.")):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
         training, speed = describe_training([2.0, 1.0], 1234.5)
