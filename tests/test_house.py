@@ -136,18 +136,15 @@ def state():
         ],
     }
 
-ACTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.system",
-        "os.putenv", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "urllib.Request")
+ACTS = ("os.mkdir", "os.r", "os.link", "os.symlink", "os.truncate", "os.system", "os.putenv", "socket.connect",
+        "socket.getaddrinfo", "subprocess", "urllib")
 loading = ""
 
 def watch(event, args):
-    if event == "open":
-        path, mode, flags = args
-        writes = set(mode or "") & set("wax+") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if loading and writes and path != os.devnull:
-            effects.append(f"{loading} opens {path} for writing")
-    elif loading and event in ACTS:
-        effects.append(f"{loading} calls {event}{args}")
+    writes = event == "open" and (
+        set(args[1] or "") & set("wax+") or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    if loading and (writes and args[0] != os.devnull or event.startswith(ACTS)):
+        effects.append(f"{loading}: {event}{args}")
 
 for stream in (sys.stdout, sys.stderr):  # what others print is not ours
     print("MARK", file=stream, flush=True)

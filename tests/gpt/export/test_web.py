@@ -15,11 +15,11 @@ from gpt.config import ModelConfig
 from gpt.export.web import facts, write_web
 from gpt.model import GPT
 from tests.conftest import pages
-from tests.gpt.fit.test_page import CONTRASTS, report
+from tests.gpt.fit.test_page import report
 from tests.model_files import filled
 from tests.reference import model as naive
 from tests.reference.models import PLACES, SOME, name, tiny
-from tests.test_score import TEXT
+from tests.test_score import TEXT, contrasts
 from tests.test_score import write as write_model
 
 CHARACTERS = "\n aebcd.é😀"
@@ -189,10 +189,8 @@ def test_bytes(show: Show) -> None:
         page.fill("#temperature", "1")
         assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
 
-
-def test_bytes_that_come_one_by_one(show: Show) -> None:
-    """An emoji of four bytes, and what is no character."""
-    page = show(*make(tiny(), None))
+    # An emoji of four bytes that come one by one, and what is no character.
+    page = show(model, meta)
     page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
     assert page.text_content("#text") == "a\ufffd"
     page.evaluate("show()")
@@ -321,28 +319,23 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 
 
-@pytest.mark.parametrize(
-    "config",
-    [tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)],
-    ids=lambda config: config.positions,
-)
-def test_all_that_attention_shows_is_on_the_page(show: Show, config: ModelConfig) -> None:
+def test_all_that_attention_shows_is_on_the_page(show: Show) -> None:
     """Characters that have become plain text are none that a known place looks at."""
-    page = show(*make(config))
-    late = page.evaluate(
-        """() => {
-          const late = [];
-          for (let length = 1; length <= 1100; length++) {
-            append(0);
-            const { model } = chargpt;
-            let place = model.origin;
-            while (model.attention(0, 0, place) === null) place++;
-            if (units[0].place > model.attention(0, 0, place).from) late.push(length);
-          }
-          return late;
-        }"""
-    )
-    assert late == []
+    for config in (tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)):
+        page = show(*make(config))
+        late = page.evaluate(
+            """() => {
+              const late = [], { model } = chargpt;
+              for (let length = 1; length <= 1100; length++) {
+                append(0);
+                let place = model.origin;
+                while (model.attention(0, 0, place) === null) place++;
+                if (units[0].place > model.attention(0, 0, place).from) late.push(length);
+              }
+              return late;
+            }"""
+        )
+        assert late == [], config.positions
 
 
 def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
@@ -438,7 +431,7 @@ def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, sco
 
 
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
-    """A contrast of 4.5 (WCAG 2.2, 1.4.3) between all text and what is behind it, on the darkest shade, too."""
+    """On the darkest shade, too."""
     page = show(*make(SLIDING))
     page.fill("#prompt", "é bad\nZ")
     write(page, "é bad\nZ", length=300)
@@ -449,8 +442,7 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
     for scheme, width in (("light", 360), ("dark", 390), ("light", 1280), ("dark", 1280)):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
-        found = page.evaluate(CONTRASTS)
-        assert len(found) > 60 and min(found)[0] >= 4.5, (scheme, width, min(found))
+        contrasts(page)
         behind.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert len(behind) == 2

@@ -1,4 +1,4 @@
-"""What measures a GPU, on a CPU: all but CUDA itself."""
+"""The benchmarks that others rely on: what measures a GPU, on a CPU, and the share of samples that parse."""
 
 import json
 import os
@@ -7,19 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hydra
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
-from benchmarks import gpu, plain_loop, sample_speed
+from benchmarks import gpu, parse_share, plain_loop, sample_speed
+from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from conf.fields import InputError
-from conf.overrides import CONF, check_overrides, leaves
-from conf.schema import Config, to_dict
+from conf.overrides import check_overrides
 from gpt.config import ModelConfig
 from gpt.model import GPT
+from tests.conftest import Ended, caller
 from tests.reference.capture import record
 from tests.reference.models import fill
 
@@ -119,32 +117,11 @@ def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
     assert "12 % parse" in text
 
 
-def composed(arguments: list[str]) -> dict[str, Any]:
-    check_overrides(arguments, {}, False)
-    ConfigStore.instance().store("schema", node=Config)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = OmegaConf.to_object(hydra.compose("train", arguments))
-    assert isinstance(config, Config)
-    return dict(leaves(to_dict(config)))
-
-
-def test_runs_have_the_settings_that_they_are_named_for() -> None:
-    recipe = composed(gpu.BEST)
-    assert recipe["minutes"] == gpu.MINUTES
+def test_runs_have_settings_that_there_are() -> None:
+    for arguments in (gpu.BEST, gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
+        check_overrides([*arguments, *gpu.steps_of(9)], {}, False)
     for changed in gpu.VARIANTS.values():
-        variant = composed([*gpu.BEST, *changed])
-        assert {key for key in recipe if recipe[key] != variant[key]} == {each.partition("=")[0] for each in changed}
-    for arguments, shape in (
-        (gpu.BABY, (6, 6, 384, 256, 64)),
-        (gpu.SAME_PARTS, (6, 6, 384, 256, 64)),
-        (gpu.WIDE, (12, 12, 768, 1024, 32)),
-        (["experiment=enwik8", "minutes=null"], (*gpu.SIZES[-1], gpu.HOUR_CONTEXT, gpu.HOUR_BATCH)),
-    ):
-        settings = composed([*arguments, *gpu.steps_of(9)])
-        keys = ("model.layers", "model.heads", "model.dim", "model.context", "data.batch", "trainer.max_steps")
-        assert tuple(settings[key] for key in keys) == (*shape, 9), arguments
-    for arguments in (gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
-        composed([*arguments, "trainer.deterministic=true"])
+        check_overrides([*gpu.BEST, *changed], {}, False)
 
 
 def test_the_plain_loop_is_the_model_of_nanogpt() -> None:
@@ -178,3 +155,35 @@ def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_speed, "LENGTH", 60)
     speeds = gpu.sampled(3, 40, ModelConfig(layers=1, heads=1, dim=8, context=16), "cpu")
     assert speeds.keys() == {"generate", "uncached"} and min(speeds.values()) > 0
+
+
+def test_pieces_of_source() -> None:
+    """Where they end, which of them parse, and an interval of Newcombe, Statistics in Medicine 17 (1998) 857."""
+    accepted = ("def f(x):\n    return x\n", "c = '\\d'  # an invalid escape is a warning\n", "# a comment\n")
+    refused = ("def f(x):\n", "    return x\n", "print 1\n", "x = '\0'\n", "(" * 10_000 + ")" * 10_000, "\n  \n")
+    assert all(map(parses, accepted)) and not any(map(parses, refused))
+    lines, blank = CUTS.values()
+    assert cut("def f():\n    pass\nde", lines) == "def f():\n    pass\n"
+    assert cut("def f():\n    pass\n\n\ndef g():\n    pa", blank) == "def f():\n    pass\n\n\n"
+    assert cut("def f(): pass", lines) == cut("def f():\n    pass\n", blank) == ""
+    assert interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    good, half, bad = "x = 1\n\n", "x = 1\n\n(\n", "(\n\n"
+    rows = [row.split(" | ")[1:4] for row in table({"some": [good, half, half, bad]}).splitlines()[2:]]
+    assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]
+
+
+def test_a_run_is_measured(train: Callable[..., Ended], capsys: pytest.CaptureFixture) -> None:
+    """Pieces of 1000 characters end 16 after a blank line, in the middle of a function."""
+    Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
+    typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
+    assert train(*typed).status == 0
+    script = caller(parse_share.cli, capsys)
+    ended = script("a", "--samples", "6")
+    assert ended.status == 0, ended
+    rows = [line.split(" | ")[:3] for line in ended.out.splitlines()[2:]]
+    model = "runs/a/checkpoints/best.safetensors"
+    assert [row[0] for row in rows] == [f"| {model}"] * 2 + ["| validation text"] * 2
+    assert rows[0][2] == "0 of 6", "it knows nothing yet"
+    assert [row[2] for row in rows[2:]] == ["0 of 6", "6 of 6"]
+    wrong = script("a", "--samples", "100000")
+    assert wrong.status == 2 and wrong.err.count("\n") == 1 and "must be at most" in wrong.err
