@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -153,11 +153,10 @@ def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch:
 
 
 def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
-    for text in ("a", "Na", TEXT[:7], TEXT[:8], TEXT[:9]):
+    for text in (TEXT[:9], TEXT[:8], TEXT[:7], "Na", "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
         ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
         assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
-    Path("short.txt").write_text("a")
     ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
 
@@ -305,19 +304,14 @@ def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkey
     assert "contexts differ" not in same
 
 
-class Shown(NamedTuple):
-    """A page in the browser, and what was printed with it."""
-
-    page: Any
-    lines: list[dict[str, Any]]
-    said: str
+Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what was printed with it
 
 
 def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
     """Score a text in a directory, and open the page."""
     with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         assert score_script.cli([model, text, "--per-char", "--html", "a.html", *more]) == 0
-    return Shown(open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue())
+    return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
 
 
 HTML = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"  # the name of the text
@@ -408,7 +402,7 @@ def test_characters_of_two_units_do_not_shift_the_others(browser: Any, tmp_path:
     write(str(tmp_path / "same.st"), CharTokenizer(text), std=0)
     (tmp_path / "same.txt").write_text("\ufeff" + text, encoding="utf-8")
     with pages(browser) as open_page:
-        page = scored(tmp_path, open_page, "same.st", "same.txt").page
+        page, *_ = scored(tmp_path, open_page, "same.st", "same.txt")
         assert page.locator("#text p").inner_text() == "U+FEFFa😀b😀😀c"
         for position, letter in ((1, "a"), (3, "b"), (6, "c")):
             middle = page.evaluate(PLACE, [letter, 0])
@@ -505,7 +499,7 @@ def contrasts(page: Any) -> list[list[Any]]:
 
 def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
     """The steps of a scale go on in one direction from the colour of the page."""
-    for page, zero in ((shown[0].page, 0), (shown[1].page, 10)):
+    for page, zero in ((shown[0][0], 0), (shown[1][0], 10)):
         page.evaluate(
             """() => {
               const shades = Object.assign(document.createElement("p"), { id: "shades" });

@@ -85,16 +85,16 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
         assert model.dim == expected.dim and model.dropout == 0, "only for a text as long as it has weights"
 
 
-MACHINES = [  # operations a second, minutes, characters of text, and the width that is chosen
-    # 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
-    (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
-    (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
-    (2.5e11, 12 * 60.0, 90_000_000, 384), (2.5e11, 30.0, 90_000_000, 256), (2.5e11, 1.0, 90_000_000, 128),  # two cores
-]  # fmt: skip
-
-
 def test_the_presets_that_machines_are_given() -> None:
-    for speed, minutes, text, dim in MACHINES:
+    """Of operations a second, minutes and characters of text, the width.
+
+    85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
+    """
+    for speed, minutes, text, dim in (
+        (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
+        (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
+        (2.5e11, 12 * 60.0, 90_000_000, 384), (2.5e11, 30.0, 90_000_000, 256), (2.5e11, 1.0, 90_000_000, 128),
+    ):  # fmt: skip
 
         def measure(config: ModelConfig, speed: float = speed) -> Cost:
             return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)

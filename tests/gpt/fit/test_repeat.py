@@ -139,6 +139,7 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     assert [path.name for path in sorted(Path("runs/b/checkpoints").glob("step-*"))] == ["step-00000006.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
     """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
     error = RuntimeError("operation not permitted when stream is capturing\nmore of it")

@@ -93,6 +93,7 @@ def written_updates(name: str) -> dict[str, float]:
     return {group: points[3] for group, points in written.items()}
 
 
+@pytest.mark.slow
 def test_updates_are_those_between_two_checkpoints(train: Train) -> None:
     recipes = {
         "state_dict": ["optim=adamw", "model.positions=learned", "model.bias=true", "optim.clip=0"],
