@@ -71,15 +71,6 @@ FOUND: dict[str, dict[str, Any]] = {
         "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
         "wide, seed 1": {"wide": pace(50, 0.5)},
     },
-    "best": {
-        name: {"val_loss": loss, "last_val_loss": loss + 0.01}
-        for name, loss in (("seed 1", 1.42), ("seed 2", 1.45), ("256 wide", 1.44), ("the recipe", 1.43))
-    },
-    "sampling": {
-        "1 at once, round 1": {"generate": 9000, "uncached": 300},
-        "256 at once, round 1": {"generate": 1_200_000, "uncached": 4000},
-    },
-    "pipeline": {"seed 1": {"over": 0.021}, "seed 2": {"over": 0.01}, "seed 3": {"over": 0.03}},
     "exact": {
         "seed 1": {"same": True, "resumed": True, "cost": 1.5},
         "seed 2": {"same": True, "resumed": False, "cost": 1.25}, "devices": {"bf16": 0.0123},
@@ -95,14 +86,12 @@ CELLS = {
         "2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default recipe",
         "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3",
     ],
-    "best": ["1.4350; 1.4350 (1.4200 to 1.4500), 2 of 5"],
-    "sampling": ["9,000 (9,000 to 9,000), 1 of 3 / 1,200,000 (1,200,000 to 1,200,000), 1 of 3"],
-    "pipeline": ["2.1 (1.0 to 3.0) %"],
-}
+    "best": ["not measured"], "sampling": ["not measured"], "pipeline": ["not measured"],
+}  # fmt: skip
 
 
 def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
-    for parts in ([], ["speed", "best"], list(FOUND)):
+    for parts in ([], ["speed"], list(FOUND)):
         text = gpu.table({part: MACHINE | {"seen": FOUND[part]} for part in parts})
         rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[0].splitlines()[2:]]
         wanted = [cell if part in parts else "not measured" for part, cells in CELLS.items() for cell in cells]
@@ -113,15 +102,13 @@ def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
     also = dict(line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()[2:])
     assert also["run twice, equal bit for bit"] == "2 of 2"
     assert also["killed and resumed, equal bit for bit"] == "1 of 2"
-    assert also["sampling over a loop without a cache, 256 at once"].startswith("300")
     assert "12 % parse" in text
 
 
 def test_runs_have_settings_that_there_are() -> None:
-    for arguments in (gpu.BEST, gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, *gpu.WHERE.values()):
-        check_overrides([*arguments, *gpu.steps_of(9)], {}, False)
-    for changed in gpu.VARIANTS.values():
-        check_overrides([*gpu.BEST, *changed], {}, False)
+    runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
+    for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
+        check_overrides(arguments, {}, False)
 
 
 def test_the_plain_loop_is_the_model_of_nanogpt() -> None:
