@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -170,10 +171,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> str:
-        raise RuntimeError("no room\nfor it")
-
-    monkeypatch.setattr("gpt.fit.page.page", fail)
+    monkeypatch.setattr("gpt.fit.page.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out

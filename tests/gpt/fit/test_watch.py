@@ -220,9 +220,7 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     assert set(tags) - set(shown) == {
         "train/loss_spikes", "val/bpb", "best/val_loss", "best/val_bpc", "best/test_loss",
     }  # fmt: skip
-    # The peak of a CPU is not known.
-    assert "perf/mfu" not in tags and summary_of("first")["mfu"] is None
-    # Memory is that of this process.
+    assert "perf/mfu" not in tags and summary_of("first")["mfu"] is None, "the peak of a CPU is not known"
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("first", "perf/memory_gib").values():
         assert 0.1 < used < 1.02 * most  # the kernel counts pages in batches
