@@ -1,6 +1,5 @@
 """`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,17 +13,13 @@ from base.files import write_text
 from data.arrays import open_text
 from data.config import DataConfig
 from gpt import runs
-from tests.conftest import Ended
+from tests.conftest import Ended, summary
 
 Train = Callable[..., Ended]
 SMALL = (
     "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu "
     "trainer.devices=1"
 ).split()
-
-
-def summary(run: str) -> dict:
-    return json.loads(Path(f"runs/{run}/summary.json").read_text())
 
 
 def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sample: Callable[..., Ended]) -> None:

@@ -21,7 +21,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
 from gpt.generate import generate
 from gpt.model import GPT
-from tests.conftest import ROOT, Ended, needs, less_progress
+from tests.conftest import ROOT, Ended, less_progress, needs
 from tests.model_files import write_model_file
 from tests.reference.models import fill
 

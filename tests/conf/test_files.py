@@ -1,9 +1,7 @@
 """Every file in conf/ means what it says: found in the folder, so that a new one need not be named."""
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from conf.search import take_search
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
-from tests.conftest import Ended, needs
+from tests.conftest import Ended, needs, summary
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
@@ -82,4 +80,4 @@ def test_what_names_a_class_runs(train: Callable[..., Ended], monkeypatch: pytes
         name = file.replace("/", "-")
         ended = train(chosen(file), "trainer.max_steps=2", "trainer.val_check_interval=2", f"name={name}")
         assert ended.status == 0 and (ended.err == "" or file == "logger/wandb"), ended.err  # which tells of itself
-        assert json.loads(Path(f"runs/{name}/summary.json").read_text())["steps"] == 2
+        assert summary(name)["steps"] == 2
