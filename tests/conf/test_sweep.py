@@ -94,7 +94,7 @@ def test_values_survive_the_trial_s_command_line(
     trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations]
     made = []
     for trial in trials:
-        config = compose(trial.command[2:])
+        config = compose(trial.command[2:], check=False)
         assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
         made.append((config.optim.min_lr, tuple(config.optim.betas), config.callbacks["mine"]["_target_"]))
     assert made == [(rate, pair, name) for rate in rates for pair in betas for name in names]
@@ -118,7 +118,7 @@ def test_what_is_another_run() -> None:
         old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
         assert changed(old, new, keys) == said, typed
     # Neither is what `minutes` and a trained model have chosen.
-    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"])
+    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"], check=False)
     assert changed(old, compose(["minutes=5"]), ["minutes"]) == []
     assert changed(old, compose(["minutes=6"]), ["minutes"]) == ["minutes=6.0 (the run has 5.0)"]
     assert len(changed(old, compose(["minutes=5", "model.layers=1"]), ["minutes", "model.layers"])) == 1
