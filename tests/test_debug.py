@@ -39,7 +39,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sam
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
 
-def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
+def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Train) -> None:
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
     ended = train("resume=auto")
@@ -48,11 +48,7 @@ def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
     write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     assert "going on in runs/cut" in train("resume=auto", defaults=False).out
-
-
-def test_what_a_debug_run_does_not_replace(train: Train) -> None:
-    """One that another process is training, and one with a name of its own."""
-    assert train("debug=fast", *SMALL, defaults=False).status == 0
+    # It replaces none that another process is training, and none with a name of its own.
     before = sorted(Path("runs/debug-fast").rglob("*"))
     runs.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
     try:

@@ -110,11 +110,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
 
 @pytest.mark.slow
 def test_scoring_and_exporting(
-    trained: Path,
-    train: Call,
-    score: Call,
-    export: Call,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Path, train: Call, score: Call, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("name=second", "model.context=16", "trainer.max_steps=1").status == 0
     scores = commands("score", "README.md", "score.md")

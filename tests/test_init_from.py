@@ -126,10 +126,7 @@ def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
         (["init_from=empty"], "empty: has no model file (empty/best.safetensors or empty/last.safetensors)"),
         (["init_from="], "has no model file"),
         (["init_from=x" * 300], "File name too long"),
-        (
-            ["init_from=first", "model=small"],
-            "first: cannot change model.layers=4 (the model has 2), model.heads=",
-        ),
+        (["init_from=first", "model=small"], "first: cannot change model.layers=4 (the model has 2), model.heads="),
         (["init_from=first", "data.tokenizer=byte"], "cannot change data.tokenizer=byte (the model has char)"),
         (["init_from=first", "model.context=5000"], "model.context=5000"),
     ]:

@@ -145,7 +145,11 @@ def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: 
     assert "take about" not in Path("runs/first/train.log").read_text(), "it was short"
 
 
-def test_other_loggers(train: Train) -> None:
+def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing is named with the command that adds it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
+        assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
     for logger in ("csv", "none"):
         assert train(f"logger={logger}", f"name={logger}", "trainer.max_steps=20").status == 0
         assert not list(Path("runs", logger).rglob("events*"))
@@ -153,11 +157,6 @@ def test_other_loggers(train: Train) -> None:
     (file,) = Path("runs/csv").rglob("metrics.csv")
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
-
-
-def test_wandb_is_named_with_the_command_that_adds_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
-    assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
 
 
 def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,11 @@ def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
         assert counted and float(counted[1]) == round(weights / 1e6, len(counted[1].partition(".")[2]))
 
 
-def test_a_search_has_the_values_of_its_file() -> None:
+def test_the_file_of_a_search_and_heads_of_presets() -> None:
     search, rest = take_search(["hparams_search=default", "seed=1"])
     assert search and rest == ["seed=1"]
     values = yaml.safe_load(said("hparams_search/default"))
     assert {key: getattr(search, key) for key in values} == values
-
-
-def test_presets_take_eight_heads() -> None:
     for preset in ("tiny", "small", "baby"):
         assert ModelConfig(**choice_values("model", preset) | {"heads": 8}).heads == 8
         with pytest.raises(ValueError, match=r"^model\.heads=5: must divide model\.dim=\d+: 1, 2"):

@@ -64,7 +64,7 @@ def test_text_is_taken_as_it_is() -> None:
     assert (config.data.path, config.name) == (None, "123")
 
 
-def test_compile_is_one_of_three_words() -> None:
+def test_words_for_compile_and_names_of_runs() -> None:
     """However they are read: `true` is more than text to Hydra and to YAML."""
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word
@@ -72,9 +72,6 @@ def test_compile_is_one_of_three_words() -> None:
     for value in (None, 1, "yes"):
         with pytest.raises(ValueError, match=f"^compile={shown(value)}: must be one of auto, true, false"):
             Config(compile=value)
-
-
-def test_names_that_are_no_directory_are_refused() -> None:
     for name in ("a/b/c", "/a", "a/", "a/..", "../a", "..", "", ".hidden", "a\\b", "a\nb"):
         with pytest.raises(ValueError, match="name="):
             Config(name=name)
