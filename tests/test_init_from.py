@@ -15,7 +15,7 @@ from data.tokenizer import CharTokenizer
 from gpt.checkpoint import load_checkpoint
 from tests.conftest import Ended, summary
 from tests.faults import faults
-from tests.faults.processes import events, run, run_ranks
+from tests.faults.processes import events, run
 from tests.faults.test_resume import assert_as_if_never_touched
 
 Train = Callable[..., Ended]
@@ -188,15 +188,3 @@ def test_known_characters_that_were_tampered_with(base: Train) -> None:
             torch.save(contents, path)
         ended = base("resume=runs/fine", "trainer.max_steps=40", defaults=False)
         assert ended.status == 2 and ended.err.startswith("train.py: ") and ended.err.count("\n") == 1, ended
-
-
-@pytest.mark.slow
-def test_two_processes_start_from_the_same_model(base: Train) -> None:
-    given = [*FINE, "trainer.precision=32-true", "trainer.max_steps=10"]
-    assert base("name=one", *given).status == 0
-    two = run_ranks(2, "name=two", *given, "trainer=ddp")
-    assert two.status == 0, two
-    assert summary("one")["val_loss"] == pytest.approx(summary("two")["val_loss"], abs=2e-5)
-    one = Path("runs/one/train.log").read_text().splitlines()
-    (first,) = [line for line in two.out.splitlines() if line.startswith("step 0/")]
-    assert first in one
