@@ -104,17 +104,13 @@ def test_bytes_stay_bytes(train: Train, prose: str) -> None:
 
 @pytest.mark.slow
 def test_the_shape_is_that_of_the_model(base: Train, long_steps: None) -> None:
-    """Also where `minutes` would choose another."""
+    """Where `minutes` would choose another."""
     given = [*FINE, "trainer.accelerator=cpu", "compile=false", "logger=none"]
-    for name, arguments in (
-        ("a", ["trainer.max_steps=2"]),
-        ("b", ["minutes=1.5"]),
-        ("c", ["minutes=1.5", "model.dropout=0.1"]),
-    ):
-        assert base(f"name={name}", *given, *arguments, defaults=False).status == 0
+    for name, typed, dropout in (("a", [], 0.0), ("b", ["model.dropout=0.1"], 0.1)):
+        assert base(f"name={name}", *given, "minutes=1.5", *typed, defaults=False).status == 0
         model = config(name)["model"]
-        assert (model["layers"], model["heads"], model["dim"], model["context"]) == (2, 2, 32, 32)
-        assert model["dropout"] == (0.1 if name == "c" else 0.0)
+        found = [model[key] for key in ("layers", "heads", "dim", "context", "dropout")]
+        assert found == [2, 2, 32, 32, dropout]
 
 
 def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
