@@ -1,7 +1,9 @@
 """What the tests of the entry points share: a small text and a way to call `train.py` and `sample.py`."""
 
+import csv
 import importlib.util
 import io
+import json
 import os
 import random
 import re
@@ -22,6 +24,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import pytest  # noqa: E402
 
+import export as export_script  # noqa: E402
 import sample as sample_script  # noqa: E402
 import score as score_script  # noqa: E402
 import train as train_script  # noqa: E402
@@ -42,6 +45,55 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+def summary(run: str | Path) -> dict[str, Any]:
+    """What runs/RUN/summary.json says."""
+    return json.loads(Path("runs", run, "summary.json").read_text())
+
+
+def table(sweep: str | Path) -> list[dict[str, str]]:
+    """The rows of runs/SWEEP/sweep.csv."""
+    with open(Path("runs", sweep, "sweep.csv"), newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def last(run: str | Path) -> dict[str, Any]:
+    """The newest training checkpoint of runs/RUN."""
+    import torch
+
+    return torch.load(Path("runs", run, "checkpoints/last.ckpt"))
+
+
+def assert_same_weights(*runs: str) -> None:
+    """Two runs have come to the same weights, bit for bit."""
+    ours, theirs = (last(run)["state_dict"] for run in runs)
+    assert list(ours) == list(theirs)
+    for name in ours:
+        assert ours[name].equal(theirs[name]), name
+
+
+def board(run: str | Path) -> Any:
+    """All that the event files of runs/RUN hold."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(Path("runs", run)), size_guidance={"tensors": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def less_progress(err: str) -> str:
+    """What a process has said on standard error, but for how far slow work is on a busy machine."""
+    return "".join(line for line in err.splitlines(True) if not line.endswith((" so far\n", " left\n")))
+
+
+def refusal(error: type[Exception], call: Callable[..., object], *given: Any, **named: Any) -> str:
+    """The one line that a call raises."""
+    with pytest.raises(error) as caught:
+        call(*given, **named)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
 
 
 def missing(reason: str) -> None:
@@ -246,6 +298,12 @@ def sample(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ende
 def score(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
     """Calls score.py in this process."""
     return caller(score_script.cli, capsys)
+
+
+@pytest.fixture
+def export(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
+    """Calls export.py in this process."""
+    return caller(export_script.cli, capsys)
 
 
 def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Callable[..., Ended]:

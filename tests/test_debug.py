@@ -1,6 +1,5 @@
 """`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,17 +13,13 @@ from base.files import write_text
 from data.arrays import open_text
 from data.config import DataConfig
 from gpt import runs
-from tests.conftest import Ended
+from tests.conftest import Ended, summary
 
 Train = Callable[..., Ended]
 SMALL = (
     "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu "
     "trainer.devices=1"
 ).split()
-
-
-def summary(run: str) -> dict:
-    return json.loads(Path(f"runs/{run}/summary.json").read_text())
 
 
 def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sample: Callable[..., Ended]) -> None:
@@ -44,7 +39,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sam
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
 
-def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
+def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Train) -> None:
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
     ended = train("resume=auto")
@@ -53,11 +48,7 @@ def test_a_debug_run_is_not_what_resume_auto_means(train: Train) -> None:
     write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     assert "going on in runs/cut" in train("resume=auto", defaults=False).out
-
-
-def test_what_a_debug_run_does_not_replace(train: Train) -> None:
-    """One that another process is training, and one with a name of its own."""
-    assert train("debug=fast", *SMALL, defaults=False).status == 0
+    # It replaces none that another process is training, and none with a name of its own.
     before = sorted(Path("runs/debug-fast").rglob("*"))
     runs.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
     try:

@@ -4,7 +4,6 @@ The processes are real and talk over gloo; they are forked from one that has loa
 """
 
 import csv
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
-from tests.conftest import Ended, missing
+from tests.conftest import Ended, last, missing, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.reference.losses import surprisal
@@ -127,9 +126,8 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
     assert len(nats) == len(tokens) > 256 * 32
     for name, ended in found.items():
         assert ended.status == 0, ended
-        training = torch.load(f"runs/{name}/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best_loss"]
-        final = json.loads(Path(f"runs/{name}/summary.json").read_text())["val_loss"]
-        assert (training, final) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
+        training = last(name)["callbacks"]["Checkpoints"]["best_loss"]
+        assert (training, summary(name)["val_loss"]) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
 
 
 def layout(part: Any) -> Any:
@@ -155,7 +153,7 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., End
         stop = (faults.signal_at, 4 * leg - 1, signal.SIGTERM)
         ended = run(*given, fault=stop) if devices == 1 else run_ranks(devices, *given, fault={devices - 1: stop})
         assert ended.status == 143, ended
-        contents = torch.load("runs/cut/checkpoints/last.ckpt")
+        contents = last("cut")
         assert contents["global_step"] == 4 * leg
         assert contents["conditions"]["world_size"] == (f"{devices} with fsdp" if strategy == "fsdp" else devices)
         del contents["conditions"]["world_size"]
@@ -183,8 +181,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     prompts = passages.prompts(text)
     tokens = generate(model, prompts, 20, temperature=0.6, seed=0)
     written = [text.tokenizer.decode(row[prompts.shape[1] :].numpy()) for row in tokens]
-    entries = torch.load("runs/a/checkpoints/last.ckpt")["callbacks"]["Samples"]["history"]["entries"]
-    step, texts = entries[-1]
+    step, texts = last("a")["callbacks"]["Samples"]["history"]["entries"][-1]
     assert step == meta["step"] == 30
     assert [text for temperature, _, text in texts if temperature == 0.6] == written
 

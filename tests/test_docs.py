@@ -14,7 +14,7 @@ import export as export_script
 import sample as sample_script
 import score as score_script
 import train as train_script
-from tests.conftest import ROOT, Ended, caller, needs
+from tests.conftest import ROOT, Ended, needs
 
 Call = Callable[..., Ended]
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -110,11 +110,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
 
 @pytest.mark.slow
 def test_scoring_and_exporting(
-    trained: Path,
-    train: Call,
-    score: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    trained: Path, train: Call, score: Call, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("name=second", "model.context=16", "trainer.max_steps=1").status == 0
     scores = commands("score", "README.md", "score.md")
@@ -127,7 +123,7 @@ def test_scoring_and_exporting(
         assert "bits/character" in ended.out + ended.err
     assert Path("book.html").stat().st_size > 30_000 < Path("both.html").stat().st_size
     (web_page,) = commands("export", "README.md")
-    assert caller(export_script.cli, capsys)(*web_page).status == 0
+    assert export(*web_page).status == 0
     assert Path("first.html").exists()
 
 

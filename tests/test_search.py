@@ -1,7 +1,5 @@
 """A search for settings: real processes, really killed, against one that nobody touched."""
 
-import csv
-import json
 import re
 import shlex
 import signal
@@ -18,7 +16,7 @@ import pytest
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from conf.search import Range, judge, open_study, plan_search
-from tests.conftest import Ended, needs
+from tests.conftest import Ended, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
 
@@ -41,28 +39,18 @@ def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, fl
     return [(each.params, each.state.name, each.value, each.intermediate_values) for each in study.trials]
 
 
-def summary(directory: Path, number: int) -> dict[str, Any]:
-    return json.loads((directory / f"runs/found/trial-{number:03}/summary.json").read_text())
-
-
-def table(directory: Path, name: str = "found") -> list[dict[str, str]]:
-    with open(directory / f"runs/{name}/sweep.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.slow
 def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: str) -> None:
     """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
     directory, killed = workplace, workplace / "killed"
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended
-    found = trials(directory)
-    assert len(found) == 4
+    found, told = trials(directory), [summary(f"found/trial-{number:03}") for number in range(4)]
     pruned = [number for number, (_, state, _, _) in enumerate(found) if state == "PRUNED"]
     finished = [number for number, (_, state, _, _) in enumerate(found) if state == "COMPLETE"]
     assert pruned and sorted(pruned + finished) == list(range(4))
     for number, (_, _, loss, on_the_way) in enumerate(found):
-        assert (summary(directory, number)["status"] == "pruned") == (number in pruned)
+        assert (told[number]["status"] == "pruned") == (number in pruned)
         # Pruned is what lies above the median of those that had finished before it, at the same step, and nothing else.
         before = [found[other][3] for other in finished if other < number]
         for step, bpc in on_the_way.items():
@@ -70,15 +58,14 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
             worse = len(before) >= 2 and best > statistics.median(each[step] for each in before if step in each)
             assert worse == (number in pruned and step == max(on_the_way)), (number, step, bpc)
         if number in finished:
-            assert loss == summary(directory, number)["val_bpc"]
-            assert list(on_the_way) == [10, 20]
+            assert loss == told[number]["val_bpc"] and list(on_the_way) == [10, 20]
         else:
-            assert summary(directory, number)["steps"] == max(on_the_way) < 30
+            assert told[number]["steps"] == max(on_the_way) < 30
     assert [float(found[number][0]["optim.lr"]) for number in pruned] == [1e-7]
 
-    best = min(finished, key=lambda number: summary(directory, number)["val_loss"])
+    best = min(finished, key=lambda number: told[number]["val_loss"])
     assert open_study(directory / "runs/found").best_trial.number == best
-    rows = table(directory)
+    rows = table("found")
     assert len(rows) == 4 and rows[0]["directory"] == f"runs/found/trial-{best:03}"
     assert rows[0]["optim.lr"] == found[best][0]["optim.lr"]
 
@@ -86,8 +73,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
     assert again
     _, script, *arguments = shlex.split(again[1])
     assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
-    repeated = json.loads((directory / "runs/again/summary.json").read_text())
-    assert repeated["val_loss"] == summary(directory, best)["val_loss"]
+    assert summary("again")["val_loss"] == told[best]["val_loss"]
 
     killed.mkdir()
     (killed / "book.txt").write_text(prose)
@@ -102,8 +88,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         assert ended.status == 0 and ended.err == "", ended
         assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
         assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
-        assert trials(killed) == trials(directory)
-        assert len(table(killed)) == 4
+        assert trials(killed) == trials(directory) and len(table("found")) == 4
         # Once it is whole, nothing is left to do.
         assert run(*COMMAND).status == 0
         assert trials(killed) == trials(directory)
@@ -178,37 +163,28 @@ def test_ranges_mean_what_hydra_means_by_them() -> None:
     assert list(planned("optim.lr=0.01", "seed=1,2")) == ["seed"]  # what is typed is fixed, or the range
 
 
-WRONG = [
-    ("hparams_search=defalt", ["hparams_search=defalt", "nearest: default"]),
-    ("hparams_search.trials=0", ["hparams_search.trials=0", "at least 1"]),
-    ("hparams_search.prunner=none", ["hparams_search.prunner", "nearest: hparams_search.pruner"]),
-    ("hparams_search.pruner=medium", ["hparams_search.pruner=medium", "nearest: median"]),
-    ("optim.lrr=interval(1,2)", ["optim.lrr", "nearest: optim.lr"]),
-    ("optim.lr=interval(2,1)", ["optim.lr=interval(2,1)", "holds no values"]),
-    ("seed=range(5,1)", ["seed=range(5,1)", "holds no values"]),
-    ("optim.muon_lr=tag(log,interval(0,1))", ["optim.muon_lr=0", "above 0"]),
-    ("optim.min_lr=tag(log,interval(0,0.001))", ["tag(log", "above 0"]),
-    ("model.dropout=interval(0,1.5)", ["model.dropout=1.5", "below 1"]),
-    ("model.norm=interval(0,1)", ["model.norm", "layernorm, rmsnorm", "choice"]),
-    ("model.heads=2,5", ["model.heads=5", "must divide model.dim=32"]),
-    ("model.heads=0,2", ["model.heads=0", "at least 1"]),
-    ("model=glob(*)", ["model=glob(*)", "list the values"]),
-    ("seed=shuffle(1,2)", ["seed=shuffle(1,2)", "interval(a,b)"]),
-    ("workers=1,2", ["workers", "the same for all trials"]),
-    ("workers=0", ["workers=0", "at least 1"]),
-    ("data.path=none.txt", ["none.txt", "no such file"]),
-    ("data.batch=3,5 trainer.devices=2", ["data.batch=3", "multiple of 2 devices"]),
-    ("resume=runs/first", ["resume=runs/first", "without resume"]),
-    ("name=a/b", ["name=a/b", "slash"]),
-    ("--cfg=job", ["--cfg=job"]),
-]
+WRONG = {  # what is typed, and what is said of it
+    "hparams_search=defalt": "hparams_search=defalt.* nearest: default",
+    "hparams_search.prunner=none": "hparams_search.prunner.* nearest: hparams_search.pruner",
+    "hparams_search.pruner=medium": "hparams_search.pruner=medium.* nearest: median",
+    "optim.lrr=interval(1,2)": "optim.lrr.* nearest: optim.lr", "model=glob(*)": r"model=glob\(\*\).* list the values",
+    "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\).* holds no values",
+    "seed=range(5,1)": r"seed=range\(5,1\).* holds no values", "model.heads=0,2": "model.heads=0.* at least 1",
+    "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=0.* above 0",
+    "optim.min_lr=tag(log,interval(0,0.001))": r"tag\(log.* above 0",
+    "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1", "workers=0": "workers=0.* at least 1",
+    "model.norm=interval(0,1)": "(?=.*model.norm)(?=.*layernorm, rmsnorm).*choice",
+    "model.heads=2,5": "model.heads=5.* must divide model.dim=32", "workers=1,2": "workers.* the same for all trials",
+    "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*interval\(a,b\)", "data.path=none.txt": "none.txt.* no such file",
+    "data.batch=3,5 trainer.devices=2": "data.batch=3.* multiple of 2 devices", "name=a/b": "name=a/b.* slash",
+    "resume=runs/first": "resume=runs/first.* without resume", "--cfg=job": "--cfg=job",
+}  # fmt: skip
 
 
 def test_what_is_wrong_is_said_before_anything_exists(train: Callable[..., Ended]) -> None:
-    for typed, parts in WRONG:
+    for typed, said in WRONG.items():
         ended = train("hparams_search=default", *shlex.split(typed))
-        assert ended.status == 2 and ended.err.count("\n") == 1, (typed, ended)
-        assert all(part in ended.err for part in parts), (typed, ended)
+        assert ended.status == 2 and ended.err.count("\n") == 1 and re.search(said, ended.err), (typed, ended)
         assert not Path("runs").exists(), typed
     ended = train("hparams_search.trials=5")
     assert ended.status == 2 and "goes with hparams_search=default" in ended.err
@@ -220,8 +196,7 @@ def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call
     study = open_study(directory)
     typed = ["hparams_search=default", "name=found", "optim.lr=0.001,0.1"]
     study.set_user_attr("search", {"seed": 7, "startup": 5, "pruner": "median", "space": [], "fixed": [], "text": ""})
-    ended = train(*typed)
-    assert ended.status == 2 and "was begun with seed=7, not 0" in ended.err
+    assert "was begun with seed=7, not 0" in train(*typed).err
     Path("runs/swept").mkdir()
     Path("runs/swept/sweep.csv").touch()
     assert "is no search" in train("hparams_search=default", "name=swept").err

@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 import train as train_script
 from gpt.fit.board import layout
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT, TINY, last, summary
 
 pytestmark = pytest.mark.slow
 SPEC = importlib.util.spec_from_file_location("pictures", ROOT / "docs/pictures.py")
@@ -100,8 +98,7 @@ def test_the_first_page_answers_the_first_question(board: Any) -> None:
 def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
     page = board("text")
     for name in "ab":
-        callbacks = torch.load(runs / name / "checkpoints/last.ckpt")["callbacks"]
-        step, texts = callbacks["Samples"]["history"]["entries"][-1]
+        step, texts = last(runs / name)["callbacks"]["Samples"]["history"]["entries"][-1]
         assert step == 30
         for temperature, prompt, text in texts:
             cards = page.locator("tf-text-loader", has_text=f"samples/temperature_{temperature}")
@@ -131,11 +128,11 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
     cells = [cell.strip() for cell in page.locator("vaadin-grid-cell-content").all_inner_texts()]
     assert cells.index("optim.lr") < cells.index("compile"), "what differs comes first"
     for name, rate in (("a", "0.0020000"), ("b", "0.010000")):
-        summary = json.loads((runs / name / "summary.json").read_text())
+        found = summary(runs / name)
         assert name in cells and rate in cells
         numbers = [float(cell) for cell in cells if re.fullmatch(r"\d\.\d+", cell)]
         for key in ("val_loss", "val_bpc", "test_loss"):
-            assert any(number == pytest.approx(summary[key], abs=1e-4) for number in numbers), key
+            assert any(number == pytest.approx(found[key], abs=1e-4) for number in numbers), key
 
 
 def test_histograms_on_request(board: Any) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import os
 import re
@@ -13,14 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from lightning_utilities.core.imports import RequirementCache
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train as train_script
@@ -36,36 +33,15 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
-from tests.conftest import ROOT, TINY, Ended, missing, needs
+from tests.conftest import ROOT, TINY, Ended, assert_same_weights, board, last, less_progress, missing, needs, summary
 from tests.faults import faults, processes
 
 Train = Callable[..., Ended]
 
 
-def summary(run: str) -> dict[str, Any]:
-    return json.loads(Path(f"runs/{run}/summary.json").read_text())
-
-
-def last(run: str) -> dict[str, Any]:
-    return torch.load(f"runs/{run}/checkpoints/last.ckpt")
-
-
-def events(run: str) -> EventAccumulator:
-    accumulator = EventAccumulator(f"runs/{run}", size_guidance={"tensors": 0, "scalars": 0})
-    accumulator.Reload()
-    return accumulator
-
-
 def assert_refused(ended: Ended, said: str) -> None:
     assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended.err
     assert not Path("runs").exists()
-
-
-def assert_same_weights(*runs: str) -> None:
-    ours, theirs = (last(run)["state_dict"] for run in runs)
-    assert list(ours) == list(theirs)
-    for key, value in ours.items():
-        assert torch.equal(value, theirs[key]), key
 
 
 def test_a_run_leaves_what_it_promises(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +52,7 @@ def test_a_run_leaves_what_it_promises(train: Train, monkeypatch: pytest.MonkeyP
     assert ended.status == 0 and ended.err == ""
     run = Path("runs/first")
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
-    names = {path.name for path in run.iterdir()}
-    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= names
+    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= {path.name for path in run.iterdir()}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {
         "best.safetensors", "last.safetensors", "last.ckpt", "step-00000020.ckpt", "step-00000030.ckpt",
     }  # fmt: skip
@@ -116,9 +91,7 @@ def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(trained: Path) ->
     assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
     assert meta["evaluation"] == found["evaluation"] and meta["text"] == "book.txt"
 
-
-def test_checkpoints_hold_plain_data(trained: Path) -> None:
-    names = {f"net.{name}" for name in GPT(ModelConfig(layers=2, heads=2, dim=32, context=32), 30).state_dict()}
+    names = {f"net.{name}" for name in model.state_dict()}  # and training checkpoints hold plain data
     for path in trained.parent.glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
         contents = torch.load(path)
@@ -127,7 +100,7 @@ def test_checkpoints_hold_plain_data(trained: Path) -> None:
 
 
 def test_tensorboard_shows_the_run(trained: Path) -> None:
-    accumulator = events("first")
+    accumulator = board("first")
     groups = ["embedding", "attention", "mlp", "norm", "head"]
     parts = ["data", "forward", "backward", "optimizer", "other"]
     assert set(accumulator.Tags()["scalars"]) == {
@@ -149,15 +122,15 @@ def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train
     """Of a run that has gone on after its end, and not of one that has failed."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     assert train("name=failed", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
-    assert not [tag for tag in events("failed").summary_metadata if "hparams" in tag or "best" in tag]
-    board = events("first")
-    begun = HParamsPluginData.FromString(board.PluginTagToContent("hparams")["_hparams_/session_start_info"])
+    assert not [tag for tag in board("failed").summary_metadata if "hparams" in tag or "best" in tag]
+    shown = board("first")
+    begun = HParamsPluginData.FromString(shown.PluginTagToContent("hparams")["_hparams_/session_start_info"])
     settings = begun.session_start_info.hparams
     assert settings["trainer.max_steps"].number_value == 40 and settings["data.path"].string_value == "book.txt"
     assert settings["optim.betas"].string_value.startswith("[0.9,") and settings["model.tied"].number_value == 0
     assert settings["optim.lr"].number_value == OptimConfig().lr
-    for tag, key in (("val_loss", "val_loss"), ("val_bpc", "val_bpc"), ("test_loss", "test_loss")):
-        points = [(point.step, point.value) for point in board.Scalars(f"best/{tag}")]
+    for key in ("val_loss", "val_bpc", "test_loss"):
+        points = [(point.step, point.value) for point in shown.Scalars(f"best/{key}")]
         assert points == [(40, pytest.approx(summary("first")[key], rel=1e-6))], "the row of the 30 steps is gone"
 
 
@@ -172,7 +145,11 @@ def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: 
     assert "take about" not in Path("runs/first/train.log").read_text(), "it was short"
 
 
-def test_other_loggers(train: Train) -> None:
+def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing is named with the command that adds it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
+        assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
     for logger in ("csv", "none"):
         assert train(f"logger={logger}", f"name={logger}", "trainer.max_steps=20").status == 0
         assert not list(Path("runs", logger).rglob("events*"))
@@ -180,11 +157,6 @@ def test_other_loggers(train: Train) -> None:
     (file,) = Path("runs/csv").rglob("metrics.csv")
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
-
-
-def test_wandb_is_named_with_the_command_that_adds_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
-    assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
 
 
 def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +222,8 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(train: Tra
 def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
     arguments = ["callbacks=[ema,early_stopping]", "callbacks.early_stopping.patience=1", "callbacks.ema.decay=0.5"]
     assert train(*arguments, "name=a", "optim.lr=5", "optim.warmup=0", "trainer.max_steps=400").status == 0
-    assert summary("a")["steps"] < 400
     averaged, current = last("a")["state_dict"], last("a")["current_model_state"]
+    assert summary("a")["steps"] < 400
     assert any(not torch.equal(averaged[name], current[name]) for name in averaged)
 
 
@@ -272,12 +244,9 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
     for tokenizer in ("char", "byte"):
         text = open_text(DataConfig(path="text.txt", tokenizer=tokenizer), 8)
         for second_half, prompt in (
-            ("ne\ntwo three\n\nfour", "two three\n\n"),
-            ("no break e", "no break e"),
-            ("one\nbreak", "one\nbreak"),
-            ("\nü\n" + "ü" * 300, "ü\n"),
-            ("\n" * 300, "\n" * 199),
-        ):
+            ("ne\ntwo three\n\nfour", "two three\n\n"), ("no break e", "no break e"), ("one\nbreak", "one\nbreak"),
+            ("\nü\n" + "ü" * 300, "ü\n"), ("\n" * 300, "\n" * 199),
+        ):  # fmt: skip
             tokens = text.tokenizer.encode(second_half)
             held_out = np.concatenate((np.zeros_like(tokens), tokens)).astype(text.validation.dtype)
             start = prompt_of(dataclasses.replace(text, validation=held_out))
@@ -304,9 +273,7 @@ def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: 
     assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 2.5" in other.err
 
 
-def test_minutes_doubles_the_batch_of_a_long_run(
-    train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps are those of the larger batch; a batch that was typed stays, see above."""
     given = ["data.path=book.txt", "minutes=2", "compile=false", "logger=none", "trainer.accelerator=cpu"]
     given += ["model.layers=1", "model.dim=32", "model.context=32"]
@@ -326,16 +293,9 @@ def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=1", "trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["experiment=stdlib_gpu", "trainer.max_steps=5"], "has minutes=5, which chooses it; minutes=null"),
-        (["minutes=0"], "minutes=0: must be a number, above 0 and at most 525600, or null"),
-        (["minutes=1e308"], "minutes=1e+308: must be a number, above 0 and at most 525600, or null"),
-        (["minutes=1", "trainer.devices=[0]"], "trainer.devices=[0]: numbers are for GPUs; a CPU takes how many"),
         (["minutes=1e-4"], "minutes=0.0001: is gone before the first step, must be above "),
         (["minutes=1", "trainer.devices=2"], "minutes=1: is for one device; trainer.devices=1, or trainer.max_steps"),
-        ([*fsdp, "minutes=1"], "minutes=1: is for one device; trainer.devices=1, or trainer.max_steps=N"),
-        (
-            [*fsdp, "callbacks=ema"],
-            "callbacks=ema: averages whole models; with trainer.strategy=fsdp no device has one",
-        ),
+        ([*fsdp, "callbacks=ema"], "averages whole models; with trainer.strategy=fsdp no device has one"),
         ([*fsdp, "trainer.precision=64-true"], "must be auto, 32-true, bf16-mixed or bf16-true with trainer.strategy"),
     ):
         assert_refused(train(*arguments), line)
@@ -403,8 +363,7 @@ def test_two_processes_train_the_same_model(train: Train) -> None:
     train("name=one", "trainer.precision=32-true")
     process = processes.start("name=two", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true")
     out, err = process.communicate(timeout=processes.LIMIT)
-    said = [line for line in err.splitlines() if not line.endswith(" so far")]  # on a busy machine
-    assert (process.returncode, said) == (0, [])
+    assert (process.returncode, less_progress(err)) == (0, "")
     assert sorted(path.name for path in Path("runs").iterdir()) == ["one", "two"]
     assert len(list(Path("runs/two").glob("events*"))) == 1
     assert summary("one")["val_loss"] == pytest.approx(summary("two")["val_loss"], abs=2e-5)

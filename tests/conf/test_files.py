@@ -1,9 +1,7 @@
 """Every file in conf/ means what it says: found in the folder, so that a new one need not be named."""
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from conf.search import take_search
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
-from tests.conftest import Ended, needs
+from tests.conftest import Ended, needs, summary
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
@@ -57,14 +55,11 @@ def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
         assert counted and float(counted[1]) == round(weights / 1e6, len(counted[1].partition(".")[2]))
 
 
-def test_a_search_has_the_values_of_its_file() -> None:
+def test_the_file_of_a_search_and_heads_of_presets() -> None:
     search, rest = take_search(["hparams_search=default", "seed=1"])
     assert search and rest == ["seed=1"]
     values = yaml.safe_load(said("hparams_search/default"))
     assert {key: getattr(search, key) for key in values} == values
-
-
-def test_presets_take_eight_heads() -> None:
     for preset in ("tiny", "small", "baby"):
         assert ModelConfig(**choice_values("model", preset) | {"heads": 8}).heads == 8
         with pytest.raises(ValueError, match=r"^model\.heads=5: must divide model\.dim=\d+: 1, 2"):
@@ -82,4 +77,4 @@ def test_what_names_a_class_runs(train: Callable[..., Ended], monkeypatch: pytes
         name = file.replace("/", "-")
         ended = train(chosen(file), "trainer.max_steps=2", "trainer.val_check_interval=2", f"name={name}")
         assert ended.status == 0 and (ended.err == "" or file == "logger/wandb"), ended.err  # which tells of itself
-        assert json.loads(Path(f"runs/{name}/summary.json").read_text())["steps"] == 2
+        assert summary(name)["steps"] == 2

@@ -1,53 +1,37 @@
 """What is typed wrong is answered in one line with the nearest right name; what is right goes through unchanged."""
 
+import re
+
 import pytest
 
 from conf.fields import shown
 from conf.overrides import apply_literals, check_overrides, fields, groups, split_literals, typed_keys, usage
 from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
+from tests.conftest import refusal
 
 
-def refusal(*arguments: str, sweep: bool = False) -> str:
-    rest, literals = split_literals(list(arguments))
-    with pytest.raises(ValueError) as caught:
-        check_overrides(rest, literals, sweep)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+def refused(typed: str, sweep: bool = False) -> str:
+    return refusal(ValueError, check_overrides, *split_literals([typed]), sweep)
 
 
-WRONG = {
-    "model.head=8": ["model.head", "nearest: model.heads"],
-    "trainer.max_step=5": ["trainer.max_step", "nearest: trainer.max_steps"],
-    "model.dropout=1.5": ["model.dropout=1.5", "at least 0 and below 1"],
-    "seed=abc": ["seed=abc", "a whole number"],
-    "data=shakespear": ["data=shakespear", "enwik8, shakespeare, stdlib, text8", "nearest: shakespeare"],
-    "+model.head=8": ["model.head", "nearest: model.heads"],
-    "++model.head=8": ["model.head", "nearest: model.heads"],
-    "+model.heads=8": ["model.heads", "without +"],
-    "~model.heads": ["cannot be taken away", "model.heads"],
-    "lr=0.1": ["lr", "nearest: optim.lr"],
-    "head=8": ["head", "nearest: model.heads"],
-    "model.bias=3": ["model.bias=3", "true or false"],
-    "model.layers=4.5": ["model.layers=4.5", "a whole number, at least 1"],
-    "model.layers=true": ["model.layers=true", "a whole number"],
-    "model.layers=null": ["model.layers=null", "a whole number"],
-    "model.layers=": ["model.layers=", "a whole number"],
-    "optim.lr=nan": ["optim.lr=nan", "a number, above 0"],
-    "optim.lr=inf": ["optim.lr=inf", "a number, above 0"],
-    "model.positions=rotery": ["rotery", "learned, sinusoidal, rotary, alibi, none", "nearest: rotary"],
-    "model.heads=2,4": ["model.heads=2,4", "-m"],
-    "heads": ["key=value", "nearest: model.heads"],
-    "trainer.gradient_clip_val=1": ["trainer.gradient_clip_val", "optim.clip"],
-    "trainer.accumulate_grad_batches=2": ["data.micro_batch"],
-    "trainer.precision=16-mixed": ["trainer.precision=16-mixed", "bf16-mixed"],
-    "data=book.txt": ["data=book.txt", "data.path=book.txt"],
-    "experiment=nanogpt": ["experiment=nanogpt", "nearest: nanogpt_"],
-    "callbacks=[ema,early_stoping]": ["early_stoping", "nearest: early_stopping"],
-    "callbacks.ema.decay=0.9": ["callbacks=ema"],
-    "compile=maybe": ["compile=maybe", "auto, true, false"],
-    "model.heads=a b (": ["model.heads", "quote"],
-}
+WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
+    "model.head=8": "model.head: .*nearest: model.heads", "trainer.max_step=5": "nearest: trainer.max_steps",
+    "+model.head=8": "model.head: .*nearest: model.heads", "++model.head=8": "model.head: .*nearest: model.heads",
+    "+model.heads=8": "model.heads.*without \\+", "~model.heads": "(?=.*model.heads).*cannot be taken away",
+    "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
+    "lr=0.1": "lr.*nearest: optim.lr", "head=8": "head.*nearest: model.heads", "heads": "key=value.*: model.heads",
+    "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "seed=abc": "seed=abc.*a whole number",
+    "model.bias=3": "model.bias=3.*true or false", "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1",
+    "model.layers=true": "model.layers=true.*a whole number", "model.layers=null": "model.layers=null.*a whole number",
+    "model.layers=": "model.layers=.*a whole number", "optim.lr=nan": "optim.lr=nan.*a number, above 0",
+    "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, alibi, none.*nearest: rotary",
+    "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
+    "trainer.accumulate_grad_batches=2": "data.micro_batch", "trainer.precision=16-mixed": "16-mixed.*bf16-mixed",
+    "data=book.txt": "data=book.txt.*data.path=book.txt", "experiment=nanogpt": "nearest: nanogpt_",
+    "callbacks=[ema,early_stoping]": "early_stoping.*nearest: early_stopping",
+    "callbacks.ema.decay=0.9": "callbacks=ema", "compile=maybe": "compile=maybe.*auto, true, false",
+    "model.heads=a b (": "model.heads.*quote",
+}  # fmt: skip
 RIGHT = [
     "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=simple",
     "optim.lr=1e-3", "optim.lr=1", "callbacks=[ema,early_stopping]", "name=x", "data.micro_batch=null",
@@ -55,9 +39,8 @@ RIGHT = [
 
 
 def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
-    for typed, parts in WRONG.items():
-        message = refusal(typed)
-        assert all(part in message for part in parts), (typed, message)
+    for typed, said in WRONG.items():
+        assert re.search(said, refused(typed)), (typed, refused(typed))
     for typed in RIGHT:
         check_overrides(*split_literals([typed]), sweep=False)
     check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
@@ -65,9 +48,9 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
 
 def test_several_values_pass_in_a_sweep_and_each_is_checked() -> None:
     check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
-    assert "optim.lr=interval(0.1,1): names no values" in refusal("optim.lr=interval(0.1,1)", sweep=True)
-    assert "model.heads=0" in refusal("model.heads=2,0", sweep=True)
-    assert "data=shakespear" in refusal("data=stdlib,shakespear", sweep=True)
+    assert "optim.lr=interval(0.1,1): names no values" in refused("optim.lr=interval(0.1,1)", sweep=True)
+    assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
+    assert "data=shakespear" in refused("data=stdlib,shakespear", sweep=True)
 
 
 def test_text_is_taken_as_it_is() -> None:
@@ -81,7 +64,7 @@ def test_text_is_taken_as_it_is() -> None:
     assert (config.data.path, config.name) == (None, "123")
 
 
-def test_compile_is_one_of_three_words() -> None:
+def test_words_for_compile_and_names_of_runs() -> None:
     """However they are read: `true` is more than text to Hydra and to YAML."""
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word
@@ -89,9 +72,6 @@ def test_compile_is_one_of_three_words() -> None:
     for value in (None, 1, "yes"):
         with pytest.raises(ValueError, match=f"^compile={shown(value)}: must be one of auto, true, false"):
             Config(compile=value)
-
-
-def test_names_that_are_no_directory_are_refused() -> None:
     for name in ("a/b/c", "/a", "a/", "a/..", "../a", "..", "", ".hidden", "a\\b", "a\nb"):
         with pytest.raises(ValueError, match="name="):
             Config(name=name)

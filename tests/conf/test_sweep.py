@@ -1,7 +1,5 @@
 """Sweeps: what a trial is given on its command line, what it is called, and real processes that are really killed."""
 
-import csv
-import json
 import os
 import re
 import signal
@@ -9,39 +7,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import hydra
 import pytest
-import torch
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from conf.launch import launch_trials
-from conf.overrides import apply_literals, split_literals
+from conf.overrides import split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
 from conf.sweep import LONGEST, make_trial, sweep_name, trial_name, varied_keys
-from tests.conftest import ROOT, Ended, needs
+from tests.conf.test_defaults import compose
+from tests.conftest import Ended, assert_same_weights, last, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
 
 Train = Callable[..., Ended]
-
-
-def table(sweep: str) -> list[dict[str, str]]:
-    with open(f"runs/{sweep}/sweep.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def weights(run: str) -> dict[str, torch.Tensor]:
-    return torch.load(f"runs/{run}/checkpoints/last.ckpt")["state_dict"]
-
-
-def assert_same_weights(ours: str, theirs: str) -> None:
-    one, other = weights(ours), weights(theirs)
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 # -- Names and command lines -------------------------------------------------------------------------
@@ -60,6 +41,9 @@ def test_what_a_trial_is_called() -> None:
     typed = ["optim.lr=0.001", "optim.warmup=1"]
     one, other = (make_trial("s", [each.split("=")[0] for each in order], order) for order in (typed, typed[::-1]))
     assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
+    # A sweep is known by its settings in any order.
+    sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
+    assert sweep == sweep_name(["model.heads=2", "seed=1,2"]) != sweep_name(["model.heads=2", "seed=1,3"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,28 +56,8 @@ def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]])
         assert len(name) <= LONGEST + 7 and not set(name) & set("/\\$*?[]~'\" \n")
 
 
-def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
-    one = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
-    assert one == sweep_name(["model.heads=2", "seed=1,2"])
-    assert one != sweep_name(["model.heads=2", "seed=1,3"])
-
-
-@pytest.fixture(scope="module")
-def compose() -> Callable[[list[str]], Config]:
-    """What train.py makes of a command line, by Hydra's own `compose`."""
-    ConfigStore.instance().store("schema", node=Config)
-
-    def composed(arguments: list[str]) -> Config:
-        rest, literals = split_literals(arguments)
-        with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
-
-    return composed
-
-
-AWKWARD = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0\n\r\\$"), max_size=12
-)  # \\ and $ mean more to Hydra
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0\n\r\\$")  # \\ and $ mean more to Hydra
+AWKWARD = st.text(CHARACTERS, max_size=12)
 NUMBERS = st.floats(1e-12, 0.9)
 
 
@@ -106,11 +70,7 @@ NUMBERS = st.floats(1e-12, 0.9)
     path=AWKWARD.filter(lambda text: text not in ("", "null")),
 )
 def test_values_survive_the_trial_s_command_line(
-    compose: Callable[[list[str]], Config],
-    rates: list[float],
-    betas: list[tuple[float, float]],
-    names: list[str],
-    path: str,
+    rates: list[float], betas: list[tuple[float, float]], names: list[str], path: str
 ) -> None:
     """Whatever they are: the configurations are those that were typed, one trial for each, by plain Python."""
 
@@ -134,7 +94,7 @@ def test_values_survive_the_trial_s_command_line(
     trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations]
     made = []
     for trial in trials:
-        config = compose(trial.command[2:])
+        config = compose(trial.command[2:], check=False)
         assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
         made.append((config.optim.min_lr, tuple(config.optim.betas), config.callbacks["mine"]["_target_"]))
     assert made == [(rate, pair, name) for rate in rates for pair in betas for name in names]
@@ -143,7 +103,7 @@ def test_values_survive_the_trial_s_command_line(
 # -- What a command may change about a sweep that is there ----------------------------------------------
 
 
-def test_what_is_another_run(compose: Callable[[list[str]], Config]) -> None:
+def test_what_is_another_run() -> None:
     for typed, said in (
         ([], []),
         (["seed=5"], ["seed=5 (the run has 0)"]),
@@ -157,10 +117,8 @@ def test_what_is_another_run(compose: Callable[[list[str]], Config]) -> None:
         old, new = compose([]), compose(typed)
         old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
         assert changed(old, new, keys) == said, typed
-
-
-def test_what_minutes_and_a_trained_model_have_chosen_is_no_change(compose: Callable[[list[str]], Config]) -> None:
-    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"])
+    # Neither is what `minutes` and a trained model have chosen.
+    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"], check=False)
     assert changed(old, compose(["minutes=5"]), ["minutes"]) == []
     assert changed(old, compose(["minutes=6"]), ["minutes"]) == ["minutes=6.0 (the run has 5.0)"]
     assert len(changed(old, compose(["minutes=5", "model.layers=1"]), ["minutes", "model.layers"])) == 1
@@ -195,7 +153,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
     losses = [float(row["val_loss"]) for row in finished]
     assert len(losses) == 2 and losses == sorted(losses)
     for row in finished:
-        whole = json.loads(Path(row["directory"], "summary.json").read_text())
+        whole = summary(Path(row["directory"]).absolute())
         assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
         assert (row["steps"], row["parameters"]) == ("30", str(whole["parameters"]))
         for key in ("val_loss", "val_bpc", "test_loss", "seconds"):
@@ -213,7 +171,6 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, workplace: Path) -> None:
     given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
-    directory = Path("runs", name)
 
     def signalled(number: int, trial: str) -> Ended:
         signalling = (faults.signal_parent_at, 15, number)
@@ -222,32 +179,32 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, wo
     ended = signalled(signal.SIGINT, "model.dropout=0.1")
     assert ended.status == 130 and ended.err == "" and not processes_in(workplace), ended
     assert {row["model.dropout"]: row["status"] for row in table(name)} == {"0.1": "interrupted", "0.2": "waiting"}
-    assert torch.load(directory / "model.dropout=0.1/checkpoints/last.ckpt")["global_step"] == 16
-    assert "stopped by SIGINT after step 16;" in (directory / "model.dropout=0.1/train.log").read_text()
+    assert last(f"{name}/model.dropout=0.1")["global_step"] == 16
+    assert "stopped by SIGINT after step 16;" in Path("runs", name, "model.dropout=0.1/train.log").read_text()
 
     assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
     wait_for(lambda: not processes_in(workplace))  # no trial goes on without its sweep
-    assert json.loads((directory / "model.dropout=0.2/summary.json").read_text())["status"] == "running"
+    assert summary(f"{name}/model.dropout=0.2")["status"] == "running"
 
     ended = run(*given)
     assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, ended
-    assert [path.name for path in Path("runs").iterdir()] == [directory.name]
+    assert [path.name for path in Path("runs").iterdir()] == [name]
     for dropout in (0.1, 0.2):
         assert train(f"model.dropout={dropout}", f"name=alone{dropout}").status == 0
-        assert_same_weights(f"{directory.name}/model.dropout={dropout}", f"alone{dropout}")
+        assert_same_weights(f"{name}/model.dropout={dropout}", f"alone{dropout}")
 
     # A larger grid of the same name runs what is missing; other settings of what is there are refused.
     before = sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
-    other = train(*given, f"name={directory.name}", "seed=1")
+    other = train(*given, f"name={name}", "seed=1")
     assert other.status == 2 and "seed=1 (the run has 0)" in other.err and other.err.count("\n") == 1, other
-    for name, said in ((directory.name, "is a sweep"), ("alone0.1/x", "is a run"), ("alone0.1", "exists")):
-        ended = train(f"name={name}")
+    for taken, said in ((name, "is a sweep"), ("alone0.1/x", "is a run"), ("alone0.1", "exists")):
+        ended = train(f"name={taken}")
         assert ended.status == 2 and said in ended.err, ended
     assert "is no sweep" in train("-m", "seed=1,2", "name=alone0.1").err
     assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
-    larger = run("-m", "model.dropout=0.1,0.2,0.3", f"name={directory.name}")
+    larger = run("-m", "model.dropout=0.1,0.2,0.3", f"name={name}")
     assert larger.status == 0 and larger.out.count(": finished before") == 2, larger
-    assert {row["model.dropout"] for row in table(directory.name)} == {"0.1", "0.2", "0.3"}
+    assert {row["model.dropout"] for row in table(name)} == {"0.1", "0.2", "0.3"}
 
 
 @pytest.mark.slow
@@ -271,8 +228,7 @@ def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, m
     assert first.returncode == 0 and not processes_in(workplace), err
     assert "another process has it in hand" in out + second.out
     for seed in range(3):
-        log = Path(f"runs/s/seed={seed}/train.log").read_text()
-        assert log.count("10 steps of 8 windows") == 1
+        assert Path(f"runs/s/seed={seed}/train.log").read_text().count("10 steps of 8 windows") == 1
     assert len(table("s")) == 3
 
 
@@ -282,8 +238,8 @@ def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trai
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
     assert {path.name for path in Path("runs").iterdir()} == {"first", "s"}
     assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv"}
-    contents = torch.load("runs/s/seed=1/checkpoints/last.ckpt")
-    assert contents["conditions"]["world_size"] == 2 and contents["conditions"]["init_from"] == "first"
+    conditions = last("s/seed=1")["conditions"]
+    assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
 
     ended = run("-m", "minutes=1e-4", "seed=range(1,2)", "name=t")
     assert ended.status == 1 and "trial 1/1  failed: minutes=0.0001: is gone before the first step" in ended.out, ended

@@ -14,7 +14,7 @@ def permutation(size, key):
     return permute(np.arange(size, dtype=np.uint64), size, keys).tolist()
 
 
-def test_permute_is_a_permutation_in_which_every_number_comes_first_equally_often():
+def test_permute_is_a_permutation_and_as_random_as_one():
     for size in (*range(1, 201), 1023, 1024, 1025, 65_537):
         assert sorted(permutation(size, 7 * size + 1)) == list(range(size)), size
     for size in (2, 3, 5, 6, 17, 33, 60):
@@ -24,8 +24,6 @@ def test_permute_is_a_permutation_in_which_every_number_comes_first_equally_ofte
             expected = 20_000 / size
             assert np.abs(found - expected).max() < 5 * expected**0.5, (size, place)
 
-
-def test_all_orders_occur_and_neighbours_are_torn_apart():
     assert len({tuple(permutation(4, key)) for key in range(400)}) == 24
     shuffled = np.array(permutation(10_000, 3))
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.05
@@ -71,15 +69,12 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, 
         assert on_device(tokens, torch.device(device), most=needed - 1) is tokens
 
 
-def test_a_batch_holds_the_text_at_its_starts():
+def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere():
     tokens = np.random.default_rng(0).integers(200, size=1000).astype(np.uint8)
     batch = train_batch(tokens, 3, 11, 6, 20)
     assert batch.dtype == torch.int64 and batch.shape == (6, 21)
     for row, start in zip(batch.tolist(), window_starts(1000, 3, 11, 6, 20).tolist(), strict=True):
         assert row == tokens[start : start + 21].tolist()
-
-
-def test_batches_are_one_endless_sequence_cut_anywhere():
     tokens = np.arange(500, dtype=np.uint16)
     whole = train_batch(tokens, 1, 0, 240, 9)
     for batch in (1, 7, 24, 60):
@@ -105,10 +100,13 @@ def test_batches_depend_on_seed_and_step_and_are_the_same_tomorrow():
     assert window_starts(100, 1337, 3, 12, 16).tolist() == [18, 34, 2, 66, 46, 14, 62, 30, 78, 4, 68, 52]
 
 
-def test_a_text_without_a_window_is_refused():
+def test_a_text_without_a_window_and_a_stride_that_leaves_gaps_are_refused():
     with pytest.raises(ValueError, match="8 tokens"):
         train_batch(np.zeros(8, np.uint8), 0, 0, 1, 8)
     assert train_batch(np.zeros(9, np.uint8), 0, 0, 1, 8).shape == (1, 9)
+    for stride in (0, -1, 9):
+        with pytest.raises(ValueError, match=f"stride={stride}"):
+            next(evaluation_windows(np.zeros(50, np.uint8), 8, 2, stride=stride))
 
 
 def naive_windows(length, context, stride):
@@ -157,9 +155,3 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
             assert len(found) > most - stride or len(found) == len(windows[0])  # no window more fits
             gaps = np.diff([*starts, max(windows) + stride])
             assert gaps.max() - gaps.min() <= stride
-
-
-def test_a_stride_that_leaves_gaps_is_refused():
-    for stride in (0, -1, 9):
-        with pytest.raises(ValueError, match=f"stride={stride}"):
-            next(evaluation_windows(np.zeros(50, np.uint8), 8, 2, stride=stride))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter, tokenizer_from
+from tests.conftest import refusal
 
 POINTS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
 ALPHABETS = [
@@ -51,11 +52,8 @@ def test_an_unknown_character_is_named():
         ("abc!a?", "U+0021", 3), ("aaé", "U+00E9", 2), ("\U0001f600", "U+1F600", 0), ("ab\n", "U+000A", 2),
         ("a\ud83d", "U+D83D", 1), ("a" * 100_000 + "z", "U+007A", 100_000), ("aé\x00", "U+00E9", 1),
     ]:  # fmt: skip
-        with pytest.raises(UnknownCharacter) as caught:
-            CharTokenizer("abcd").encode(text)
-        message = str(caught.value)
+        message = refusal(UnknownCharacter, CharTokenizer("abcd").encode, text)
         assert code in message and f"position {position} " in message
-        assert len(message.splitlines()) == 1
         message.encode()  # can be printed
     tokenizer = CharTokenizer("abcdé")
     for point in random.Random(0).sample(range(300, 0x110000), 500):  # none passes for another

@@ -25,13 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 import gpt.fit.pictures
 import sample as sample_script
 import train as train_script
 from gpt import runs
-from tests.conftest import ROOT, TINY, Ended
+from tests.conftest import ROOT, TINY, Ended, board, less_progress
 from tests.faults import faults
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
@@ -116,7 +114,8 @@ class Process:
             self.process.join()
             raise AssertionError(f"did not end within {timeout} s: {self.said()}")
         if self.ended is None:
-            self.ended = Ended(self.process.exitcode, *(file.read_text("utf-8", "replace") for file in self.files))
+            out, err = (file.read_text("utf-8", "replace") for file in self.files)
+            self.ended = Ended(self.process.exitcode, out, less_progress(err))
             for file in self.files:
                 file.unlink()
         return self.ended
@@ -347,8 +346,7 @@ def processes_in(directory: Path) -> list[int]:
 
 def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
     """All that TensorBoard shows of a run but its speed and memory: the points (step, value) by tag."""
-    accumulator = EventAccumulator(str(directory), size_guidance={"tensors": 0, "scalars": 0})
-    accumulator.Reload()
+    accumulator = board(directory.absolute())
     tags = accumulator.Tags()
     points: dict[str, list[tuple[int, Any]]] = {}
     for tag in tags["scalars"]:
