@@ -7,13 +7,10 @@ command of `train.py`, trials and further ranks, is forked from it; `start` and 
 
 import ctypes
 import gc
-import json
 import multiprocessing
 import multiprocessing.process
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -247,63 +244,6 @@ def _run(
     if hasattr(os, "getuid") and os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
-
-
-# Stands for `python train.py` where SLURM starts it: has `gate` fork the process, and passes on signals and its end.
-CLIENT = """#!{python} -IS
-import contextlib, json, os, signal, socket, sys
-gate = socket.socket(socket.AF_UNIX)
-gate.connect({address!r})
-asked = json.dumps([os.getcwd(), dict(os.environ), sys.argv[2:]]).encode()
-socket.send_fds(gate, [len(asked).to_bytes(4)], [0, 1, 2])
-gate.sendall(asked)
-pid = int.from_bytes(gate.recv(4))
-def pass_on(number, _):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, pass_on)
-status = gate.recv(1)
-sys.exit(status[0] if status else 1)
-"""
-
-
-def gate(address: str) -> None:
-    """Fork a process for each client; it ends with its client."""
-    subprocess.Popen = ForkingPopen  # type: ignore[misc]
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen()
-        while True:
-            client, _ = listening.accept()
-            if os.fork() == 0:
-                _serve(client)
-            client.close()
-
-
-def _serve(client: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, files, _, _ = socket.recv_fds(client, 4, 3)
-    asked = b""
-    while len(asked) < int.from_bytes(size):
-        asked += client.recv(2**16)
-    directory, variables, arguments = json.loads(asked)
-    pid = os.fork()
-    if pid == 0:
-        os.chdir(directory)
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-        _become(variables, arguments)
-    client.sendall(pid.to_bytes(4))
-    ended = status = 0
-    while not ended:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if select.select([client], [], [], 0.05)[0]:  # it is no longer there
-            os.kill(pid, signal.SIGKILL)
-    with suppress(OSError):
-        client.sendall(bytes([os.waitstatus_to_exitcode(status) % 256]))
-    os._exit(0)
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

@@ -38,7 +38,7 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
 
 
 def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.in_finish, signal.SIGTERM))
+    ended = run("name=cut", *MUON, fault=(faults.before_call, "finish", signal.SIGTERM))
     assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
@@ -64,7 +64,7 @@ def slurm(workplace: Path) -> dict[str, str]:
 
 
 def test_slurm_requeues_what_has_not_begun(slurm: dict[str, str]) -> None:
-    ended = run(fault=(faults.signal_before_fit, signal.SIGUSR1), environment=slurm)
+    ended = run(fault=(faults.before_call, "choose", signal.SIGUSR1), environment=slurm)
     assert ended.status == 138 and "SLURM job 4711 is requeued" in ended.out, ended
     assert Path("asked").read_text() == "requeue 4711\n" and not Path("runs").exists()
 
