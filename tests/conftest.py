@@ -44,6 +44,12 @@ class Ended(NamedTuple):
     err: str
 
 
+def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") -> None:
+    """A command has ended with that status and one line on standard error, in which these words are."""
+    assert ended.status == status and ended.err.startswith(f"{program}: ") and ended.err.count("\n") == 1, ended
+    assert len(ended.err) < 500 and all(word in ended.err for word in words), (words, ended.err)
+
+
 def missing(reason: str) -> None:
     """Skip a test for want of something that users may do without; where CI=true it must be there.
 
