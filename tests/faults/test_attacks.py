@@ -151,8 +151,7 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
         {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(120_000)}, b""),
     "a header of one long shape": lambda: packed(
         {"embedding.weight": {"dtype": "F32", "shape": [1] * 2_500_000, "data_offsets": [0, 4]}}, bytes(4)),
-    "a header that is no JSON": lambda: packed(b"{'a': 1}", b""),
-    "a header that is a list": lambda: packed([], b""),
+    "a header that is no JSON": lambda: packed(b"{'a': 1}", b""), "a header that is a list": lambda: packed([], b""),
     "a header deep in itself": lambda: packed((nested(2 * MB)).encode(), b""),
     "a header deep in a weight": lambda: packed(b'{"a": ' * 500_000 + b"1" + b"}" * 500_000, b""),
     "a name twice": lambda: twice("embedding.weight", {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}),

@@ -18,7 +18,7 @@ import torch
 from gpt.checkpoint import CheckpointError, find_newest, load_checkpoint, read
 from tests.conftest import missing, one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, Process, events, run, wait_for
+from tests.faults.processes import MUON, Fault, Process, events, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 
 LAST = Path("runs/cut/checkpoints/step-00000020.ckpt")
@@ -50,9 +50,9 @@ def killed(killed_once: Path, workplace: Path) -> Path:
 
 
 @contextmanager
-def at_work(*arguments: str, step: int) -> Iterator[Process]:
-    """A run that has reached a step and waits there, until the end of the block."""
-    process = Process(*arguments, fault=(faults.wait_for_file, step, "go"))
+def at_work(*arguments: str, step: int, fault: Fault = ()) -> Iterator[Process]:
+    """A run that has reached a step and waits there, until the end of the block; `fault` takes another one."""
+    process = Process(*arguments, fault=(*fault, faults.wait_for_file, step, "go"))
     wait_for(Path("waiting").exists)
     try:
         yield process
