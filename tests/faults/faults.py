@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -19,7 +18,6 @@ from typing import Any
 
 import matplotlib.figure
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from torch.distributed.tensor import DTensor
 
@@ -32,7 +30,7 @@ import gpt.fit.pictures
 import gpt.optim
 import train as train_script
 from gpt import job
-from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
+from gpt.fit.durability import Checkpoints
 from gpt.fit.module import LitGPT
 from gpt.fit.pictures import Pictures
 
@@ -186,25 +184,6 @@ def without(protection: str) -> None:
             gpt.fit.durability.cut_events = lambda *_: None
 
 
-def stock_in_write(number: int, size: int) -> None:
-    """Write as Lightning does by itself, to one name, and die when so many bytes of a save have reached it."""
-
-    def save(io: Any, contents: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        TorchCheckpointIO().save_checkpoint(contents, Path(path).with_name("last.ckpt"))
-
-    def copy(source: Any, target: Any, *_: Any, **__: Any) -> None:
-        Path(target).write_bytes(Path(source).read_bytes())
-
-    def die_in_copy(source: Any, target: Any, *_: Any, **__: Any) -> None:
-        Path(target).write_bytes(Path(source).read_bytes()[:size])
-        die()
-
-    AtomicCheckpointIO.save_checkpoint = save  # type: ignore[method-assign]
-    gpt.fit.durability.link = lambda *_: None
-    shutil.copyfile = copy  # what shutil.move calls between two file systems
-    before(shutil, "copyfile", the(number, die_in_copy))
-
-
 # -- What else can go wrong ----------------------------------------------------------------------------
 
 
@@ -305,12 +284,6 @@ def spoil_weights(step: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     after(LitGPT, "training_step", spoil)
-
-
-def guard_nothing() -> None:
-    """Take every number for one."""
-    gpt.fit.module.math = SimpleNamespace(isfinite=lambda _: True)  # type: ignore[assignment]
-    gpt.fit.durability.is_finite = lambda _: True
 
 
 def both(*each: Any) -> None:

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from conf.overrides import apply_literals, check_overrides, fields, split_literals
-from conf.schema import Config, from_yaml, to_yaml
+from conf.schema import Config
 from data.arrays import open_text
 from data.config import DataConfig
 from data.corpus import DataError
@@ -28,7 +27,7 @@ from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model_file import FIELDS, CheckpointError
 from tests.faults.programs import Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
-from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked, weights
+from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked
 from train import refuse
 
 # How many mutations go through each program: forked after the imports, and started as one starts it.
@@ -86,17 +85,6 @@ def test_any_words_are_taken_or_refused_in_one_line(key: str, text: str) -> None
             apply_literals(Config(), literals)
         except ValueError as error:
             assert said in printed(error)
-
-
-@quietly
-@given(st.text(min_size=1, max_size=40))
-def test_a_path_is_kept_as_it_is(path: str) -> None:
-    rest, literals = split_literals([f"data.path={path}"])
-    assert not rest
-    config = apply_literals(Config(), literals)
-    assert config.data.path == (None if path == "null" else path)
-    if path.isprintable():
-        assert from_yaml(to_yaml(config)) == config
 
 
 # Model files
@@ -201,17 +189,6 @@ def test_many_mutations_of_a_model_file(count: int, nursery: Nursery, workplace:
     """Half of them behind a header that is right; in a process, which might crash."""
     ended = nursery.call(read_mutations, count)
     assert ended.status == 0, ended
-
-
-def test_safetensors_alone_reads_other_weights(tmp_path: Path) -> None:
-    """The same mutations without the digest: some load, with weights that are others."""
-    rng, others, before = random.Random(8), 0, weights()
-    for _ in range(300):
-        (tmp_path / "x").write_bytes(mutated(by_hand(), rng))
-        with contextlib.suppress(Exception):
-            state = load_file(tmp_path / "x")
-            others += any(not np.array_equal(value, before[name]) for name, value in state.items())
-    assert others > 10
 
 
 def check(call: Callable[[str, str], Cost], program: str, honest: Cost, rng: random.Random, number: int) -> bool:
