@@ -28,7 +28,7 @@ import gpt.fit.pictures
 import sample as sample_script
 import train as train_script
 from gpt import runs
-from tests.conftest import ROOT, TINY, Ended
+from tests.conftest import ROOT, TINY, Ended, tiny
 from tests.faults import faults
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
@@ -126,13 +126,6 @@ class Process:
             return ended
         finally:
             self.signal(signal.SIGKILL, group=True)
-
-
-def tiny(arguments: tuple[str, ...]) -> list[str]:
-    """Overrides on top of the tiny defaults."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    keys |= {"trainer.max_steps"} if "minutes" in keys else set()
-    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
 
 
 def group_is_there(group: int) -> bool:

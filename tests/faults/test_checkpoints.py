@@ -186,21 +186,24 @@ def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path
 # The disk
 
 
-def test_a_file_that_may_not_grow(workplace: Path) -> None:
-    """RLIMIT_FSIZE, from the second save on: the first is kept, and nothing unfinished."""
-    ended = run("name=cut", *MUON, fault=(faults.limit_file_size, 12, 100_000))
-    one_line(ended, 1, "last.safetensors: could not be written")
+def test_a_file_that_may_not_grow_and_a_directory_that_became_read_only(workplace: Path) -> None:
+    """From the second save on, for a user who is not root: the first is kept, and nothing unfinished."""
     folder = Path("runs/cut/checkpoints")
-    names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000010.ckpt"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert read(folder / "last.ckpt")["global_step"] == 10
+    for fault, said in (((faults.limit_file_size, 12, 100_000), ""), ((faults.read_only, 12), "Permission denied")):
+        one_line(run("name=cut", *MUON, fault=fault), 1, "last.safetensors: could not be written", said)
+        names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000010.ckpt"]
+        assert sorted(path.name for path in folder.iterdir()) == names
+        assert read(folder / "last.ckpt")["global_step"] == 10
+        shutil.rmtree("runs")
+    Path("runs").write_text("not a directory")
+    one_line(run("name=cut"), 1, "runs")
 
 
 @contextmanager
 def small_disk(workplace: Path, size: str) -> Iterator[Path]:
     """A file system of its own to work in, in memory."""
     disk = workplace / "disk"
-    disk.mkdir()
+    disk.mkdir(exist_ok=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True)
     if mounted.returncode:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
@@ -214,37 +217,20 @@ def small_disk(workplace: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_full_disk(whole: Any, workplace: Path) -> None:
-    """A real one: a small tmpfs, in which there is room for two checkpoints and not for a third."""
-    with small_disk(workplace, "800k") as disk:
-        ended = run("name=cut", *MUON)
-        one_line(ended, 1, "could not be written")
-        path, contents, skipped = find_newest(Path("runs/cut/checkpoints"))
-        assert path and contents["global_step"] in (10, 20) and not skipped
-        assert not list(Path("runs").rglob(".*.tmp"))
-        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
-        assert run(*RESUMED).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
-def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:
-    """Not even the log, the summary and TensorBoard can be written: it is still one line."""
-    with small_disk(workplace, "4m"):
-        ended = run("name=cut", *MUON, fault=(faults.fill_disk, 13))
-        one_line(ended, 1, "No space left on device")
-        assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
-        Path("filler").unlink()
-        assert run(*RESUMED).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
-def test_a_directory_that_became_read_only(workplace: Path) -> None:
-    """For a user who is not root, who may write anywhere. Where runs/ itself cannot be made, it is one line, too."""
-    ended = run("name=cut", *MUON, fault=(faults.read_only, 12))
-    one_line(ended, 1, "last.safetensors: could not be written", "Permission denied")
-    assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
-    Path("runs").rename("before")
-    Path("runs").write_text("not a directory")
-    one_line(run("name=cut"), 1, "runs")
+    """With room for two checkpoints and not for a third; without a byte left, also for the log and the summary."""
+    for size, fault, said in (
+        ("800k", None, "could not be written"),
+        ("4m", (faults.fill_disk, 13), "No space left on device"),
+    ):
+        with small_disk(workplace, size) as disk:
+            one_line(run("name=cut", *MUON, fault=fault), 1, said)
+            path, contents, skipped = find_newest(Path("runs/cut/checkpoints"))
+            assert path and contents["global_step"] in (10, 20) and not skipped
+            assert not list(Path("runs").rglob(".*.tmp"))
+            Path("filler").unlink(missing_ok=True)
+            subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+            assert run(*RESUMED).status == 0
+            assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 # Two at once
