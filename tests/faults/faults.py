@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -90,14 +89,8 @@ def at_step(step: int) -> None:
 
 def in_accumulation(step: int, micro_batch: int) -> None:
     """Die after the gradient of some of a step's micro-batches."""
-    done = Counter[int]()
-
-    def count(module: LitGPT, *_: Any) -> None:
-        done[module.global_step] += 1
-        if module.global_step == step and done[step] == micro_batch:
-            die()
-
-    after(LitGPT, "manual_backward", count)
+    kill = the(micro_batch)
+    after(LitGPT, "manual_backward", lambda module, *_: kill() if module.global_step == step else None)
 
 
 def before_update(step: int) -> None:
@@ -157,9 +150,9 @@ def in_write(number: int, size: int) -> None:
 
 
 def before_rename(number: int, name: str) -> None:
-    """Die when a file whose name begins so is to take that name, the `number`-th time (from 1)."""
+    """Die when a file is to take a name that begins or ends so, the `number`-th time (from 1)."""
     kill = the(number)
-    before(os, "replace", lambda _, target: kill() if Path(target).name.startswith(name) else None)
+    before(os, "replace", lambda _, to: kill() if Path(to).name.startswith(name) or Path(to).suffix == name else None)
 
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
@@ -336,12 +329,6 @@ def in_fetch(number: int) -> None:
         die()
 
     after(data.manifest, "download", the(number, cut))
-
-
-def in_encoding(number: int) -> None:
-    """Die when so many of a process' shards are written, but not yet named."""
-    kill = the(number)
-    before(os, "replace", lambda _, name: kill() if Path(name).suffix == ".bin" else None)
 
 
 # -- Several devices -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gpt.checkpoint import is_finite, read
 from gpt.fit.callbacks import Spikes
 from tests.conftest import one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, events, run, run_ranks
+from tests.faults.processes import MUON, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of
 from tests.faults.test_resume import assert_as_if_never_touched
 
@@ -51,16 +51,16 @@ def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
     """Of which the other could see nothing: the gradient is as it was."""
-    ended = run_ranks(2, "name=cut", *TWO, fault={1: (faults.spoil_loss, 2 * 25)})
-    said = "step 26: the loss is nan (batch 25 of seed 0)"
-    one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", "step-00000020.ckpt")
+    for trainer, batch, newest in (("ddp", 2 * 25, 20), ("fsdp", 2 * 17 + 1, 10)):
+        ended = run_ranks(2, "name=cut", f"trainer={trainer}", *MUON, fault={1: (faults.spoil_loss, batch)})
+        said = f"step {batch // 2 + 1}: the loss is nan (batch {batch // 2} of seed 0)"
+        one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", f"step-000000{newest}.ckpt")
+        shutil.rmtree("runs")
 
 
-def test_sharded_numbers_that_are_none_stop_both(workplace: Path) -> None:
-    """A loss on one, which the other does not see, and weights, which only the first looks at when it saves."""
-    ended = run_ranks(2, "name=cut", "trainer=fsdp", *MUON, fault={1: (faults.spoil_loss, 2 * 17 + 1)})
-    one_line(ended, 1, "step 18: the loss is nan (batch 17 of seed 0)", "the newest checkpoint is", "step-00000010")
-    ended = run_ranks(2, "name=cut", "resume=auto", "trainer=fsdp", *MUON, fault=(faults.spoil_weights, 12))
+def test_sharded_weights_that_are_no_numbers_stop_both(workplace: Path) -> None:
+    """Which only the first looks at when it saves."""
+    ended = run_ranks(2, "name=cut", "trainer=fsdp", *MUON, fault=(faults.spoil_weights, 12))
     one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
     assert len(contents_of(CHECKPOINTS)) == 4
     assert_finite()

@@ -24,7 +24,7 @@ POINTS = {
     "while the manifest is made": (faults.in_fetch, 20),
     "while the first block is fetched": (faults.in_fetch, 57),
     "while a later block is fetched": (faults.in_fetch, 70),
-    "with a shard written but not named": (faults.in_encoding, 3),
+    "with a shard written but not named": (faults.before_rename, 3, ".bin"),
     "in training": (faults.at_step, 33),
 }
 
