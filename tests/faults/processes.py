@@ -25,7 +25,6 @@ from typing import Any
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gpt.fit.pictures
-import sample as sample_script
 import train as train_script
 from gpt import runs
 from tests.conftest import ROOT, TINY, Ended, tiny
@@ -59,34 +58,30 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` (or `sample.py` or torchrun) in the current directory, on book.txt with a tiny model.
-
-    It begins a process group of its own.
+    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own.
 
     Args:
         arguments: overrides, on top of the tiny defaults.
         fault: where it is to be killed, or what is to go wrong: a function and its arguments.
-        script: `train`, `sample` or `torchrun`.
         defaults: whether to give the tiny defaults.
         environment: variables on top of this process' own.
-        network: the network namespace in which it runs.
+        network: the network namespace in which it runs, as torchrun, with torchrun's arguments.
         long: whether it writes texts as long as those of the real command, the longer part of a run this small.
     """
 
     def __init__(
         self,
         *arguments: str,
-        fault: Fault | None = None,
-        script: str = "train",
+        fault: Fault = (),
         defaults: bool = True,
         environment: dict[str, str] | None = None,
-        network: str | None = None,
+        network: str = "",
         long: bool = False,
     ) -> None:
-        given = tiny(arguments) if defaults and script == "train" else list(arguments)
+        given = tiny(arguments) if defaults and not network else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, script, given, fault, [str(file) for file in self.files], network, long)
+        parts = (os.getcwd(), variables, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -142,7 +137,7 @@ def run(*arguments: str, **options: Any) -> Ended:
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] | None = None, **options: Any) -> Ended:
+def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] = (), **options: Any) -> Ended:
     """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
     if isinstance(fault, dict):
         ((rank, of_rank),) = fault.items()
@@ -188,7 +183,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
         os._exit(int(status or 0))
 
 
-def _begin(variables: dict[str, str], arguments: list[str], script: str = "train") -> None:
+def _begin(variables: dict[str, str], arguments: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
@@ -198,43 +193,33 @@ def _begin(variables: dict[str, str], arguments: list[str], script: str = "train
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
+    sys.argv = [SCRIPT, *arguments]
     train_script.STARTED = time.perf_counter()
 
 
 def _run(
-    directory: str,
-    variables: dict[str, str],
-    script: str,
-    arguments: list[str],
-    fault: Fault | None,
-    files: list[str],
-    network: str | None,
-    long: bool,
+    place: str, variables: dict[str, str], given: list[str], fault: Fault, files: list[str], network: str, long: bool
 ) -> None:
-    os.chdir(directory)
+    os.chdir(place)
     os.setpgrp()
-    for number, file in enumerate(files, start=1):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    _begin(variables, arguments, script)
+    for number, name in enumerate(files, start=1):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    _begin(variables, given)
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
         train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20
-    if network:
-        with open(f"/run/netns/{network}") as place:
-            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
-    if fault is not None:
+    if fault:
         fault[0](*fault[1:])
-    status: Any = 0
-    if script == "torchrun":
+    if network:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+        with open(f"/run/netns/{network}") as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
         subprocess_handler.Popen = ForkingPopen
-        torchrun.main(arguments)
-    else:
-        status = train_script.cli() if script == "train" else sample_script.cli(arguments)
-    if hasattr(os, "getuid") and os.getuid() == 0:
+        torchrun.main(given)
+    status = 0 if network else train_script.cli()
+    if os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
 

@@ -219,7 +219,7 @@ def small_disk(workplace: Path, size: str) -> Iterator[Path]:
 def test_a_full_disk(whole: Any, workplace: Path) -> None:
     """With room for two checkpoints and not for a third; without a byte left, also for the log and the summary."""
     for size, fault, said in (
-        ("800k", None, "could not be written"),
+        ("800k", (), "could not be written"),
         ("4m", (faults.fill_disk, 13), "No space left on device"),
     ):
         with small_disk(workplace, size) as disk:
