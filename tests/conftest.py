@@ -96,6 +96,19 @@ def refusal(error: type[Exception], call: Callable[..., object], *given: Any, **
     return message
 
 
+def tiny(arguments: tuple[str, ...]) -> list[str]:
+    """Overrides on top of a tiny model on book.txt."""
+    keys = {argument.partition("=")[0] for argument in arguments}
+    keys |= {"trainer.max_steps"} if "minutes" in keys else set()
+    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
+
+
+def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") -> None:
+    """A command has ended with that status and one line on standard error, in which these words are."""
+    assert ended.status == status and ended.err.startswith(f"{program}: ") and ended.err.count("\n") == 1, ended
+    assert len(ended.err) < 500 and all(word in ended.err for word in words), (words, ended.err)
+
+
 def missing(reason: str) -> None:
     """Skip a test for want of something that users may do without; where CI=true it must be there.
 
@@ -245,11 +258,7 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
     def call(*arguments: str, defaults: bool = True) -> Ended:
-        given = [*TINY, "data.path=book.txt"] if defaults else []
-        keys = {argument.partition("=")[0] for argument in arguments}
-        keys |= {"trainer.max_steps"} if "minutes" in keys else set()
-        given = [argument for argument in given if argument.partition("=")[0] not in keys]
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *given, *arguments])
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *(tiny(arguments) if defaults else arguments)])
         monkeypatch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
         capsys.readouterr()
         status = train_script.cli()

@@ -5,11 +5,9 @@ import itertools
 import math
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,7 +17,6 @@ from typing import Any
 
 import matplotlib.figure
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from torch.distributed.tensor import DTensor
 
@@ -32,7 +29,7 @@ import gpt.fit.pictures
 import gpt.optim
 import train as train_script
 from gpt import job
-from gpt.fit.durability import AtomicCheckpointIO, Checkpoints
+from gpt.fit.durability import Checkpoints
 from gpt.fit.module import LitGPT
 from gpt.fit.pictures import Pictures
 
@@ -65,10 +62,10 @@ def sending(number: int) -> Callable[..., None]:
     return lambda *_, **__: os.kill(os.getpid(), number)
 
 
-def the(number: int, action: Callable[[], object] = die) -> Callable[..., None]:
+def the(number: int, action: Callable[..., object] = die) -> Callable[..., object]:
     """What is called again and again, and acts the `number`-th time (from 1)."""
     count = itertools.count(1)
-    return lambda *_, **__: action() if next(count) == number else None  # type: ignore[func-returns-value, return-value]
+    return lambda *given, **named: action(*given, **named) if next(count) == number else None
 
 
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
@@ -92,14 +89,8 @@ def at_step(step: int) -> None:
 
 def in_accumulation(step: int, micro_batch: int) -> None:
     """Die after the gradient of some of a step's micro-batches."""
-    done = Counter[int]()
-
-    def count(module: LitGPT, *_: Any) -> None:
-        done[module.global_step] += 1
-        if module.global_step == step and done[step] == micro_batch:
-            die()
-
-    after(LitGPT, "manual_backward", count)
+    kill = the(micro_batch)
+    after(LitGPT, "manual_backward", lambda module, *_: kill() if module.global_step == step else None)
 
 
 def before_update(step: int) -> None:
@@ -128,108 +119,62 @@ def after_save(number: int) -> None:
     after(Checkpoints, "save", the(number))
 
 
-class _Dying:
-    """A file that can be written up to `size` bytes, which is where the process dies."""
+class _Dying(io.FileIO):
+    """A file that can be written up to `left` bytes, which is where the process dies."""
 
-    def __init__(self, file: Any, size: int) -> None:
-        self.file, self.left = file, size
-
-    def __enter__(self) -> "_Dying":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+    left: int
 
     def write(self, data: Any) -> int:
-        self.file.write(bytes(data)[: self.left])
+        super().write(bytes(data)[: self.left])
         self.left -= len(data)
         if self.left < 0:
-            self.file.flush()
             die()
         return len(data)
 
 
 def in_write(number: int, size: int) -> None:
     """Die in a save (from 1) when so many bytes are written; negative ones count from the end."""
-    calls = iter(range(1, 10**9))
-    original, wanted = gpt.fit.durability.save, [False, 0]
 
-    def save(path: Path, contents: dict[str, Any]) -> None:
-        wanted[0] = next(calls) == number
+    def arrange(_: Path, contents: dict[str, Any]) -> None:
         whole = io.BytesIO()
         torch.save(contents, whole)
-        wanted[1] = size if size >= 0 else len(whole.getvalue()) + size
-        original(path, contents)
 
-    def opened(path: Path, mode: str) -> Any:
-        file = open(path, mode)
-        return _Dying(file, int(wanted[1])) if wanted[0] and mode == "wb" else file
+        def opened(path: Path, mode: str) -> Any:
+            file = _Dying(path, mode)
+            file.left = size if size >= 0 else whole.tell() + size
+            return file
 
-    gpt.fit.durability.save = save
-    gpt.checkpoint.open = opened  # type: ignore[attr-defined]
+        gpt.checkpoint.open = opened  # type: ignore[attr-defined]
+
+    before(gpt.fit.durability, "save", the(number, arrange))
 
 
 def before_rename(number: int, name: str) -> None:
-    """Die when a file whose name begins so is to take that name, the `number`-th time (from 1)."""
+    """Die when a file is to take a name that begins or ends so, the `number`-th time (from 1)."""
     kill = the(number)
-    before(os, "replace", lambda _, target: kill() if Path(target).name.startswith(name) else None)
+    before(os, "replace", lambda _, to: kill() if Path(to).name.startswith(name) or Path(to).suffix == name else None)
 
 
-def in_finish(number: int = signal.SIGKILL) -> None:
-    """Send oneself a signal when training is over, before the trained model is evaluated."""
-    before(train_script, "finish", sending(number))
-
-
-def at_end_of_fit() -> None:
-    """Die when training is over, before the summary says so."""
-    before(train_script, "write_summary", the(2))  # the first is written when the run begins
+def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
+    """Send oneself a signal before a call (from 1) of a function of train.py."""
+    before(train_script, name, the(call, sending(number)))
 
 
 # -- What protects, taken away -----------------------------------------------------------------------
 
 
-def load_nothing() -> None:
-    """Go on with a fresh model, at the right step."""
-    LitGPT.load_state_dict = lambda *_, **__: None  # type: ignore[method-assign, assignment]
-
-
-def load_no_optimizer() -> None:
-    """Go on with an optimizer that has forgotten all."""
-    Strategy.load_optimizer_state_dict = lambda *_: None  # type: ignore[method-assign]
-
-
-def seed_no_dropout() -> None:
-    """Draw dropout masks from wherever the generator stands."""
-    gpt.fit.module.dropout_seed = lambda *_: torch.initial_seed()
-    torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
-
-
-def cut_no_events() -> None:
-    """Leave TensorBoard's files as the killed process left them."""
-    gpt.fit.durability.cut_events = lambda *_: None
-
-
-def stock_in_write(number: int, size: int) -> None:
-    """Write as Lightning does by itself, to one name, and die when so many bytes of a save have reached it."""
-
-    def save(io: Any, contents: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        TorchCheckpointIO().save_checkpoint(contents, Path(path).with_name("last.ckpt"))
-
-    AtomicCheckpointIO.save_checkpoint = save  # type: ignore[method-assign]
-    gpt.fit.durability.link = lambda *_: None
-    calls = iter(range(1, 10**9))
-
-    def copy(source: Any, target: Any, *_: Any, **__: Any) -> None:
-        data = Path(source).read_bytes()
-        if next(calls) == number:
-            Path(target).write_bytes(data[:size])
-            die()
-        Path(target).write_bytes(data)
-
-    shutil.copyfile = copy  # what shutil.move calls between two file systems
+def without(protection: str) -> None:
+    """Do not load weights, or the optimizer's state, seed dropout by the step, or cut TensorBoard's files."""
+    match protection:
+        case "weights":
+            LitGPT.load_state_dict = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+        case "optimizer":
+            Strategy.load_optimizer_state_dict = lambda *_: None  # type: ignore[method-assign]
+        case "seeds":
+            gpt.fit.module.dropout_seed = lambda *_: torch.initial_seed()
+            torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
+        case "cut":
+            gpt.fit.durability.cut_events = lambda *_: None
 
 
 # -- What else can go wrong ----------------------------------------------------------------------------
@@ -334,12 +279,6 @@ def spoil_weights(step: int) -> None:
     after(LitGPT, "training_step", spoil)
 
 
-def guard_nothing() -> None:
-    """Take every number for one."""
-    gpt.fit.module.math = SimpleNamespace(isfinite=lambda _: True)  # type: ignore[assignment]
-    gpt.fit.durability.is_finite = lambda _: True
-
-
 def both(*each: Any) -> None:
     for function, *arguments in each:
         function(*arguments)
@@ -374,11 +313,6 @@ def signal_while_loading(number: int) -> None:
     before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))
 
 
-def signal_before_fit(number: int) -> None:
-    """Send oneself a signal before anything of a run is there."""
-    before(train_script, "choose", sending(number))
-
-
 def small_shards(*more: Any) -> None:
     """Shards and blocks of a few thousand tokens, and no long waiting; then another fault, if any."""
     data.shards.SHARD, data.shards.BLOCK = 8_000, 30_000
@@ -389,20 +323,12 @@ def small_shards(*more: Any) -> None:
 
 def in_fetch(number: int) -> None:
     """Die while a document, the `number`-th from 1 of this process, is written to this disk for a shard."""
-    count = itertools.count(1)
 
-    def fetched(_: Any, copy: Path) -> None:
-        if next(count) == number:
-            copy.write_bytes(copy.read_bytes()[:500])
-            die()
+    def cut(_: Any, copy: Path) -> None:
+        copy.write_bytes(copy.read_bytes()[:500])
+        die()
 
-    after(data.manifest, "download", fetched)
-
-
-def in_encoding(number: int) -> None:
-    """Die when so many of a process' shards are written, but not yet named."""
-    kill = the(number)
-    before(os, "replace", lambda _, name: kill() if Path(name).suffix == ".bin" else None)
+    after(data.manifest, "download", the(number, cut))
 
 
 # -- Several devices -----------------------------------------------------------------------------------
@@ -449,8 +375,8 @@ def drawer_gets(number: int, waiting: int = 100) -> None:
 
 
 def nothing_is_drawn_here() -> None:
-    """Drawing in this process is an error. The one that draws takes its time from others."""
-    gpt.fit.pictures.NICENESS = 0
+    """Drawing in this process is an error; the one that draws gets as much time as others, and is waited for."""
+    gpt.fit.pictures.NICENESS, gpt.fit.pictures.END_SECONDS = 0, 100.0
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("drawn in the process that trains")

@@ -7,13 +7,10 @@ command of `train.py`, trials and further ranks, is forked from it; `start` and 
 
 import ctypes
 import gc
-import json
 import multiprocessing
 import multiprocessing.process
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import gpt.fit.pictures
-import sample as sample_script
 import train as train_script
 from gpt import runs
-from tests.conftest import ROOT, TINY, Ended, board, less_progress
+from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
@@ -60,34 +56,30 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` (or `sample.py` or torchrun) in the current directory, on book.txt with a tiny model.
-
-    It begins a process group of its own.
+    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own.
 
     Args:
         arguments: overrides, on top of the tiny defaults.
         fault: where it is to be killed, or what is to go wrong: a function and its arguments.
-        script: `train`, `sample` or `torchrun`.
         defaults: whether to give the tiny defaults.
         environment: variables on top of this process' own.
-        network: the network namespace in which it runs.
+        network: the network namespace in which it runs, as torchrun, with torchrun's arguments.
         long: whether it writes texts as long as those of the real command, the longer part of a run this small.
     """
 
     def __init__(
         self,
         *arguments: str,
-        fault: Fault | None = None,
-        script: str = "train",
+        fault: Fault = (),
         defaults: bool = True,
         environment: dict[str, str] | None = None,
-        network: str | None = None,
+        network: str = "",
         long: bool = False,
     ) -> None:
-        given = tiny(arguments) if defaults and script == "train" else list(arguments)
+        given = tiny(arguments) if defaults and not network else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, script, given, fault, [str(file) for file in self.files], network, long)
+        parts = (os.getcwd(), variables, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -130,13 +122,6 @@ class Process:
             self.signal(signal.SIGKILL, group=True)
 
 
-def tiny(arguments: tuple[str, ...]) -> list[str]:
-    """Overrides on top of the tiny defaults."""
-    keys = {argument.partition("=")[0] for argument in arguments}
-    keys |= {"trainer.max_steps"} if "minutes" in keys else set()
-    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
-
-
 def group_is_there(group: int) -> bool:
     """Whether a process of a group is left."""
     try:
@@ -151,7 +136,7 @@ def run(*arguments: str, **options: Any) -> Ended:
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] | None = None, **options: Any) -> Ended:
+def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] = (), **options: Any) -> Ended:
     """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
     if isinstance(fault, dict):
         ((rank, of_rank),) = fault.items()
@@ -197,7 +182,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
         os._exit(int(status or 0))
 
 
-def _begin(variables: dict[str, str], arguments: list[str], script: str = "train") -> None:
+def _begin(variables: dict[str, str], arguments: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
@@ -207,102 +192,35 @@ def _begin(variables: dict[str, str], arguments: list[str], script: str = "train
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [str(ROOT / f"{script}.py"), *arguments]
+    sys.argv = [SCRIPT, *arguments]
     train_script.STARTED = time.perf_counter()
 
 
 def _run(
-    directory: str,
-    variables: dict[str, str],
-    script: str,
-    arguments: list[str],
-    fault: Fault | None,
-    files: list[str],
-    network: str | None,
-    long: bool,
+    place: str, variables: dict[str, str], given: list[str], fault: Fault, files: list[str], network: str, long: bool
 ) -> None:
-    os.chdir(directory)
+    os.chdir(place)
     os.setpgrp()
-    for number, file in enumerate(files, start=1):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    _begin(variables, arguments, script)
+    for number, name in enumerate(files, start=1):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    _begin(variables, given)
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
         train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20
-    if network:
-        with open(f"/run/netns/{network}") as place:
-            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
-    if fault is not None:
+    if fault:
         fault[0](*fault[1:])
-    status: Any = 0
-    if script == "torchrun":
+    if network:
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+        with open(f"/run/netns/{network}") as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
         subprocess_handler.Popen = ForkingPopen
-        torchrun.main(arguments)
-    else:
-        status = train_script.cli() if script == "train" else sample_script.cli(arguments)
-    if hasattr(os, "getuid") and os.getuid() == 0:
+        torchrun.main(given)
+    status = 0 if network else train_script.cli()
+    if os.getuid() == 0:
         os.seteuid(0)  # the server's own files are root's, whoever the run was
     sys.exit(status)
-
-
-# Stands for `python train.py` where SLURM starts it: has `gate` fork the process, and passes on signals and its end.
-CLIENT = """#!{python} -IS
-import contextlib, json, os, signal, socket, sys
-gate = socket.socket(socket.AF_UNIX)
-gate.connect({address!r})
-asked = json.dumps([os.getcwd(), dict(os.environ), sys.argv[2:]]).encode()
-socket.send_fds(gate, [len(asked).to_bytes(4)], [0, 1, 2])
-gate.sendall(asked)
-pid = int.from_bytes(gate.recv(4))
-def pass_on(number, _):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, pass_on)
-status = gate.recv(1)
-sys.exit(status[0] if status else 1)
-"""
-
-
-def gate(address: str) -> None:
-    """Fork a process for each client; it ends with its client."""
-    subprocess.Popen = ForkingPopen  # type: ignore[misc]
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen()
-        while True:
-            client, _ = listening.accept()
-            if os.fork() == 0:
-                _serve(client)
-            client.close()
-
-
-def _serve(client: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, files, _, _ = socket.recv_fds(client, 4, 3)
-    asked = b""
-    while len(asked) < int.from_bytes(size):
-        asked += client.recv(2**16)
-    directory, variables, arguments = json.loads(asked)
-    pid = os.fork()
-    if pid == 0:
-        os.chdir(directory)
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-        _become(variables, arguments)
-    client.sendall(pid.to_bytes(4))
-    ended = status = 0
-    while not ended:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if select.select([client], [], [], 0.05)[0]:  # it is no longer there
-            os.kill(pid, signal.SIGKILL)
-    with suppress(OSError):
-        client.sendall(bytes([os.waitstatus_to_exitcode(status) % 256]))
-    os._exit(0)
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

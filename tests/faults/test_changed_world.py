@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -12,55 +11,39 @@ import yaml
 
 from gpt.checkpoint import read
 from gpt.model_file import FORMAT
-from tests.conftest import Ended
-from tests.faults.processes import run
+from tests.conftest import Ended, one_line
 from tests.faults.test_checkpoints import contents_of
 
 Train = Callable[..., Ended]
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A directory with a run of 10 steps that can go on."""
-    place = tmp_path_factory.mktemp("stopped")
-    (place / "book.txt").write_text(prose, encoding="utf-8")
-    with chdir(place):
-        assert run("name=a", "trainer.max_steps=10", "model.dropout=0.1").status == 0
-    return place
-
-
 @pytest.fixture
-def stopped(once: Path, train: Train) -> Train:
-    """A run of 10 steps that can go on, and a way to do so."""
-    shutil.copytree(once / "runs", "runs", symlinks=True)
+def stopped(trained: Path, train: Train) -> Train:
+    """A way to go on with a run of 30 steps."""
 
     def go_on(*arguments: str) -> Ended:
-        longer = [] if "minutes=1" in arguments else ["trainer.max_steps=12"]
-        return train("resume=runs/a", *longer, *arguments, defaults=False)
+        longer = [] if "minutes=1" in arguments else ["trainer.max_steps=32"]
+        return train("resume=runs/first", *longer, *arguments, defaults=False)
 
     return go_on
 
 
 def refused(ended: Ended, *listed: str) -> None:
-    assert ended.status == 2 and ended.err.startswith("train.py: resume: cannot change ") and ended.err.count("\n") == 1
+    one_line(ended, 2, "resume: cannot change ")
     for each in listed:
         assert re.search(each, ended.err), (each, ended.err)
 
 
-TYPED = {
-    "seed=1": r"seed=1 \(the run has 0\)",
-    "data.batch=4": r"data.batch=4 \(the run has 8\)",
-    "data.micro_batch=2": r"data.micro_batch=2 \(the run has null\)",
+TYPED = {  # every setting: tests/conf/test_resume.py
+    "seed=1": r"seed=1 \(the run has 0\)", "model.dropout=0.2": r"model.dropout=0.2 \(the run has 0.0\)",
     "data.split=[0.8,0.1,0.1]": r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)",
-    "optim.lr=0.01": r"optim.lr=0.01 \(the run has 0.006\)",
-    "model.dropout=0.2": r"model.dropout=0.2 \(the run has 0.1\)",
+    "data.micro_batch=2": r"data.micro_batch=2 \(the run has null\)",
     "trainer.precision=64-true": r"trainer.precision=64-true \(the run has (bf16-mixed|32-true)\)",
-    "callbacks=ema": r"callbacks=.*EMA.* \(the run has {}\)",
-    "trainer.devices=2": r"world_size=2 \(the run has 1\)",
-}
+    "callbacks=ema": r"callbacks=.*EMA.* \(the run has {}\)", "trainer.devices=2": r"world_size=2 \(the run has 1\)",
+}  # fmt: skip
 
 
-def test_what_is_typed_otherwise(once: Path, stopped: Train) -> None:
+def test_what_is_typed_otherwise(trained_once: Path, stopped: Train) -> None:
     before = contents_of(Path("runs"))
     for typed, said in TYPED.items():
         ended = stopped(typed)
@@ -73,12 +56,12 @@ def test_what_is_typed_otherwise(once: Path, stopped: Train) -> None:
             ended = stopped(typed, allowed[0])
             assert ended.status == 0 and "no longer bit for bit" in ended.out, ended
             shutil.rmtree("runs")
-            shutil.copytree(once / "runs", "runs", symlinks=True)
+            shutil.copytree(trained_once / "runs", "runs", symlinks=True)
 
 
 def test_what_would_be_another_model(stopped: Train) -> None:
     before = contents_of(Path("runs"))
-    for typed in ("model.dim=64", "model.layers=3", "model.context=16", "optim=adamw", "minutes=1"):
+    for typed in ("model.dim=64", "optim=adamw", "minutes=1"):
         key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
         for ended in (stopped(typed), stopped(typed, f"allow=[{key}]")):
             refused(ended, rf"{key}=[\w.]+ \(the run has \w+\)", f"no allow= helps with .*{key}")
@@ -118,12 +101,12 @@ def test_another_machine(stopped: Train, monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         torch.set_num_threads(threads)
     # From here on the run is that machine's.
-    assert read("runs/a/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
+    assert read("runs/first/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
 
 
 def test_a_configuration_that_was_edited(stopped: Train) -> None:
     """config.yaml is for reading: the checkpoint knows how it came about."""
-    path = Path("runs/a/config.yaml")
+    path = Path("runs/first/config.yaml")
     config = yaml.safe_load(path.read_text())
     config["seed"], config["data"]["batch"], config["trainer"]["log_every_n_steps"] = 7, 16, 1
     path.write_text(yaml.safe_dump(config))
@@ -133,14 +116,12 @@ def test_a_configuration_that_was_edited(stopped: Train) -> None:
 
 
 def test_another_format(stopped: Train) -> None:
+    contents = torch.load("runs/first/checkpoints/last.ckpt")
     for version in (FORMAT - 1, FORMAT + 1):
-        for path in Path("runs/a/checkpoints").glob("*.ckpt"):
-            contents = torch.load(path)
+        for path in Path("runs/first/checkpoints").glob("*.ckpt"):
             path.unlink()
             torch.save({**contents, "format": version}, path)
-        ended = stopped()
-        assert ended.status == 2 and ended.err.count("\n") == 1
-        assert f"has format {version}, this version reads format {FORMAT}" in ended.err
+        one_line(stopped(), 2, f"has format {version}, this version reads format {FORMAT}")
 
 
 def test_what_is_free_to_change(stopped: Train) -> None:

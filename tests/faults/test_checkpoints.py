@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from gpt.checkpoint import CheckpointError, find_newest, load_checkpoint, read
-from tests.conftest import Ended, missing
+from tests.conftest import missing, one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, Process, events, run, wait_for
+from tests.faults.processes import MUON, Fault, Process, events, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 
 LAST = Path("runs/cut/checkpoints/step-00000020.ckpt")
@@ -27,13 +27,6 @@ RESUMED = ["name=cut", "resume=auto", *MUON]
 
 def contents_of(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
-
-
-def one_line(ended: Ended, status: int, *words: str) -> None:
-    assert ended.status == status, ended
-    assert ended.err.startswith("train.py: ") and ended.err.count("\n") == 1, ended.err
-    for word in words:
-        assert word in ended.err, ended.err
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +50,9 @@ def killed(killed_once: Path, workplace: Path) -> Path:
 
 
 @contextmanager
-def at_work(*arguments: str, step: int) -> Iterator[Process]:
-    """A run that has reached a step and waits there, until the end of the block."""
-    process = Process(*arguments, fault=(faults.wait_for_file, step, "go"))
+def at_work(*arguments: str, step: int, fault: Fault = ()) -> Iterator[Process]:
+    """A run that has reached a step and waits there, until the end of the block; `fault` takes another one."""
+    process = Process(*arguments, fault=(*fault, faults.wait_for_file, step, "go"))
     wait_for(Path("waiting").exists)
     try:
         yield process
@@ -69,11 +62,15 @@ def at_work(*arguments: str, step: int) -> Iterator[Process]:
 
 
 def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> None:
+    """And what a kill while it writes has left is removed."""
+    run(*RESUMED, fault=(faults.in_write, 1, 1000))
+    assert list(killed.rglob(".*.tmp")), "the kill has left one"
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])  # last.ckpt is the same file
     ended = run(*RESUMED)
     assert ended.status == 0, ended.err
     assert f"resume: passes over {LAST}: is damaged or no checkpoint" in ended.out
     assert "resume: from runs/cut/checkpoints/step-00000010.ckpt, step 10" in ended.out
+    assert not list(killed.rglob(".*.tmp"))
     assert_as_if_never_touched(whole(MUON), killed)
 
 
@@ -102,7 +99,7 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(killed: Path) -> None:
 
 
 def test_a_flipped_bit_of_every_kind(trained: Path) -> None:
-    """Refused in the contents of a record; elsewhere refused, or harmless: all that is read is what was written."""
+    """Refused in the contents of a record, unlike by torch; elsewhere refused, or what is read is what was written."""
     path = trained.with_name("last.ckpt")
     data, contents, covered = path.read_bytes(), read(path), set[int]()
     with zipfile.ZipFile(path) as archive:
@@ -117,15 +114,10 @@ def test_a_flipped_bit_of_every_kind(trained: Path) -> None:
             assert place not in covered, place
         except CheckpointError as error:
             assert "\n" not in str(error) and "last.ckpt" in str(error)
-
-
-def test_torch_itself_does_not_see_a_flipped_bit(trained: Path) -> None:
-    path = trained.with_name("last.ckpt")
-    before, data = torch.load(path)["state_dict"], bytearray(path.read_bytes())
-    weights = before["net.embedding.weight"].numpy().tobytes()
-    data[data.index(weights) + 2] ^= 1
-    path.write_bytes(data)
-    assert not torch.equal(torch.load(path)["state_dict"]["net.embedding.weight"], before["net.embedding.weight"])
+    weights = contents["state_dict"]["net.embedding.weight"]
+    place = data.index(weights.numpy().tobytes()) + 2
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    assert not torch.equal(torch.load(path)["state_dict"]["net.embedding.weight"], weights)
     with pytest.raises(CheckpointError, match="checksum"):
         read(path)
 
@@ -141,13 +133,6 @@ def test_truncation_at_many_lengths(trained: Path) -> None:
         assert (found, contents["global_step"], len(skipped)) == (older, 20, 1), length
     newest.write_bytes(data)
     assert find_newest(folder)[0] == newest
-
-
-def test_unfinished_files_are_removed_at_the_next_start(killed: Path) -> None:
-    run(*RESUMED, fault=(faults.in_write, 1, 1000))
-    assert list(killed.rglob(".*.tmp")), "the kill has left one"
-    assert run(*RESUMED).status == 0
-    assert not list(killed.rglob(".*.tmp"))
 
 
 def test_where_there_are_no_hard_links(workplace: Path) -> None:
@@ -201,21 +186,24 @@ def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path
 # The disk
 
 
-def test_a_file_that_may_not_grow(workplace: Path) -> None:
-    """RLIMIT_FSIZE, from the second save on: the first is kept, and nothing unfinished."""
-    ended = run("name=cut", *MUON, fault=(faults.limit_file_size, 12, 100_000))
-    one_line(ended, 1, "last.safetensors: could not be written")
+def test_a_file_that_may_not_grow_and_a_directory_that_became_read_only(workplace: Path) -> None:
+    """From the second save on, for a user who is not root: the first is kept, and nothing unfinished."""
     folder = Path("runs/cut/checkpoints")
-    names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000010.ckpt"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert read(folder / "last.ckpt")["global_step"] == 10
+    for fault, said in (((faults.limit_file_size, 12, 100_000), ""), ((faults.read_only, 12), "Permission denied")):
+        one_line(run("name=cut", *MUON, fault=fault), 1, "last.safetensors: could not be written", said)
+        names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000010.ckpt"]
+        assert sorted(path.name for path in folder.iterdir()) == names
+        assert read(folder / "last.ckpt")["global_step"] == 10
+        shutil.rmtree("runs")
+    Path("runs").write_text("not a directory")
+    one_line(run("name=cut"), 1, "runs")
 
 
 @contextmanager
 def small_disk(workplace: Path, size: str) -> Iterator[Path]:
     """A file system of its own to work in, in memory."""
     disk = workplace / "disk"
-    disk.mkdir()
+    disk.mkdir(exist_ok=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True)
     if mounted.returncode:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
@@ -229,40 +217,20 @@ def small_disk(workplace: Path, size: str) -> Iterator[Path]:
 
 
 def test_a_full_disk(whole: Any, workplace: Path) -> None:
-    """A real one: a small tmpfs, in which there is room for two checkpoints and not for a third."""
-    with small_disk(workplace, "800k") as disk:
-        ended = run("name=cut", *MUON)
-        one_line(ended, 1, "could not be written")
-        path, contents, skipped = find_newest(Path("runs/cut/checkpoints"))
-        assert path and contents["global_step"] in (10, 20) and not skipped
-        assert not list(Path("runs").rglob(".*.tmp"))
-        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
-        assert run(*RESUMED).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
-def test_a_disk_without_a_byte_left(whole: Any, workplace: Path) -> None:
-    """Not even the log, the summary and TensorBoard can be written: it is still one line."""
-    with small_disk(workplace, "4m"):
-        ended = run("name=cut", *MUON, fault=(faults.fill_disk, 13))
-        one_line(ended, 1, "No space left on device")
-        assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
-        Path("filler").unlink()
-        assert run(*RESUMED).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
-def test_a_directory_that_became_read_only(workplace: Path) -> None:
-    """For a user who is not root, who may write anywhere."""
-    ended = run("name=cut", *MUON, fault=(faults.read_only, 12))
-    one_line(ended, 1, "last.safetensors: could not be written", "Permission denied")
-    assert read("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
-
-
-def test_a_place_that_cannot_be_written_at_all(workplace: Path) -> None:
-    Path("runs").write_text("not a directory")
-    ended = run("name=cut")
-    one_line(ended, 1, "runs")
+    """With room for two checkpoints and not for a third; without a byte left, also for the log and the summary."""
+    for size, fault, said in (
+        ("800k", (), "could not be written"),
+        ("4m", (faults.fill_disk, 13), "No space left on device"),
+    ):
+        with small_disk(workplace, size) as disk:
+            one_line(run("name=cut", *MUON, fault=fault), 1, said)
+            path, contents, skipped = find_newest(Path("runs/cut/checkpoints"))
+            assert path and contents["global_step"] in (10, 20) and not skipped
+            assert not list(Path("runs").rglob(".*.tmp"))
+            Path("filler").unlink(missing_ok=True)
+            subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+            assert run(*RESUMED).status == 0
+            assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 # Two at once
@@ -283,7 +251,6 @@ def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) ->
 
 
 def test_the_second_is_refused_before_the_first_checkpoint_too(workplace: Path) -> None:
-    """And has touched nothing by then: what the first has logged is still there."""
     with at_work("name=cut", step=8) as first:
         before = contents_of(Path("runs"))
         one_line(run("name=cut", "resume=auto"), 2, "runs/cut: another process is training there")
@@ -292,15 +259,12 @@ def test_the_second_is_refused_before_the_first_checkpoint_too(workplace: Path) 
     assert [step for step, _ in events(Path("runs/cut"))["train/loss"]] == [5, 10, 15, 20, 25, 30]
 
 
-def test_jobs_started_in_the_same_second_get_directories_of_their_own(workplace: Path) -> None:
-    processes = [Process("trainer.max_steps=2") for _ in range(3)]
-    assert [process.wait().status for process in processes] == [0] * 3
-    assert len(list(Path("runs").iterdir())) == 3
-
-
-def test_of_jobs_that_want_one_name_one_gets_it(workplace: Path) -> None:
-    processes = [Process("name=same", "trainer.max_steps=5") for _ in range(3)]
-    ended = [process.wait() for process in processes]
-    assert sorted(each.status for each in ended) == [0, 2, 2], ended
+def test_jobs_started_in_the_same_second(workplace: Path) -> None:
+    """Without a name each gets a directory of its own; of those that want one name, one gets it."""
+    for name, statuses in ((), [0, 0, 0]), (("name=same",), [0, 2, 2]):
+        processes = [Process(*name, "trainer.max_steps=5") for _ in range(3)]
+        ended = [process.wait() for process in processes]
+        assert sorted(each.status for each in ended) == statuses, ended
+    assert len(list(Path("runs").iterdir())) == 3 + 1
     assert json.loads(Path("runs/same/summary.json").read_text())["status"] == "finished"
     assert all(each.err.count("\n") == 1 and "runs/same" in each.err for each in ended if each.status)

@@ -40,7 +40,7 @@ class Host:
     def start(self, *arguments: str, **variables: str) -> Process:
         """Start torchrun on this host."""
         variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
-        self.jobs.append(Process(*arguments, script="torchrun", environment=variables, network=self.name, long=True))
+        self.jobs.append(Process(*arguments, environment=variables, network=self.name, long=True))
         return self.jobs[-1]
 
     def processes(self) -> list[int]:

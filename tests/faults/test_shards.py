@@ -11,7 +11,8 @@ import torch
 
 from tests import stores
 from tests.faults import faults
-from tests.faults.processes import Process, run, wait_for
+from tests.faults.processes import run
+from tests.faults.test_checkpoints import at_work
 from tests.faults.test_resume import assert_as_if_never_touched
 from tests.stores import Bucket, differing
 
@@ -23,7 +24,7 @@ POINTS = {
     "while the manifest is made": (faults.in_fetch, 20),
     "while the first block is fetched": (faults.in_fetch, 57),
     "while a later block is fetched": (faults.in_fetch, 70),
-    "with a shard written but not named": (faults.in_encoding, 3),
+    "with a shard written but not named": (faults.before_rename, 3, ".bin"),
     "in training": (faults.at_step, 33),
 }
 
@@ -81,15 +82,10 @@ def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
 
 def test_what_changes_while_it_trains_is_named_and_what_was_trained_is_kept(bucket: Bucket, text: str) -> None:
     whole = trained(text)
-    process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_for_file, 15, "go"))
-    try:
-        wait_for(Path("waiting").exists)
+    with at_work(*CUT, text, step=15, fault=(faults.small_shards,)) as process:
         for name in DOCUMENTS:
             bucket.put(name, DOCUMENTS[name].swapcase())
-        Path("go").touch()
-        ended = process.wait()
-    finally:
-        process.signal(signal.SIGKILL)
+    ended = process.wait()
     assert ended.status == 2, ended
     named = rf"train\.py: {bucket.address}/\d\d\.txt: has changed since it was read: its sha256 is another"
     assert re.fullmatch(named, ended.err.splitlines()[-1]) and "Traceback" not in ended.err, ended
@@ -100,13 +96,9 @@ def test_what_changes_while_it_trains_is_named_and_what_was_trained_is_kept(buck
     ended = run(*CUT, text, fault=(faults.small_shards,))
     assert ended.status == 0, ended
     assert_as_if_never_touched(whole, Path("runs/cut"))
-
-
-def test_changed_text_can_be_allowed(bucket: Bucket, text: str) -> None:
-    shorter = [argument for argument in CUT if "max_steps" not in argument]
-    assert run(*shorter, "trainer.max_steps=10", text, fault=(faults.small_shards,)).status == 0
     bucket.put("07.txt", DOCUMENTS["07.txt"][::-1])
-    ended = run(*shorter, "trainer.max_steps=20", text, "allow=[text]", fault=(faults.small_shards,))
+    longer = [each.replace("steps=40", "steps=44") for each in CUT]
+    ended = run(*longer, text, "allow=[text]", fault=(faults.small_shards,))
     assert ended.status == 0 and "no longer bit for bit" in ended.out, ended
 
 
@@ -117,18 +109,14 @@ def test_a_store_that_goes_away_and_comes_back(workplace: Path) -> None:
     text = f"data.path=[{','.join(f'http://127.0.0.1:{server.port}/{name}' for name in DOCUMENTS)}]"
     try:
         whole = trained(text)
-        process = Process(*CUT, text, fault=(faults.small_shards, faults.wait_for_file, 5, "go"))
-        try:
-            wait_for(Path("waiting").exists)
+        with at_work(*CUT, text, step=5, fault=(faults.small_shards,)) as process:
             server.stop()
             Path("go").touch()
             time.sleep(4)
-            assert process.process.exitcode is None  # it waits
+            assert process.poll() is None  # it waits
             stopped_at = server.log.stat().st_size
             server.start()
-            ended = process.wait()
-        finally:
-            process.signal(signal.SIGKILL)
+        ended = process.wait()
         assert ended.status == 0, ended
         assert b"GET /" in server.log.read_bytes()[stopped_at:]
         assert_as_if_never_touched(whole, Path("runs/cut"))

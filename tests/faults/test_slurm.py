@@ -3,6 +3,7 @@
 import csv
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -10,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from gpt import job
 from tests.conftest import ROOT, missing, needs
-from tests.faults.processes import CLIENT, JOB, LONG, SCRIPT, fork, gate, run, wait_for
+from tests.faults.processes import JOB, LONG, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
 
 CONFIG = """
@@ -94,20 +97,19 @@ def ready() -> bool:
 
 
 @pytest.fixture
-def project(slurm: None, workplace: Path) -> Iterator[Path]:
-    """A directory in which `.venv/bin/python train.py` is this project's, in processes that are forked."""
-    python = workplace / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(CLIENT.format(python=sys.executable, address=str(workplace / "gate")))
-    python.chmod(0o755)
-    process = fork(gate, str(workplace / "gate"))
-    wait_for((workplace / "gate").exists)
-    yield workplace
-    process.kill()
+def project(slurm: None, workplace: Path) -> Path:
+    """A directory with the project's files that a job needs, from which one submits."""
+    for name in ("train.py", "conf"):
+        Path(name).symlink_to(ROOT / name)
+    Path(".venv/bin").mkdir(parents=True)
+    Path(".venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    Path(".venv/bin/python").chmod(0o755)
+    return workplace
 
 
 PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
 COMMANDS = {line.split()[1]: line.split()[1:] for line in PAGE.splitlines() if line.startswith("sbatch ")}
+SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
 SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
 
 
@@ -143,40 +145,49 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
 def test_the_other_commands_of_the_page(project: Path) -> None:
     """Two tasks of one node, and one job of an array."""
     assert len(COMMANDS) == 3
-    short = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
-    jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *short), submit("seeds", "--array=1", *short)]
+    jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT), submit("seeds", "--array=1", *SHORT)]
     for number in jobs:
         wait_for_end(number)
     done = {run.name: (run / "checkpoints/last.ckpt").exists() for run in Path("runs").iterdir()}
     assert done == {"large": True, "seeds-1": True}, Path("job.out").read_text()
     assert "seed: 1\n" in Path("runs/seeds-1/config.yaml").read_text()
-    large = Path("runs/large")
-    assert len(list(large.glob("events*"))) == 1 and (large / "train.log").read_text().count("step 2/2") == 1
-    assert torch.load(large / "checkpoints/last.ckpt")["conditions"]["world_size"] == 2
+    assert torch.load("runs/large/checkpoints/last.ckpt")["conditions"]["world_size"] == 2
+    assert len(list(Path("runs/large").glob("events*"))) == 1
+    assert Path("runs/large/train.log").read_text().count("step 2/2") == 1
 
 
-def test_what_srun_starts(project: Path) -> None:
-    """Two tasks of a node are two processes, which is said once; one may start its further processes itself."""
-    srun = ["srun", "--kill-on-bad-exit=1", "--nodes=1"]
-    train = [str(project / ".venv/bin/python"), "train.py", *JOB, "trainer.max_steps=2"]
-
-    def ends(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, timeout=180)
-
-    refused = ends(*srun, "--ntasks=2", *train, "trainer.devices=4")
-    assert refused.returncode != 0
-    lines = [line for line in refused.stderr.splitlines() if line.startswith("train.py")]
-    assert lines == ["train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out"]
-    alone = ends(*srun, "--ntasks=1", *train, "trainer.devices=2", "name=two")
-    assert alone.returncode == 0 and Path("runs/two/checkpoints/last.ckpt").exists(), alone
+def test_what_srun_starts_is_what_trains(project: Path) -> None:
+    """In a job of two tasks: two processes with srun, of which one says what is wrong, and one process without."""
+    python = f"{project / '.venv/bin/python'} train.py {' '.join([*JOB, *SHORT])}"
+    Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
+    wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
+    said = Path("job.out").read_text()
+    assert said.count("train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out") == 1, (
+        said
+    )
+    assert torch.load("runs/alone/checkpoints/last.ckpt")["conditions"]["world_size"] == 1
 
 
-def test_without_srun_a_job_does_not_wait_for_others(project: Path) -> None:
-    """A script that has two tasks but starts the program without srun trains in one process: the real one."""
-    Path("job.sh").write_text(f"#!/bin/sh\n{sys.executable} {SCRIPT} name=alone {' '.join(JOB)} trainer.max_steps=2\n")
-    number = ask("sbatch", "--parsable", "--ntasks-per-node=2", "--output=job.out", "job.sh")
-    wait_for_end(number)
-    assert Path("runs/alone/checkpoints/last.ckpt").exists(), Path("job.out").read_text()
+def test_a_task_of_srun_knows_its_place() -> None:
+    """One task alone starts its further processes itself; several have the variables of torchrun."""
+    step = dict(STEP_ID="0", JOB_ID="7", STEP_NUM_TASKS="4", STEP_NUM_NODES="2", STEP_TASKS_PER_NODE="2(x2)",
+                PROCID="3", LOCALID="1", NODEID="1", STEP_NODELIST="node[5-7,9],other1")  # fmt: skip
+    for change, launched, address in (
+        ({}, (2, 2), "node5"), ({"STEP_NODELIST": "a1,b[2-3]"}, (2, 2), "a1"), ({"STEP_NUM_TASKS": "1"}, None, None),
+        ({"STEP_NUM_TASKS": "3"}, "srun: 3 tasks on 2 machines", None),
+        ({"STEP_TASKS_PER_NODE": "3,1"}, "(3,1): give every machine as many", None),
+    ):  # fmt: skip
+        variables = {f"SLURM_{name}": value for name, value in {**step, **change}.items()}
+        with mock.patch.dict(os.environ, variables):
+            os.environ.pop("MASTER_ADDR", None)
+            if isinstance(launched, str):
+                with pytest.raises(job.JobError, match=re.escape(launched)):
+                    job.join()
+                continue
+            job.join()
+            assert (job.launched(), os.environ.get("MASTER_ADDR")) == (launched, address), change
+            assert (job.rank(), job.first_here()) == ((3, False) if launched else (0, True))
+            assert launched is None or os.environ["MASTER_PORT"] == str(15_000 + 7 * 16)
 
 
 def test_trials_of_a_sweep_are_jobs(project: Path) -> None:

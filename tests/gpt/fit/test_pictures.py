@@ -78,7 +78,7 @@ def test_watching_changes_nothing_and_a_drawer_that_fails_neither(workplace: Pat
     everything = [*WATCHED, "watch.histograms=true", "watch.attention_heads=[L1H0]"]
     cases: dict[str, tuple[list[str], Any]] = {
         "unwatched": (["trainer.max_steps=20"], None),
-        "watched": (everything, None),
+        "watched": (everything, (faults.nothing_is_drawn_here,)),
         "killed": (everything, (faults.drawer_gets, signal.SIGKILL)),
         "hung and slow": ([*everything, "trainer.val_check_interval=2"], (faults.drawer_gets, signal.SIGSTOP, 5)),
     }
