@@ -258,14 +258,14 @@ def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: 
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
     monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", 1)
-    ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400")
+    ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
     assert ended.status == 0 and "minutes=2.5: timing" in ended.out
     assert "takes about" not in ended.out, "the time was asked for"
     config = from_yaml(Path("runs/dial/config.yaml").read_text())
     steps = config.trainer.max_steps
     assert config.minutes == 2.5 and 0 < summary("dial")["steps"] == steps < 25
     assert (config.trainer.val_check_interval, config.data.batch) == (400, 8), "what was typed stays"
-    train("name=plain", f"trainer.max_steps={steps}", "trainer.val_check_interval=400")
+    train("name=plain", f"trainer.max_steps={steps}", "trainer.val_check_interval=400", "compile=false")
     assert_same_weights("dial", "plain")
     again = train("name=dial", "resume=auto", "minutes=2.5", defaults=False)
     assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "timing" not in again.out
