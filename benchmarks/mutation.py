@@ -143,7 +143,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         two = node.args[:2]
-        order_matters = getattr(node.func, "id", "") not in ("min", "max", "isinstance", "zip")
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        order_matters = name not in ("min", "max", "minimum", "maximum", "isinstance", "zip")
         if order_matters and len(two) == 2 and not any(isinstance(each, ast.Starred) for each in two):
             if ast.dump(two[0]) != ast.dump(two[1]):
                 turned = copy.deepcopy(node)
