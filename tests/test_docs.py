@@ -39,15 +39,15 @@ def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to where it would begin: what then happens has tests of its own."""
+    needs("optuna", extra="search")
+    needs("submitit", extra="launcher")
     begun: list[str] = []
     for kind in ("run_one", "run_sweep", "run_search"):
         monkeypatch.setattr(train_script, kind, lambda *_, kind=kind: begun.append(kind) or 0)
     monkeypatch.setenv("PATH", "")  # no program of SLURM's is found; tests/faults/test_slurm.py has them
     every = commands("train")
     for arguments in every:
-        search = any("hparams_search" in argument for argument in arguments)
-        needs("optuna", extra="search") if search else None
-        several = search or "-m" in arguments  # whose text is opened before
+        several = "-m" in arguments or "hparams_search" in " ".join(arguments)  # whose text is opened before
         ended = train(*arguments, *["data.path=book.txt"] * several, defaults=False)
         if "launcher=slurm" in arguments:
             begun.append("launcher")
