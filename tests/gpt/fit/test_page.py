@@ -303,7 +303,7 @@ def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any
 def test_the_passage_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     passage = opened[1]["passage"]
     shown.focus("#text")
-    for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"], strict=False)):
+    for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
         shown.keyboard.press("ArrowRight")
         nats = cost / 1000 * math.log(2)
         line = {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)}
