@@ -63,7 +63,8 @@ def write(page: Any, prompt: str, *, length: int, **settings: Any) -> str:
 
 
 def written(page: Any) -> str:
-    page.wait_for_selector("#continue:enabled")
+    """The text once it is written: the page then says how fast that was, and nothing from Generate on until then."""
+    until(page, "document.querySelector('#status').textContent.endsWith(' a second')")
     return page.text_content("#text")
 
 
