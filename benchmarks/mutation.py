@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTES = ROOT / ".mutation"
 PRODUCT = ("base", "conf", "data", "gpt", "reports", "sweeps", "training")
 KINDS = ("comparison", "constant", "statement", "arguments", "condition")
+FOUND = ("killed", "timeout")
 TURNED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -216,21 +217,17 @@ def coverage_init(registry: Any, options: Any) -> None:
 
 
 class _Durations:
-    """Note how long each test takes."""
+    """Note how long each test takes, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = Counter[str]()
-        self.slow = set[str]()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] += report.duration
-        if "slow" in report.keywords:
-            self.slow.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         if "PYTEST_XDIST_WORKER" not in os.environ:
-            text = json.dumps({name: [time, name in self.slow] for name, time in self.seconds.items()})
-            (NOTES / "durations.json").write_text(text)
+            (NOTES / "durations.json").write_text(json.dumps(self.seconds))
 
 
 def pytest_configure(config: Any) -> None:
@@ -250,18 +247,7 @@ def cover(arguments: list[str]) -> None:
         "concurrency = thread\n    multiprocessing\ndisable_warnings = no-data-collected,module-not-measured\n"
     )
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/benchmarks", "COVERAGE_RCFILE": str(settings)}
-    command = [
-        "-m",
-        "pytest",
-        "-n",
-        "logical",
-        "--dist",
-        "worksteal",
-        "-p",
-        "benchmarks.mutation",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = "-m pytest -n logical --dist worksteal -p benchmarks.mutation -p no:cacheprovider".split()
     coverage = [sys.executable, "-m", "coverage"]
     subprocess.run([*coverage, "run", "--rcfile", settings, *command, *arguments], cwd=ROOT, env=environment)
     subprocess.run([*coverage, "combine", "-q", "--rcfile", settings], cwd=ROOT, env=environment, check=True)
@@ -297,18 +283,16 @@ class _InOrder:
         session.items.sort(key=lambda item: self.order.get(item.nodeid, len(self.order)))
 
 
-def select(mutant: Mutant, tests: list[str], durations: dict[str, Any], quick: float, slow: float) -> list[str]:
-    """Order the tests of a fault, the module's own and the quickest first, up to so many seconds of each sort."""
-    name = Path(mutant.path).stem
-    own = re.compile(rf"tests/({Path(mutant.path).parent.as_posix()}/)?test_{name}\.py")
-    ordered = sorted(
-        (durations[test][1], not own.match(test), durations[test][0], test) for test in tests if test in durations
-    )
-    chosen, spent = [], [0.0, 0.0]
-    for is_slow, _, seconds, test in ordered:
-        spent[is_slow] += seconds
-        if spent[is_slow] - seconds < (slow if is_slow else quick):
+def select(mutant: Mutant, tests: list[str], durations: dict[str, float], limit: float) -> list[str]:
+    """Order the tests of a fault, the module's own and then the quickest first, up to so many seconds."""
+    folder, name = Path(mutant.path).parent.as_posix(), Path(mutant.path).stem
+    own = re.compile(rf"tests/({folder}/)?test_{name}\.py")
+    ordered = sorted((not own.match(test), durations[test], test) for test in tests if test in durations)
+    chosen, spent = [], 0.0
+    for _, seconds, test in ordered:
+        if spent + seconds <= limit or not chosen:
             chosen.append(test)
+            spent += seconds
     return chosen
 
 
@@ -322,21 +306,17 @@ def run_tests(place: Path, chosen: list[str], limit: float) -> tuple[str, str]:
     names.write_text("\n".join(chosen))
     pid = os.fork()
     if pid == 0:
+        status = 3
         try:
             os.setsid()
             os.chdir(place)
-            os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(dir=place.parent)
-            os.environ["MUTANT"] = str(place)
+            os.environ |= {"PYTEST_DEBUG_TEMPROOT": tempfile.mkdtemp(dir=place.parent), "MUTANT": str(place)}
             os.environ.pop("CI", None)
-            writing = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(writing, 1)
-            os.dup2(writing, 2)
+            for number, file in enumerate((os.devnull, output, output)):
+                os.dup2(os.open(file, os.O_RDWR | os.O_CREAT | (os.O_APPEND if number == 2 else os.O_TRUNC)), number)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.path[:] = [
-                str(place),
-                *(each for each in sys.path if each not in (str(ROOT), str(ROOT / "benchmarks"))),
-            ]
+            ours = (str(ROOT), str(ROOT / "benchmarks"))
+            sys.path[:] = [str(place), *(each for each in sys.path if each not in ours)]
             import pytest
 
             options = ["-x", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist", f"@{names}"]
@@ -344,9 +324,7 @@ def run_tests(place: Path, chosen: list[str], limit: float) -> tuple[str, str]:
             status = int(pytest.main(options, plugins=[_InOrder(chosen)]))
         except BaseException:
             traceback.print_exc()
-            status = 3
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
     until, status = time.monotonic() + limit, None
     while status is None and time.monotonic() < until:
@@ -358,9 +336,8 @@ def run_tests(place: Path, chosen: list[str], limit: float) -> tuple[str, str]:
         os.waitpid(pid, 0)
     text = output.read_text(errors="replace")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*?)(?: - |$)", text, re.M)
-    if status == 5:
-        return "untested", ""
-    return {0: "survived", None: "timeout"}.get(status, "killed"), (failed or text.splitlines()[-1:] or [""])[0]
+    outcome = {0: "survived", 5: "untested", None: "timeout"}.get(status, "killed")
+    return outcome, (failed or text.splitlines()[-1:] or [""])[0]
 
 
 def end_processes(place: Path, group: int) -> None:
@@ -382,54 +359,45 @@ def read_results() -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
-def plant(count: int, seed: int, jobs: int, quick: float, slow: float) -> None:
-    """Plant faults and write down what became of them."""
+def plant(count: int, seed: int, jobs: int, seconds: float) -> None:
+    """Plant faults and write down what became of them; those that are known to be found are left out."""
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     for name in ("torch", "lightning.pytorch", "hydra.main", "torch.utils.tensorboard", "fsspec", "pooch"):
         __import__(name)
     mutants, durations, known = choose(count, seed), json.loads((NOTES / "durations.json").read_text()), read_results()
     tests = tests_of(mutants)
-    waiting = [
-        mutant
-        for mutant in mutants
-        if mutant.id not in known
-        or known[mutant.id]["outcome"] in ("survived", "untested")
-        and (known[mutant.id]["quick"] < quick or known[mutant.id]["slow"] < slow)
-    ]
+    chosen = {mutant.id: select(mutant, tests[mutant.id], durations, seconds) for mutant in mutants}
+    waiting = []
+    for mutant in mutants:
+        row = known.get(mutant.id, {"outcome": "", "tests": []})
+        if row["outcome"] not in FOUND and row["tests"] != chosen[mutant.id]:
+            waiting.append(mutant)
     print(f"{len(mutants)} faults, {len(waiting)} to plant")
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
 
     def work(place: Path, waiting: list[Mutant]) -> None:
         for number, mutant in enumerate(waiting):
-            before, chosen, begun = known.get(mutant.id), [], time.monotonic()
-            chosen = select(mutant, tests[mutant.id], durations, quick, slow)
-            if before:  # its quick tests have passed
-                done = select(mutant, tests[mutant.id], durations, before["quick"], before["slow"])
-                chosen = [test for test in chosen if test not in done]
-            outcome = "untested", ""
-            if before and not chosen:
-                outcome = before["outcome"], ""
-            elif chosen:
-                target = place / mutant.path
-                source = target.read_bytes()
-                target.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
-                outcome = run_tests(place, chosen, 90 + 5 * sum(durations[test][0] for test in chosen))
-                target.write_bytes(source)
-            row = mutant._asdict() | {"outcome": outcome[0], "by": outcome[1], "quick": quick, "slow": slow}
-            row |= {"seconds": round(time.monotonic() - begun, 1), "tests": len(chosen)}
+            begun, run = time.monotonic(), chosen[mutant.id]
+            target = place / mutant.path
+            source = target.read_bytes()
+            target.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
+            limit = 90 + 5 * sum(durations[test] for test in run)
+            outcome, by = run_tests(place, run, limit) if run else ("untested", "")
+            target.write_bytes(source)
+            row = mutant._asdict() | {"outcome": outcome, "by": by, "tests": run}
+            row["seconds"] = round(time.monotonic() - begun, 1)
             with (NOTES / "results.jsonl").open("a") as notes:
                 notes.write(json.dumps(row) + "\n")
-            place_and_kind = f"{mutant.path}:{mutant.first} {mutant.kind}"
-            print(f"{len(waiting) - number - 1:4} left  {outcome[0]:8} {place_and_kind} {outcome[1]}"[:150], flush=True)
+            what = f"{mutant.path}:{mutant.first} {mutant.kind}"
+            print(f"{len(waiting) - number - 1:4} left  {outcome:8} {what} {by}"[:150], flush=True)
 
     with tempfile.TemporaryDirectory(prefix="mutation") as folder:
-        places = [Path(folder, str(number)) for number in range(jobs)]
-        for place in places:
+        workers = []
+        for number in range(jobs):
+            place = Path(folder, str(number))
             for name in files:
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, place / name)
-        workers = []
-        for number, place in enumerate(places):
             workers.append(os.fork())
             if workers[-1] == 0:
                 try:
@@ -466,13 +434,13 @@ def show(count: int, seed: int) -> None:
     ):
         groups: dict[str, list[bool]] = defaultdict(list)
         for row in real:
-            groups[key(row)].append(row["outcome"] in ("killed", "timeout"))
+            groups[key(row)].append(row["outcome"] in FOUND)
         for name, found in sorted(groups.items()):
             print(f"{title:7} {name:12} {sum(found):4} of {len(found):4}  {sum(found) / len(found):.1%}")
     print(f"{len(rows)} faults, {len(rows) - len(real)} of them equivalent")
     for row in sorted(real, key=lambda row: (row["path"], row["first"])):
-        if row["outcome"] not in ("killed", "timeout"):
-            print(f"\n{row['id']} {row['path']}:{row['first']} {row['outcome']} ({row['tests']} tests)")
+        if row["outcome"] not in FOUND:
+            print(f"\n{row['id']} {row['path']}:{row['first']} {row['outcome']} ({len(row['tests'])} tests)")
             print("  - " + "\n    ".join(row["old"].splitlines()))
             print("  + " + row["new"])
 
@@ -480,29 +448,18 @@ def show(count: int, seed: int) -> None:
 def main() -> None:
     """Do what is asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("cover", "plant", "show", "list"))
+    parser.add_argument("what", choices=("cover", "plant", "show"))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--quick", type=float, default=60, help="seconds of quick tests for a fault, at most")
-    parser.add_argument("--slow", type=float, default=0, help="seconds of slow tests for a fault, at most")
+    parser.add_argument("--seconds", type=float, default=120, help="of tests for a fault, at most")
     options, rest = parser.parse_known_args()
     if options.what == "cover":
         cover(rest)
     elif options.what == "plant":
-        plant(options.count, options.seed, options.jobs, options.quick, options.slow)
-    elif options.what == "show":
-        show(options.count, options.seed)
+        plant(options.count, options.seed, options.jobs, options.seconds)
     else:
-        for mutant in choose(options.count, options.seed):
-            print(
-                mutant.id,
-                f"{mutant.path}:{mutant.first}",
-                mutant.kind,
-                mutant.old[:60].replace("\n", " "),
-                "->",
-                mutant.new[:60],
-            )
+        show(options.count, options.seed)
 
 
 if __name__ == "__main__":

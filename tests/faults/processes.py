@@ -6,6 +6,7 @@ command of `train.py`, trials and further ranks, is forked from it; `start` and 
 """
 
 import ctypes
+import faulthandler
 import gc
 import multiprocessing
 import multiprocessing.process
@@ -186,6 +187,7 @@ def _begin(variables: dict[str, str], arguments: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+    faulthandler.enable()  # a crash of the interpreter says where
     tempfile.tempdir = None  # as in a new process: found anew
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
