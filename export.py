@@ -1,24 +1,19 @@
 """Take a model elsewhere: `python export.py MODEL --to onnx model.onnx`."""
 
+from base import run_directory
+from base.command_line import Parser
+from base.command_line import answer
+from base.errors import InputError
+from base.errors import printable
+from base.files import atomic
+from base.progress import Progress
+from gpt.export.formats import FORMATS
+from importlib import import_module
+from pathlib import Path
 import argparse
 import os
 import sys
-from importlib import import_module
-from pathlib import Path
 
-from base.files import atomic
-from conf.commandline import Parser, answer
-from conf.fields import InputError, printable
-from conf.progress import Progress
-from gpt import runs
-
-# For each format, which gpt/export/ has a module for, the end of its file's name (none: a folder), and a use of it.
-FORMATS = {
-    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
-    "torch": (".pt2", "torch.export.load({!r}).module()(tokens)"),
-    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})"),
-    "web": (".html", "open {!r} in a browser"),
-}
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -68,7 +63,7 @@ def work(options: argparse.Namespace) -> None:
 
 def export(options: argparse.Namespace, new: Path) -> str:
     """Write a model in another format, and say what is in it."""
-    file = runs.find_model(options.source)
+    file = run_directory.find_model(options.source)
     with Progress("loading the model"):
         from gpt.checkpoint import load_checkpoint
 

@@ -1,24 +1,35 @@
 """Write text with a trained model: `python sample.py`, or `python sample.py MODEL --prompt "def "`."""
 
+from base import run_directory
+from base.command_line import Parser
+from base.command_line import answer
+from base.command_line import device
+from base.command_line import number
+from base.command_line import writing_to
+from base.errors import InputError
+from base.errors import for_output
+from base.errors import nearest
+from base.errors import one_line
+from base.errors import printable
+from base.progress import Progress
+from base.progress import hidden
+from collections.abc import Iterator
+from contextlib import nullcontext
+from contextlib import suppress
+from gpt.inference.continuation import Continuation
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TextIO
 import argparse
-import codecs
 import io
 import json
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-from conf.commandline import Parser, answer, device, number, writing_to
-from conf.fields import InputError, for_output, nearest, one_line, printable
-from conf.progress import Progress, hidden
-from gpt import runs
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
-    from gpt.decode import Weights
+    from gpt.inference.weights import Weights
 
 HELP = """Type a prompt and press Enter: the model goes on from it. Ctrl-C stops a text.
 :set                      what is set
@@ -89,7 +100,7 @@ def make_parser() -> Parser:
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
     """Open a checkpoint and do as the options say."""
-    checkpoint = runs.find_model(options.checkpoint)
+    checkpoint = run_directory.find_model(options.checkpoint)
     others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and others:
         raise InputError(
@@ -98,7 +109,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if "" in options.stop:
         raise InputError("--stop '': must be a text, at least one character long")
     from data.tokenizer import tokenizer_from
-    from gpt.decode import load_weights
+    from gpt.inference.weights import load_weights
 
     weights, meta = load_weights(checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
@@ -155,64 +166,12 @@ def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
     return tokenizer.adapt(prompt, replace=unknown == "replace")
 
 
-class Continuation:
-    """What is written after a prompt, as it grows."""
-
-    def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, stops
-        self.pieces: list[str] = []  # what is sure to stay
-        self.held = ""  # what may turn out to begin a stop
-        self.ended = False
-        self.logprobs: list[float] = []  # of each character; of one of several bytes, their sum
-        self.pending = 0.0  # of bytes that are no character yet
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.pieces) + self.held
-
-    def add(self, token: int, logprob: float | None = None) -> None:
-        """Go on by one token."""
-        bytewise = self.tokenizer.vocabulary["kind"] == "byte"
-        new = self.utf8.decode(bytes([token])) if bytewise else self.tokenizer.decode([token])
-        if logprob is not None:
-            self.pending += logprob
-            self._count(new)
-        self.held += new
-        if places := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
-            self.held = self.held[: min(places)]
-            self._end()
-            return
-        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])]
-        sure = len(self.held) - max(begun, default=0)
-        self.pieces.append(self.held[:sure])
-        self.held = self.held[sure:]
-
-    def close(self) -> None:
-        """Nothing comes after this: bytes that wait for others are no character."""
-        if not self.ended:
-            rest = self.utf8.decode(b"", final=True)
-            self._count(rest)
-            self.held += rest
-            self._end()
-
-    def _end(self) -> None:
-        self.pieces.append(self.held)
-        self.ended, self.held = True, ""
-        del self.logprobs[len(self.text) :]  # those of the stop
-
-    def _count(self, new: str) -> None:
-        if new:
-            self.logprobs += [self.pending] + [0.0] * (len(new) - 1)
-            self.pending = 0.0
-
-
 def continuations(
     weights: "Weights", prompts: list[Any], seeds: list[int], tokenizer: "Tokenizer", options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
     """Write after prompts, side by side; yields the same list after each token."""
-    from gpt.generate import Drawing, log_probabilities, stream
+    from gpt.inference.generate import stream
+    from gpt.inference.sampling import Drawing, log_probabilities
 
     rules = Drawing(options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p)
     written = [Continuation(tokenizer, options.stop) for _ in prompts]
@@ -239,7 +198,7 @@ def write(
     checkpoint: str,
 ) -> None:
     """Write the texts: one as it is drawn, several one below the other."""
-    from gpt.generate import side_by_side
+    from gpt.inference.parallel import side_by_side
 
     # Something has to come first: a line break, where nothing is asked for. It is not shown.
     characters = tokenizer.vocabulary.get("characters", "\n")

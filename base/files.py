@@ -1,11 +1,13 @@
 """Write files and folders so that a reader finds either the old one or the whole new one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
+from pathlib import Path
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+
 
 
 @contextmanager
@@ -73,3 +75,15 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Give `source` the further name `target`, at once; a copy where the file system has no hard links."""
+    target = Path(target)
+    if target.exists() and os.path.samefile(source, target):
+        return  # a rename between two names of one file would do nothing and leave both
+    with atomic(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)

@@ -2,7 +2,7 @@
 
     python benchmarks/encode_speed.py [--megabytes 1000] [--kind ascii|mixed]
 
-Makes a text in a temporary directory and opens it with `data.arrays.open_text` in a process of its
+Makes a text in a temporary directory and opens it with `data.open_text.open_text` in a process of its
 own, so that the peak memory is that of the encoding alone. The time covers everything a user waits
 for: hashing, the vocabulary, encoding, writing, hashing again. Compared with copying the file, fsync included.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.arrays import open_text  # noqa: E402
+from data.open_text import open_text  # noqa: E402
 from data.config import DataConfig  # noqa: E402
 
 WORDS = "the of and a to in is you that it he was for on are as with his they I".split()

@@ -15,10 +15,10 @@ or what there is); `sampling` and `stdlib` need none.
   1.4697 on the whole validation split (disjoint windows, every character once): it was made to end there.
 - speed: `train.py` against benchmarks/plain_loop.py at 64 windows of 256, in turn: the plain loop's own model and AdamW
   (`experiment=nanogpt_gpu` without dropout), then `model=baby` with the default recipe. Share of the GPU's dense bf16
-  peak (gpt/fit/peak.py) by `GPT.flops_per_token`, also at 12 layers, 768 wide, context 1024.
+  peak (training/peak_flops.py) by `GPT.flops_per_token`, also at 12 layers, 768 wide, context 1024.
 - best: the loss of the best checkpoint on the whole validation split after `minutes=2`, all included; then one thing
   changed at a time in the same time, with a seed that the result does not use.
-- sampling: `gpt.generate` with 10.7 million weights, one text and 256 side by side, against a loop without a cache.
+- sampling: `gpt.inference.generate` with 10.7 million weights, one text and 256 side by side, against a loop without a cache.
 - pipeline: a step through `train.py compile=graph` over the same captured step in a bare loop, in one process.
 - exact: the same seed twice, a run that is killed and goes on, other devices, and what determinism costs.
 - scaling: runs of several sizes and lengths with the settings of `experiment=enwik8`; `projection` fits
@@ -26,6 +26,7 @@ or what there is); `sampling` and `stdlib` need none.
 - stdlib: `experiment=stdlib_gpu`, and the share of its samples that Python parses (benchmarks/parse_share.py).
 """
 
+from base import run_directory
 import hashlib
 import json
 import math
@@ -54,9 +55,9 @@ sys.path.insert(0, str(ROOT))
 from base.files import write_text  # noqa: E402
 from benchmarks.time_to_loss import ours, train  # noqa: E402
 from benchmarks.train_speed import spread  # noqa: E402
-from conf.commandline import Parser, answer, number  # noqa: E402
-from conf.fields import InputError, nearest  # noqa: E402
-from gpt import runs  # noqa: E402
+from base.command_line import Parser, answer, number  # noqa: E402
+from base.errors import InputError, nearest  # noqa: E402
+from base import run_directory  # noqa: E402
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +186,7 @@ def sampled(rows: int, count: int, shape: "ModelConfig", device: str) -> dict[st
     import torch
 
     from benchmarks.sample_speed import plain_loop
-    from gpt.generate import generate
+    from gpt.inference.generate import generate
     from gpt.model import GPT
 
     model, prompt = GPT(shape, 65).to(device).eval(), torch.zeros(rows, 1, dtype=torch.int64)
@@ -212,7 +213,7 @@ def pipelined(arguments: list[str], steps: int) -> dict[str, float]:
     import torch
 
     import train as train_script
-    from gpt.fit.module import LitGPT
+    from training.module import LitGPT
 
     seen: list[float] = []
     ended = LitGPT.on_train_end
@@ -228,7 +229,7 @@ def pipelined(arguments: list[str], steps: int) -> dict[str, float]:
         with patch.object(sys, "argv", ["train.py", "name=run", *arguments]):
             if train_script.cli():
                 raise RuntimeError("train.py has failed")
-        summary = runs.summary_of(runs.RUNS / "run")
+        summary = run_directory.summary_of(run_directory.RUNS / "run")
     step = summary["characters"] / summary["characters_per_second"] / summary["steps"]
     return {"step": step, "bare": statistics.median(seen), "over": step / statistics.median(seen) - 1}
 
@@ -287,7 +288,7 @@ def repeated_exactly(text: str, seed: int, arguments: list[str]) -> dict[str, An
 
 
 def kill(folder: str, *arguments: str) -> None:
-    """Start a run and kill it as soon as it has saved for the first time."""
+    """InitModel a run and kill it as soon as it has saved for the first time."""
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -634,7 +635,7 @@ def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
     if not torch.cuda.is_available():
         raise InputError(f"{part}: needs a CUDA GPU, and there is none here")
     from data.config import DataConfig
-    from data.corpus import open_corpus
+    from data.sources import open_corpus
 
     machine, path = {"GPU": torch.cuda.get_device_name(), "torch": torch.__version__}, ""
     if part not in TEXTLESS:

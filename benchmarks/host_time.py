@@ -31,8 +31,8 @@ RUN = (
 def once(text: str, *arguments: str) -> float:
     """Milliseconds of a step."""
     import train
-    from gpt.fit import automatic
-    from gpt.fit.module import LitGPT
+    from training import machine
+    from training.module import LitGPT
 
     begun: list[float] = []
     step = LitGPT.training_step
@@ -44,7 +44,7 @@ def once(text: str, *arguments: str) -> float:
     def nothing(work: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
-    automatic.choose_recorder = lambda *_: nothing
+    machine.choose_recorder = lambda *_: nothing
     LitGPT.training_step = timed  # type: ignore[method-assign]
     sys.argv = ["train.py", "name=run", f"data.path={text}", *RUN, *arguments]
     if train.cli():

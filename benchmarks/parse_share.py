@@ -8,6 +8,7 @@ in two ways: at its last line break, in the middle of whatever statement, text o
 blank line, where fewer are open. The places are evenly spaced among all there are. Intervals are Wilson's.
 """
 
+from base import run_directory
 import argparse
 import ast
 import re
@@ -20,13 +21,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from conf.commandline import Parser, answer, number  # noqa: E402
-from conf.fields import InputError  # noqa: E402
+from base.command_line import Parser, answer, number  # noqa: E402
+from base.errors import InputError  # noqa: E402
 from conf.schema import from_yaml  # noqa: E402
-from data.arrays import Text, open_text  # noqa: E402
-from gpt import runs  # noqa: E402
+from data.open_text import open_text
+from data.text import Text  # noqa: E402
+from base import run_directory  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
-from gpt.generate import generate  # noqa: E402
+from gpt.inference.generate import generate  # noqa: E402
 from gpt.model import GPT  # noqa: E402
 
 LENGTH = 1000  # characters of a piece, before it is cut
@@ -103,7 +105,7 @@ def table(texts: Mapping[str, Sequence[str]]) -> str:
 
 def measure(options: argparse.Namespace) -> None:
     """Print a Markdown table."""
-    checkpoint = runs.find_model(options.run)
+    checkpoint = run_directory.find_model(options.run)
     config = from_yaml((checkpoint.parent.parent / "config.yaml").read_text("utf-8"))
     model, _ = load_checkpoint(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")

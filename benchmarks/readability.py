@@ -5,6 +5,7 @@ letters that occur in the training text, how often the most frequent line stands
 characters (runs of white space counted as one blank) is copied from the training text.
 """
 
+from base import run_directory
 import argparse
 import re
 import sys
@@ -16,12 +17,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.schema import from_yaml  # noqa: E402
-from data.arrays import open_text  # noqa: E402
+from data.open_text import open_text  # noqa: E402
 from data.passages import prompt  # noqa: E402
-from gpt import runs  # noqa: E402
+from base import run_directory  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
-from gpt.generate import generate  # noqa: E402
-from train import SAMPLE_LENGTH, SAMPLE_TEMPERATURE  # noqa: E402
+from gpt.inference.generate import generate  # noqa: E402
+from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE  # noqa: E402
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 
@@ -41,9 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", nargs="?", help="run directory (default: the newest)")
     parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--temperature", type=float, default=SAMPLE_TEMPERATURE)
+    parser.add_argument("--temperature", type=float, default=FINAL_SAMPLE_TEMPERATURE)
     options = parser.parse_args()
-    checkpoint = runs.find_model(options.run)
+    checkpoint = run_directory.find_model(options.run)
     config = from_yaml((checkpoint.parent.parent / "config.yaml").read_text("utf-8"))
     text = open_text(config.data, config.model.context)
     train = text.tokenizer.decode(text.train)
@@ -53,7 +54,7 @@ def main() -> None:
     shares = []
     passed = 0
     for seed in range(config.seed, config.seed + options.samples):
-        tokens = generate(model, begun, SAMPLE_LENGTH, temperature=options.temperature, seed=seed)[0]
+        tokens = generate(model, begun, FINAL_SAMPLE_LENGTH, temperature=options.temperature, seed=seed)[0]
         known, repeated, copied = measure(text.tokenizer.decode(tokens[len(begun) :].numpy()), words, flat)
         good = known >= 0.85 and repeated <= 3 and not copied
         passed += good

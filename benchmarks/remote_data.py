@@ -8,6 +8,7 @@ of both as fast as they come. A step has waited when a shard of its batch was no
 shards are made smaller, so that there are as many.
 """
 
+from data.remote import shards
 import argparse
 import os
 import socket
@@ -23,8 +24,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data import shards  # noqa: E402
-from data.arrays import Text, open_text  # noqa: E402
+from data.remote import shards  # noqa: E402
+from data.open_text import open_text
+from data.text import Text  # noqa: E402
 from data.config import DataConfig  # noqa: E402
 
 BUCKET, CONTEXT, BATCH = "benchmark", 512, 512
@@ -32,7 +34,7 @@ WORDS = "the of and a to in is you that it he was for on are as with his they I 
 
 
 def start_server() -> subprocess.Popen:
-    """Start an empty S3 server and let this process and those that it starts find it."""
+    """InitModel an empty S3 server and let this process and those that it starts find it."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -89,11 +89,13 @@ def plain_loop(model: "GPT", rows: int) -> float:
 
 
 def cached(checkpoint: str, rows: int) -> float:
-    """Characters per second of gpt/generate.py."""
+    """Characters per second of gpt/inference/generate.py."""
     import numpy as np
 
-    from gpt.decode import load_weights
-    from gpt.generate import Drawing, side_by_side, stream
+    from gpt.inference.weights import load_weights
+    from gpt.inference.generate import stream
+    from gpt.inference.parallel import side_by_side
+    from gpt.inference.sampling import Drawing
 
     weights, _ = load_weights(checkpoint)
 

@@ -63,7 +63,7 @@ def peak() -> dict[str, float]:
 def run_ours(text: str, arguments: list[str]) -> dict[str, float]:
     """Train with train.py in this process."""
     import train
-    from gpt.fit.module import LitGPT
+    from training.module import LitGPT
 
     inside: list[float] = []
     whole_step = LitGPT.training_step
@@ -102,17 +102,17 @@ def run_bare(text: str) -> dict[str, float]:
     import torch
 
     from conf.schema import Config
-    from data.arrays import open_text
+    from data.open_text import open_text
     from data.config import DataConfig
-    from data.corpus import cache_dir
+    from data.downloads import cache_dir
     from data.datamodule import TextDataModule
-    from gpt.fit import automatic, dial
-    from gpt.fit.module import LitGPT
+    from training import machine, step_timing
+    from training.module import LitGPT
 
     config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(config.data).absolute() / "compiled")
     data = open_text(config.data, config.model.context)
-    automatic.keep_freed_memory()
+    machine.keep_freed_memory()
     module = LitGPT(
         config.model,
         config.optim,
@@ -124,11 +124,11 @@ def run_bare(text: str) -> dict[str, float]:
         max_steps=STEPS,
         compile=True,
     )
-    dial.MEASURED = 8.0
+    step_timing.MEASURED = 8.0
     batches = TextDataModule(data, config.data, config.model.context, config.seed)
-    tokens = torch.from_numpy(data.train[: dial.EVALUATED].astype("int64"))
-    precision = automatic.choose_precision("auto", "cpu")[0]
-    cost = dial.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
+    tokens = torch.from_numpy(data.train[: step_timing.EVALUATED].astype("int64"))
+    precision = machine.choose_precision("auto", "cpu")[0]
+    cost = step_timing.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
     speed = config.data.batch * config.model.context / cost.step
     return {"characters_per_second": speed, "gflops": speed * module.net.flops_per_token() / 1e9, **peak()}
 

@@ -56,24 +56,25 @@ def timed(owner: Any, method: str, name: str) -> None:
 def watched() -> None:
     """A run that says, at the end, what each part of watching took."""
     import train
-    from gpt.fit import board, callbacks, pictures, projector
+    from reports import picture_process, projector, tensorboard
+    from training.callbacks import metrics, pictures, samples
 
-    for kind in (callbacks.Watch, pictures.Samples, pictures.Pictures):
+    for kind in (metrics.Watch, samples.Samples, pictures.Pictures):
         for method in vars(kind):
             if method.startswith("on_") or method == "finish":
                 timed(kind, method, kind.__name__)
-    timed(board, "log_result", "table of settings")
+    timed(tensorboard, "log_result", "table of settings")
     timed(projector, "write_projector", "projector")
     timed(train, "write_report", "report.html")
     timed(train, "what_is_shown", "Pictures")
-    end = pictures.Drawer.end
+    end = picture_process.Drawer.end
 
-    def end_and_ask(drawer: pictures.Drawer) -> None:
+    def end_and_ask(drawer: picture_process.Drawer) -> None:
         used = psutil.Process(drawer.process.pid).cpu_times()
         SPENT[DRAWING] = SPENT.get(DRAWING, 0.0) + used.user + used.system
         end(drawer)
 
-    pictures.Drawer.end = end_and_ask  # type: ignore[method-assign]
+    picture_process.Drawer.end = end_and_ask  # type: ignore[method-assign]
     status = train.cli()
     print(json.dumps(SPENT), file=sys.stderr)
     sys.exit(status)

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gpt.checkpoint import load_checkpoint  # noqa: E402
-from gpt.export.web import write_web  # noqa: E402
+from gpt.export.to_web_page import write_web  # noqa: E402
 
 ALONE = """() => {
   const seen = chargpt.model.tokens[0], begun = performance.now();

@@ -1,76 +1,29 @@
 """What a person types after `train.py`: read, checked and answered before anything heavy is loaded."""
 
+from base.errors import nearest
+from base.options import check_value
+from base.options import shown
+from conf.keys import LITERAL
+from conf.keys import PLUGGED
+from conf.keys import PLUGINS
+from conf.keys import SEARCH
+from conf.keys import choice_values
+from conf.keys import fields
+from conf.keys import groups
+from conf.schema import REFUSED
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import ValueType
+from hydra.errors import HydraException
+from pathlib import Path
+from typing import Any
 import dataclasses
 import difflib
 import itertools
-import typing
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
-from hydra.errors import HydraException
-
-from conf.fields import allowed, check_value, nearest, shown
-from conf.schema import REFUSED, Config, EarlyStopping, Ema, SearchConfig, from_dict, to_dict
-from gpt.config import ModelConfig
-
-CONF = Path(__file__).parent
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
 MOST_TRIALS = 10_000  # values of one key in a sweep
-# Groups whose files set keys of the whole configuration.
-GLOBAL = ("experiment", "debug")
-PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
-SHAPE = {"layers", "heads", "dim"}  # what presets that `minutes` chooses from differ in
-
-
-def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; each of `PLUGGED` counts as one value."""
-    for key, value in values.items():
-        if isinstance(value, dict) and key not in PLUGGED:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Every key of a configuration with its type and its field."""
-    found: dict[str, tuple[Any, dataclasses.Field]] = {}
-    for name, hint in typing.get_type_hints(config).items():
-        inner = dataclasses.is_dataclass(hint)
-        own = {prefix + name: (hint, config.__dataclass_fields__[name])}  # type: ignore[attr-defined]
-        found |= fields(typing.cast(type, hint), f"{prefix}{name}.") if inner else own
-    return found
-
-
-# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
-LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
-# They say where and how the trials of a sweep run, not what they are.
-HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
-PLUGINS = fields(EarlyStopping, "callbacks.early_stopping.") | fields(Ema, "callbacks.ema.")
-SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
-
-
-def groups() -> dict[str, list[str]]:
-    """Every configuration group with its choices."""
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in sorted(CONF.iterdir())
-        if any(folder.glob("*.yaml"))
-    }
-
-
-def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """What a file of conf/ sets."""
-    return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
-
-
-def presets() -> list[ModelConfig]:
-    """The presets of `model=` that differ in their shape alone, from small to large."""
-    found = [values for name in groups()["model"] if (values := choice_values("model", name)).keys() <= SHAPE]
-    return sorted((ModelConfig(**each) for each in found), key=lambda preset: preset.layers * preset.dim**2)
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -234,77 +187,3 @@ def _nearest_key(key: str, names: list[str]) -> str:
     by_last = {name.rpartition(".")[2]: name for name in names}
     close = close or [by_last[name] for name in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
     return f"; nearest: {close[0]}" if close else nearest(key, names)
-
-
-def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
-    """The configuration with the literal values in place."""
-    values = to_dict(config)
-    for key, value in literals.items():
-        set_leaf(values, key, value)
-    return from_dict(values)
-
-
-def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[str]:
-    """The keys that the typed overrides decide: a group decides whatever any of its files sets."""
-    known, choices = fields(), groups()
-    keys = list(literals)
-
-    def decided(group: str, choice: str) -> None:
-        if group in PLUGGED:
-            keys.append(group)
-            return
-        for name in [choice] if group in GLOBAL else choices[group]:
-            content = choice_values(group, name)
-            for entry in content.pop("defaults", []):
-                if isinstance(entry, dict):
-                    for other, value in entry.items():
-                        decided(other.removeprefix("override ").strip("/ "), value)
-            prefix = "" if group in GLOBAL else f"{group}."
-            keys.extend(key for key, _ in leaves(content, prefix) if key in known)
-
-    for argument in arguments:
-        override = OverridesParser.create().parse_override(argument)
-        key = override.key_or_group
-        if key in choices:
-            decided(key, str(override.value()))
-        elif key in known:
-            keys.append(key)
-        elif key.partition(".")[0] in PLUGGED:
-            keys.append(key.partition(".")[0])
-    return list(dict.fromkeys(keys))
-
-
-def set_leaf(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value of a dotted key in nested dicts."""
-    *path, last = key.split(".")
-    for name in path:
-        values = values[name]
-    values[last] = value
-
-
-def usage() -> str:
-    """The text of `train.py --help`: every group and every key with its meaning, default and range."""
-    lines = [
-        "usage: python train.py [group=choice ...] [key=value ...]",
-        "",
-        "Train a character-level GPT. Without arguments: a small model on Python's standard library.",
-        "  python train.py data.path=book.txt         your own text",
-        "  python train.py model.heads=8              another shape",
-        "  python train.py resume=auto                go on with the newest unfinished run",
-        "  python train.py init_from=runs/first       start from a trained model",
-        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: a run for each, and a table",
-        "",
-        "groups (a named set of values; single keys go on top)",
-    ]
-    lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
-    section = None
-    for key, (hint, field) in (fields() | SEARCH).items():
-        if "help" not in field.metadata:
-            continue
-        group = key.rpartition(".")[0]
-        if group != section:
-            section = group
-            lines += ["", f"{group or 'run'}"]
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
-    return "\n".join(lines)

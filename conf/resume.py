@@ -1,11 +1,26 @@
 """Going on with a run, or from its model: which settings stay, and what must be as it was for the bits of a run."""
 
+from base.errors import InputError
+from base.errors import nearest
+from base.errors import one_line
+from base.options import fits
+from base.options import shown
+from conf.keys import HOW
+from conf.keys import PLUGINS
+from conf.keys import choice_values
+from conf.keys import fields
+from conf.keys import groups
+from conf.keys import leaves
+from conf.keys import set_leaf
+from conf.schema import Config
+from conf.schema import MAX_YAML
+from conf.schema import from_dict
+from conf.schema import from_yaml
+from conf.schema import to_dict
+from conf.schema import to_yaml
 from pathlib import Path
 from typing import Any
 
-from conf.fields import InputError, fits, nearest, one_line, shown
-from conf.overrides import HOW, PLUGINS, choice_values, fields, groups, leaves, set_leaf
-from conf.schema import MAX_YAML, Config, from_dict, from_yaml, to_dict, to_yaml
 
 
 def _rule(key: str, field: Any) -> str:

@@ -1,17 +1,19 @@
 """Everything `train.py` can be told, as one typed whole. Imports nothing heavy."""
 
+from base.options import check
+from base.options import option
+from base.options import shown
+from data.config import DataConfig
+from dataclasses import dataclass
+from dataclasses import field
+from gpt.config import ModelConfig
+from gpt.config import OptimConfig
+from typing import Any
 import dataclasses
 import os
 import re
 import typing
-from dataclasses import dataclass, field
-from typing import Any
-
 import yaml
-
-from conf.fields import check, option, shown
-from data.config import DataConfig
-from gpt.config import ModelConfig, OptimConfig
 
 # Arguments of `L.Trainer` that would break what this project promises, each with what to use instead.
 REFUSED = {

@@ -5,15 +5,13 @@ and ranks are slices of the rows of a batch. Evaluation counts every target exac
 """
 
 from collections.abc import Iterator
+from data.order import window_starts
 from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
-from data.order import window_starts
-
 if TYPE_CHECKING:
-    from data.shards import Shards
+    from data.remote.shards import Shards
 
 PIECE = 2**28  # tokens sent to a GPU at once
 STEPS = 64  # whose windows are chosen at once
@@ -134,3 +132,9 @@ def evaluation_windows(
         new = (window == 0) | (column >= context - stride)
         counted = new & (position[:, 1:] < len(tokens)) & (place < len(windows))[:, None]  # (B, T)
         yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)
+
+
+# While training, a larger validation split is represented by evenly spaced windows of this many characters.
+VALIDATION_CHARACTERS = 2**16
+# Characters per batch of evaluation windows: enough to keep the cores busy, little memory for the logits.
+EVALUATION_BATCH = 2**13

@@ -1,9 +1,9 @@
 """What can be chosen about the text. Imports nothing heavy."""
 
-import codecs
+from base.options import check
+from base.options import option
 from dataclasses import dataclass
-
-from conf.fields import check, option
+import codecs
 
 CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
 

@@ -3,13 +3,12 @@
 A tokenizer is fully described by its `vocabulary`, plain data that a checkpoint can hold.
 """
 
-import unicodedata
-from collections.abc import Mapping, Sequence
+from base.errors import InputError
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
-
 import numpy as np
-
-from conf.fields import InputError
+import unicodedata
 
 MOST_CHARACTERS = 65_536  # what uint16 can number
 

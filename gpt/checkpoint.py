@@ -5,26 +5,23 @@ the bits of the run depend on) and what Lightning adds (`optimizer_states loops 
 It is for one's own runs: models, which may come from anyone, are read by `gpt/model_file.py`.
 """
 
-import os
-import re
-import shutil
-import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-
+from base import run_directory
+from base.errors import one_line
+from base.errors import printable
 from base.files import atomic
-from conf.fields import one_line, printable
-from gpt import model_file, runs
+from collections.abc import Mapping
+from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.model_file import FORMAT, CheckpointError
+from gpt.model_file import CheckpointError
+from gpt.model_file import FORMAT
+from pathlib import Path
+from typing import Any
+import numpy as np
+import re
+import torch
+import zipfile
 
-KEEP = 2  # step-*.ckpt files of a run
 PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
 REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
@@ -45,18 +42,6 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
             torch.save(contents, file)
     except (OSError, RuntimeError) as error:  # torch reports a failed write, such as a full disk, as either
         raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
-
-
-def link(source: str | Path, target: str | Path) -> None:
-    """Give `source` the further name `target`, at once; a copy where the file system has no hard links."""
-    target = Path(target)
-    if target.exists() and os.path.samefile(source, target):
-        return  # a rename between two names of one file would do nothing and leave both
-    with atomic(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -129,90 +114,6 @@ def last_component(name: str) -> str:
     return printable(re.split(r"[/\\]", address.rstrip("/\\"))[-1])
 
 
-def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Find the newest checkpoint of a run that is valid and can be gone on from.
-
-    Returns:
-        Its path, None when there is none; its contents; a line for each newer one that was passed over.
-    """
-    files = sorted(filter(Path.exists, directory.glob("step-*.ckpt")), reverse=True)
-    last = directory / "last.ckpt"  # a further name of the newest, or a copy where the file system has no links
-    if last.exists() and not any(last.samefile(file) for file in files):
-        files.append(last)
-    skipped: list[str] = []
-    for file in files:
-        try:
-            contents = read(file)
-            if not _can_go_on(contents):
-                raise CheckpointError(f"{file}: does not hold all that is needed to resume training")
-            return file, contents, skipped
-        except CheckpointError as error:
-            skipped.append(str(error))
-    return None, {}, skipped
-
-
-def _can_go_on(contents: dict[str, Any]) -> bool:
-    """Whether a checkpoint holds what training goes on from: all of it, of the step that it says."""
-    try:
-        (optimizer,) = contents["optimizer_states"]
-        numbers = sum(len(group["params"]) for group in optimizer["param_groups"])
-        taken = contents["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]["total"]
-        callbacks = contents["callbacks"]
-        return (
-            taken["completed"] == contents["global_step"]
-            and len(optimizer["state"]) == numbers > 0
-            and isinstance(contents["conditions"], dict)
-            and isinstance(callbacks["Checkpoints"]["best_step"], int)
-            and isinstance(callbacks["Watch"], dict)
-        )
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
-def step_path(directory: Path, step: int) -> Path:
-    """The file of a step's checkpoint."""
-    return directory / f"step-{step:08d}.ckpt"
-
-
-def restore_names(newest: Path, contents: dict[str, Any]) -> None:
-    """Bring `last.ckpt` and the model files up to a checkpoint, where a process was killed before it could.
-
-    Args:
-        newest: the newest checkpoint of a run.
-        contents: what it holds.
-    """
-    link(newest, newest.with_name("last.ckpt"))
-    best = contents["callbacks"]["Checkpoints"]["best_step"]
-    for name, step in (("last", contents["global_step"]), ("best", best)):
-        path, older = newest.with_name(f"{name}.safetensors"), step_path(newest.parent, step)
-        if _step_of(path) == step:
-            continue
-        with suppress(CheckpointError):  # an older one may be damaged
-            if step == contents["global_step"]:
-                write_model(path, contents)
-            elif older.exists():
-                write_model(path, read(older))
-    remove_older(newest)
-
-
-def _step_of(path: Path) -> int | None:
-    """The step of a model file; None where there is none that can be read."""
-    try:
-        return model_file.read(path).meta["step"]
-    except CheckpointError:
-        return None
-
-
-def remove_older(newest: Path) -> None:
-    """Of the files of a run's steps, keep `newest` and those before it that make up `KEEP`.
-
-    Files of later steps are damaged ones, which the run was resumed before: they are written again in time.
-    """
-    steps = [file for file in sorted(newest.parent.glob("step-*.ckpt")) if file.name <= newest.name]
-    for old in steps[:-KEEP]:
-        old.unlink()
-
-
 def is_finite(contents: Any) -> bool:
     """Whether all tensors in nested dicts and lists hold numbers only."""
     if isinstance(contents, dict):
@@ -226,7 +127,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     """Load a model for use.
 
     Args:
-        path: a model file, or what `gpt.runs.find_model` takes for one, such as a run.
+        path: a model file, or what `base.run_directory.find_model` takes for one, such as a run.
 
     Returns:
         The model on the CPU in evaluation mode, and what describes it: `vocabulary` (what
@@ -236,7 +137,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
         RunError: there is none.
         CheckpointError: damaged, not a chargpt model, or its parts do not fit together.
     """
-    config, state, meta = model_file.read(runs.find_model(str(path)))
+    config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta
 
 

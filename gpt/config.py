@@ -1,9 +1,10 @@
 """What can be chosen about the model and its optimizer. Imports nothing heavy."""
 
+from base.options import check
+from base.options import option
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conf.fields import check, option
 
 
 @dataclass

@@ -161,7 +161,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """How busy the machine is does not show in what a command says."""
-    monkeypatch.setattr("conf.progress.EVERY", 1e6)
+    monkeypatch.setattr("base.progress.EVERY", 1e6)
 
 
 @pytest.fixture(scope="session")
@@ -290,11 +290,11 @@ def trained(trained_once: Path, workplace: Path) -> Path:
 @pytest.fixture
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`minutes` are filled by steps that take 6 s as far as it knows, so that few steps fill them."""
-    from gpt.fit import dial
+    from training import step_timing
 
-    measure = dial.measure
-    monkeypatch.setattr(dial, "MEASURED", 0.1)
-    monkeypatch.setattr(dial, "measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
+    measure = step_timing.measure
+    monkeypatch.setattr(step_timing, "MEASURED", 0.1)
+    monkeypatch.setattr(step_timing, "measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
 
 
 @pytest.fixture

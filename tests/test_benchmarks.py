@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks import gpu, parse_share, plain_loop, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
-from conf.fields import InputError
+from base.errors import InputError
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
 from gpt.model import GPT
@@ -134,7 +134,7 @@ TINY = (
 
 @pytest.mark.slow
 def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: record)
+    monkeypatch.setattr("training.machine.choose_recorder", lambda *_: record)
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
     arguments = [f"data.path={workplace / 'book.txt'}", "data.split=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
     seen = gpu.pipelined(arguments, 10)

@@ -1,5 +1,6 @@
 """`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
 
+from base import run_lock
 import re
 import shutil
 from collections.abc import Callable
@@ -10,9 +11,9 @@ import pytest
 import yaml
 
 from base.files import write_text
-from data.arrays import open_text
+from data.open_text import open_text
 from data.config import DataConfig
-from gpt import runs
+from base import run_directory
 from tests.conftest import Ended, summary
 
 Train = Callable[..., Ended]
@@ -50,11 +51,11 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
     assert "going on in runs/cut" in train("resume=auto", defaults=False).out
     # It replaces none that another process is training, and none with a name of its own.
     before = sorted(Path("runs/debug-fast").rglob("*"))
-    runs.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
+    run_lock.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
     try:
         ended = train("debug=fast", *SMALL, defaults=False)
     finally:
-        runs.let_go()
+        run_lock.let_go()
     assert ended.status == 2 and "another process is training there" in ended.err
     assert sorted(Path("runs/debug-fast").rglob("*")) == before
     shutil.move("runs/debug-fast", "runs/mine")

@@ -3,6 +3,7 @@
 The processes are real and talk over gloo; they are forked from one that has loaded torch.
 """
 
+from data import passages
 import csv
 import signal
 from collections.abc import Callable
@@ -16,11 +17,12 @@ import torch.nn.functional as F
 
 from conf.schema import Config, from_yaml
 from data import passages
-from data.arrays import Text, open_text
+from data.open_text import open_text
+from data.text import Text
 from data.batches import train_batch
 from gpt.checkpoint import load_checkpoint
-from gpt.fit.automatic import missing_to_compile
-from gpt.generate import generate
+from training.machine import missing_to_compile
+from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
 from tests.conftest import Ended, last, missing, summary

@@ -33,7 +33,7 @@ def commands(script: str, *pages: str) -> list[list[str]]:
 
 @pytest.fixture(autouse=True)
 def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.SAMPLE_LENGTH", 5)
+    monkeypatch.setattr("train.FINAL_SAMPLE_LENGTH", 5)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import export as export_script
 from data.tokenizer import tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
-from gpt.generate import generate
+from gpt.inference.generate import generate
 from gpt.model import GPT
 from tests.conftest import ROOT, Ended, less_progress, needs
 from tests.model_files import write_model_file
@@ -44,11 +44,11 @@ def checkpoint(workplace: Path) -> Path:
 
 def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow work says what it does, and Ctrl-C leaves nothing."""
-    from gpt.export import web
+    from gpt.export import to_web_page
 
-    ended, write = export("first", "--to", "web", "page.html"), web.write_web
+    ended, write = export("first", "--to", "web", "page.html"), to_web_page.write_web
     assert ended.status == 0 and ended.err == "" and "open 'page.html' in a browser" in ended.out
-    assert Path("page.html").read_text("utf-8") == web.page(*load_checkpoint(checkpoint))
+    assert Path("page.html").read_text("utf-8") == to_web_page.page(*load_checkpoint(checkpoint))
     assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
 
     def slow(*arguments) -> None:
@@ -56,9 +56,9 @@ def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.M
         write(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(web, "write_web", slow)
-    monkeypatch.setattr("conf.progress.PATIENCE", 0.05)
-    monkeypatch.setattr("conf.progress.EVERY", 0.1)
+    monkeypatch.setattr(to_web_page, "write_web", slow)
+    monkeypatch.setattr("base.progress.PATIENCE", 0.05)
+    monkeypatch.setattr("base.progress.EVERY", 0.1)
     ended = export("first", "--to", "web", "slow.html")
     assert ended.status == 130 and sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
     said = r"^writing slow.html and checking it: \d:\d\d so far$"

@@ -16,7 +16,7 @@ import torch
 import sample as sample_script
 import score as score_script
 from data.batches import evaluation_windows
-from gpt.capture import REHEARSALS
+from gpt.cuda_graph import REHEARSALS
 from gpt.checkpoint import load_checkpoint
 from gpt.evaluate import evaluate
 from tests.conftest import Ended, caller
@@ -126,7 +126,7 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 
 def count_replays() -> None:
     """Say at the end of training how many of its steps were replayed."""
-    from gpt.fit.module import LitGPT
+    from training.module import LitGPT
 
     replayed, in_step = [], [False]
     faults.before(LitGPT, "training_step", lambda *_: in_step.append(True))

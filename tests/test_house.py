@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("base", "conf", "data", "gpt")
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 HYDRA = ("hydra", "omegaconf")
-DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
+DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "base.options", "base.command_line")
 
 
 def sources(root: Path = ROOT) -> dict[str, str]:
@@ -24,7 +24,7 @@ def sources(root: Path = ROOT) -> dict[str, str]:
 
 
 def module(path: str) -> str:
-    """`gpt/fit/module.py` -> `gpt.fit.module`."""
+    """`training/module.py` -> `training.module`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -54,17 +54,17 @@ def within(name: str, modules: tuple[str, ...]) -> bool:
 # where just the other rules hold.
 ONLY: dict[str, tuple[str, ...] | None] = {
     "base/": (),
-    **dict.fromkeys(("gpt/config.py", "data/config.py", "conf/fields.py"), ("conf.fields",)),
-    "conf/progress.py": ("conf.fields", "gpt.job", "tqdm"),
-    **dict.fromkeys(("conf/sweep.py", "conf/launch.py"), ("conf", "gpt.runs", "gpt.job", "submitit", *HYDRA)),
-    "conf/search.py": ("conf", "gpt.runs", "yaml", "optuna", "sqlalchemy", *HYDRA),
+    **dict.fromkeys(("gpt/config.py", "data/config.py", "base/options.py"), ("base.options",)),
+    "base/progress.py": ("base.options", "base.processes", "tqdm"),
+    **dict.fromkeys(("sweeps/grid.py", "sweeps/submit.py"), ("conf", "base.run_directory", "base.processes", "submitit", *HYDRA)),
+    "sweeps/search.py": ("conf", "base.run_directory", "yaml", "optuna", "sqlalchemy", *HYDRA),
     "conf/": ("conf", "gpt.config", "data.config", "yaml", *HYDRA),
-    **dict.fromkeys(("gpt/runs.py", "gpt/job.py"), ("conf.fields", "filelock", "gpt.job")),
-    **dict.fromkeys(("gpt/model_file.py", "gpt/decode.py", "gpt/generate.py"), DECODING),
-    "gpt/export/": ("torch", "numpy", "gpt", "conf.fields", "onnx", "onnxscript", "onnxruntime", "transformers"),
+    **dict.fromkeys(("base/run_directory.py", "base/processes.py"), ("base.options", "filelock", "base.processes")),
+    **dict.fromkeys(("gpt/model_file.py", "gpt/inference/decoder.py", "gpt/inference/generate.py"), DECODING),
+    "gpt/export/": ("torch", "numpy", "gpt", "base.options", "onnx", "onnxscript", "onnxruntime", "transformers"),
     "gpt/fit/": None,
-    "gpt/checkpoint.py": ("torch", "gpt", "conf.fields", "numpy"),
-    "gpt/": ("torch", "gpt", "conf.fields"),
+    "gpt/checkpoint.py": ("torch", "gpt", "base.options", "numpy"),
+    "gpt/": ("torch", "gpt", "base.options"),
     "": None,
 }
 
@@ -86,8 +86,8 @@ def violations(path: str, source: str) -> list[str]:
             and not (path.startswith("conf/") or path == "train.py"),
             "gpt/fit is not imported from gpt": path.startswith("gpt/") and not fit and within(name, ("gpt.fit",)),
             "tests are not imported": within(name, ("tests",)),
-            "only gpt/fit/draw.py, a process of its own, draws": within(name, ("matplotlib", "gpt.fit.draw"))
-            and path != "gpt/fit/draw.py",
+            "only reports/pictures.py, a process of its own, draws": within(name, ("matplotlib", "reports.pictures"))
+            and path != "reports/pictures.py",
         }
         allowed = only(path)
         if allowed is not None and name.split(".")[0] not in (*sys.stdlib_module_names, "base"):
@@ -163,13 +163,13 @@ print(json.dumps(effects + [f"changes {key}" for key in before if before[key] !=
 def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
     """Neither lightning nor hydra in sample.py, score.py, export.py and gpt."""
     files = sources()
-    assert {"gpt/model.py", "conf/fields.py", "sample.py", "score.py", "export.py"} <= set(files)
+    assert {"gpt/model.py", "base/options.py", "sample.py", "score.py", "export.py"} <= set(files)
     assert [line for path, source in files.items() for line in violations(path, source)] == []
     fast = [path for path in files if path.startswith("gpt/") and not path.startswith("gpt/fit/")]
     assert {*fast, "sample.py", "score.py", "export.py"} - set(light(files)) == set()
     # What is wrong is seen, also through others.
     assert len(violations("gpt/optim.py", "from . import fit\n__import__('lightning')")) == 3
-    files = {"sample.py": "from gpt.runs import newest", "gpt/runs.py": "import gpt.fit", "gpt/fit.py": "import hydra"}
+    files = {"sample.py": "from base.run_directory import newest", "base/run_directory.py": "import gpt.fit", "gpt/fit.py": "import hydra"}
     assert light(files) == [] and light(files | {"gpt/fit.py": ""}) == list(files)
 
 
@@ -177,7 +177,7 @@ def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
     """No file is written, no setting changed, no text printed; what is to start fast loads nothing heavy."""
     files = sources()
-    first = [module(path) for path in files if only(path) == ("conf.fields",)]
+    first = [module(path) for path in files if only(path) == ("base.options",)]
     ours = {*sys.stdlib_module_names, *map(module, files), *PACKAGES}
     used = {name for path in files for name in imports(path, files[path]) if name.split(".")[0] not in ours}
     third = sorted((used | {name.rpartition(".")[0] for name in used}) - {""})

@@ -560,7 +560,7 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
         ("LONGEST_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr("gpt.page.page" if target == "page" else f"score.{target}", value)
+            patched.setattr("reports.score_page.page" if target == "page" else f"score.{target}", value)
             ended = score("model.st", "text.txt", "--html", "a.html")
         assert ended.status == status and said in ended.err, (target, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"

@@ -15,7 +15,8 @@ import pytest
 
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
-from conf.search import Range, judge, open_study, plan_search
+from sweeps.search_space import Range, plan_search
+from training.study import judge, open_study
 from tests.conftest import Ended, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for

@@ -23,13 +23,13 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import train as train_script
 from benchmarks import plain_loop
 from conf.schema import from_yaml
-from data.arrays import open_text
+from data.open_text import open_text
 from data.batches import train_batch
 from data.config import DataConfig
 from data.passages import prompt as prompt_of
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
-from gpt.fit.automatic import missing_to_compile
+from training.machine import missing_to_compile
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
@@ -135,8 +135,8 @@ def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train
 
 
 def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt.fit.callbacks.LINE_EVERY", 0.0)
-    monkeypatch.setattr("gpt.fit.callbacks.LONG", 0.0)
+    monkeypatch.setattr("training.callbacks.metrics.LINE_EVERY", 0.0)
+    monkeypatch.setattr("training.callbacks.metrics.LONG", 0.0)
     out = train("name=a").out
     lines = [line for line in out.splitlines() if re.match("step .*characters/s", line)]
     assert len(lines) == 6
@@ -162,7 +162,7 @@ def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it trains, what TensorBoard's writer fails at is raised by the next call, and told once."""
     seen = []
-    monkeypatch.setattr("gpt.fit.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
+    monkeypatch.setattr("training.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
     before = threading.excepthook
     assert train("trainer.max_steps=1").status == 0
     assert threading.excepthook is before and seen == [train_script.hide_failed_writes]
@@ -256,8 +256,8 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 @pytest.mark.slow
 def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
-    monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
-    monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", 1)
+    monkeypatch.setattr("training.callbacks.metrics.LONG", -1e9)
+    monkeypatch.setattr("training.budget.DOUBLED_FROM", 1)
     ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
     assert ended.status == 0 and "minutes=2.5: timing" in ended.out
     assert "takes about" not in ended.out, "the time was asked for"
@@ -278,7 +278,7 @@ def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatc
     given = ["data.path=book.txt", "minutes=2", "compile=false", "logger=none", "trainer.accelerator=cpu"]
     given += ["model.layers=1", "model.dim=32", "model.context=32"]
     for steps, batch in ((1, 16), (10**9, 8)):
-        monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", steps)
+        monkeypatch.setattr("training.budget.DOUBLED_FROM", steps)
         assert train(*given, f"name=run{batch}", defaults=False).status == 0
         config = from_yaml(Path(f"runs/run{batch}/config.yaml").read_text())
         assert config.data.batch == batch
@@ -286,8 +286,8 @@ def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatc
 
 
 def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
-    monkeypatch.setattr("gpt.fit.dial.EVALUATED", 16)  # less than a window
+    monkeypatch.setattr("training.step_timing.MEASURED", 0.1)
+    monkeypatch.setattr("training.step_timing.EVALUATED", 16)  # less than a window
     fsdp = ["trainer=fsdp", "trainer.devices=2"]
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
@@ -303,7 +303,7 @@ def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch
 
 def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """While steps are timed, and in training: one line, and nothing is saved."""
-    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
+    monkeypatch.setattr("training.step_timing.MEASURED", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
         assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
@@ -316,7 +316,7 @@ def test_stopped_while_the_dial_measures(train: Train, monkeypatch: pytest.Monke
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
         stop = lambda *_, number=number: os.kill(os.getpid(), number)  # noqa: E731
-        monkeypatch.setattr("gpt.fit.dial._Clock.on_train_batch_end", stop)
+        monkeypatch.setattr("training.step_timing._Clock.on_train_batch_end", stop)
         ended = train("name=a", "minutes=1")
         assert ended.status == 128 + number and f"stopped by {number.name}" in ended.err
         assert not Path("runs").exists()

@@ -7,7 +7,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from conf.defaults import differences, overrides, plain
-from conf.overrides import HOW, apply_literals, check_overrides, split_literals
+from conf.compose import apply_literals
+from conf.keys import HOW
+from conf.overrides import check_overrides, split_literals
 from conf.schema import Config, from_dict, to_dict
 from tests.conftest import ROOT
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from conf.overrides import CONF, choice_values, leaves
+from conf.keys import CONF, choice_values, leaves
 from conf.schema import to_dict
-from conf.search import take_search
+from sweeps.search_space import take_search
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose

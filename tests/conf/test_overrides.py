@@ -4,8 +4,11 @@ import re
 
 import pytest
 
-from conf.fields import shown
-from conf.overrides import apply_literals, check_overrides, fields, groups, split_literals, typed_keys, usage
+from base.options import shown
+from conf.compose import apply_literals, typed_keys
+from conf.help import usage
+from conf.keys import fields, groups
+from conf.overrides import check_overrides, split_literals
 from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
 from tests.conftest import refusal
 

@@ -1,5 +1,6 @@
 """What slow work shows, in a real terminal and without one."""
 
+from base import progress
 import os
 import re
 import select
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import progress
+from base import progress
 from tests.conftest import ROOT, TINY
 
 
@@ -157,7 +158,7 @@ def test_what_stays_in_a_terminal() -> None:
 
 SLOW = """
 import sys, time
-import data.arrays, data.datamodule, gpt.evaluate, gpt.fit.module, tqdm, train
+import data.open_text, data.datamodule, gpt.evaluate, training.module, tqdm, train
 from conf import progress
 
 def slow(owner, name):
@@ -169,12 +170,12 @@ def slow(owner, name):
     setattr(owner, name, slowly)
 
 for owner, name in (
-    (data.corpus.Corpus, "digest"), (data.arrays, "scan"), (data.datamodule, "train_batch"),
-    (gpt.fit.module, "window_totals"), (gpt.evaluate, "evaluate"),
+    (data.corpus.Corpus, "digest"), (data.open_text, "scan"), (data.datamodule, "train_batch"),
+    (training.module, "window_totals"), (gpt.evaluate, "evaluate"),
 ):
     slow(owner, name)
 progress.PATIENCE = 0.2
-train.SAMPLE_LENGTH = 5
+train.FINAL_SAMPLE_LENGTH = 5
 sys.exit(train.cli())
 """
 

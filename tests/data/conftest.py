@@ -1,6 +1,6 @@
 import pytest
 
-from data.arrays import open_text
+from data.open_text import open_text
 from data.config import DataConfig
 
 

@@ -1,3 +1,4 @@
+from data import encode
 import hashlib
 import itertools
 import json
@@ -12,8 +13,9 @@ import time
 import numpy as np
 import pytest
 
-from data import arrays
-from data.arrays import SPLITS, open_text, split_by_file, split_within
+from data import open_text
+from data.open_text import open_text
+from data.split import SPLITS, split_by_file, split_within
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 from data.tokenizer import ByteTokenizer
@@ -246,7 +248,7 @@ def test_the_slower_of_two_processes_uses_what_the_quicker_made(tmp_path, opened
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch):
-    scan = arrays.scan
+    scan = encode.scan
     for change in ("abc" * 400, "abab" * 249 + "abba", "ab?c" * 250):
         write(tmp_path / "text", "abab" * 250)
 
@@ -255,7 +257,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monke
             write(tmp_path / "text", change)
             return found
 
-        monkeypatch.setattr(arrays, "scan", scan_and_change)
+        monkeypatch.setattr(encode, "scan", scan_and_change)
         with pytest.raises(DataError, match="changed while it was being read"):
             opened()
         assert list((tmp_path / "cache" / "encoded").iterdir()) == [], change

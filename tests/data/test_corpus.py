@@ -1,3 +1,5 @@
+from data import corpus
+from data import downloads
 import hashlib
 import io
 import os
@@ -18,7 +20,8 @@ import pytest
 
 from data import corpus
 from data.config import DataConfig
-from data.corpus import CHUNK, DataError, find_documents, open_corpus, without_rulers
+from data.corpus import CHUNK, DataError, without_rulers
+from data.sources import find_documents, open_corpus
 from tests.conftest import refusal
 from tests.stores import Folder
 
@@ -251,8 +254,8 @@ def point(monkeypatch):
 
     def change(name, page, content=CONTENT, port=None):
         url = f"http://127.0.0.1:{port or server.server_port}{page}"
-        changed = replace(corpus.REMOTE[name], url=url, sha256=hashlib.sha256(content).hexdigest())
-        monkeypatch.setitem(corpus.REMOTE, name, changed)
+        changed = replace(downloads.REMOTE[name], url=url, sha256=hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(downloads.REMOTE, name, changed)
         return url
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

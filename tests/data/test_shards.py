@@ -1,5 +1,9 @@
 """Text at addresses: the same text as from this disk, in batches that follow from the seed, and nothing skipped."""
 
+from data.remote import manifest
+from data.remote import shard_cache
+from data.remote import shards
+from data.remote import store
 import json
 import os
 import random
@@ -16,14 +20,14 @@ import numpy as np
 import psutil
 import pytest
 
-from data import cache as cache_module
-from data import manifest, shards
-from data.arrays import open_text
+from data.remote import shard_cache
+from data.remote import manifest, shards
+from data.open_text import open_text
 from data.batches import train_batch
-from data.cache import GB, Cache
+from data.remote.shard_cache import Cache, GB
 from data.config import DataConfig
 from data.corpus import DataError
-from data.order import plan_epoch
+from data.remote.epoch import plan_epoch
 from tests.conftest import refusal
 from tests.faults import faults
 from tests.faults.processes import fork, wait_for
@@ -37,16 +41,16 @@ def small(monkeypatch):
     """Shards and blocks of a size that takes no time."""
     monkeypatch.setattr(shards, "SHARD", 8_000)
     monkeypatch.setattr(shards, "BLOCK", 30_000)
-    monkeypatch.setattr(manifest, "PATIENCE", 1.0)
-    monkeypatch.setattr(cache_module, "PATIENCE", 1.0)
+    monkeypatch.setattr(store, "PATIENCE", 1.0)
+    monkeypatch.setattr(shard_cache, "PATIENCE", 1.0)
 
 
 @pytest.fixture
 def fetched(monkeypatch):
     """Tells how often each document of a store was fetched since it was last asked."""
     addresses = []
-    monkeypatch.setattr(manifest, "download", manifest.download)  # so that it is restored
-    faults.before(manifest, "download", lambda address, copy: addresses.append(address))
+    monkeypatch.setattr(store, "download", store.download)  # so that it is restored
+    faults.before(store, "download", lambda address, copy: addresses.append(address))
 
     def tell(store):
         prefix = f"{store.address}/"  # threads of earlier tests, of other stores, may be left
@@ -218,7 +222,7 @@ def get(cache, name, count=100, make=None, more=0):
 
 
 def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(shard_cache, "PATIENCE", 0.1)
     cache = Cache(tmp_path, 350)
     kept = get(cache, "a/0")
     for name in ("a/1", "a/2"):
@@ -329,7 +333,7 @@ def test_why_a_store_cannot_be_asked(opened, monkeypatch):
         def refuse(*_, error=error):
             raise error
 
-        monkeypatch.setattr(manifest, "_find", refuse)
+        monkeypatch.setattr(store, "_find", refuse)
         with pytest.raises(DataError, match=f"^data.path=file:///a.txt: {reason}$"):
             opened("file:///a.txt")
 

@@ -1,5 +1,6 @@
 """What goes wrong, and exactly where: each function arranges for it in the process that calls it."""
 
+from base import processes
 import io
 import itertools
 import math
@@ -20,18 +21,18 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch.distributed.tensor import DTensor
 
-import data.manifest
-import data.shards
+import data.remote.manifest
+import data.remote.shards
 import gpt.checkpoint
-import gpt.fit.durability
-import gpt.fit.module
-import gpt.fit.pictures
+import training.callbacks.stop_signals
+import training.module
+import training.callbacks.pictures
 import gpt.optim
 import train as train_script
-from gpt import job
-from gpt.fit.durability import Checkpoints
-from gpt.fit.module import LitGPT
-from gpt.fit.pictures import Pictures
+from base import processes
+from training.callbacks.checkpoints import Checkpoints
+from training.module import LitGPT
+from training.callbacks.pictures import Pictures
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -70,7 +71,7 @@ def the(number: int, action: Callable[..., object] = die) -> Callable[..., objec
 
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
     """Have a fault in one of the processes that train a run, from when it trains."""
-    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if processes.rank() == rank else None)
 
 
 def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
@@ -146,7 +147,7 @@ def in_write(number: int, size: int) -> None:
 
         gpt.checkpoint.open = opened  # type: ignore[attr-defined]
 
-    before(gpt.fit.durability, "save", the(number, arrange))
+    before(training.callbacks.stop_signals, "save", the(number, arrange))
 
 
 def before_rename(number: int, name: str) -> None:
@@ -171,10 +172,10 @@ def without(protection: str) -> None:
         case "optimizer":
             Strategy.load_optimizer_state_dict = lambda *_: None  # type: ignore[method-assign]
         case "seeds":
-            gpt.fit.module.dropout_seed = lambda *_: torch.initial_seed()
+            training.module.dropout_seed = lambda *_: torch.initial_seed()
             torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
         case "cut":
-            gpt.fit.durability.cut_events = lambda *_: None
+            reports.tensorboard.cut_events = lambda *_: None
 
 
 # -- What else can go wrong ----------------------------------------------------------------------------
@@ -246,14 +247,14 @@ def wait_for_file(step: int, name: str) -> None:
 
 def spoil_loss(step: int, value: float = math.nan) -> None:
     """Have the loss of a step be something else; its gradient is as it was."""
-    original = gpt.fit.module.F.cross_entropy
+    original = training.module.F.cross_entropy
     count = itertools.count()
 
     def spoilt(*given: Any, **named: Any) -> torch.Tensor:
         loss = original(*given, **named)
         return loss - loss.detach() + value if torch.is_grad_enabled() and next(count) == step else loss
 
-    gpt.fit.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
+    training.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
 
 
 def spoil_gradient(step: int, value: float = math.inf) -> None:
@@ -315,8 +316,8 @@ def signal_while_loading(number: int) -> None:
 
 def small_shards(*more: Any) -> None:
     """Shards and blocks of a few thousand tokens, and no long waiting; then another fault, if any."""
-    data.shards.SHARD, data.shards.BLOCK = 8_000, 30_000
-    data.manifest.PATIENCE = 20.0
+    data.remote.shards.SHARD, data.remote.shards.BLOCK = 8_000, 30_000
+    data.remote.store.PATIENCE = 20.0
     if more:
         more[0](*more[1:])
 
@@ -328,7 +329,7 @@ def in_fetch(number: int) -> None:
         copy.write_bytes(copy.read_bytes()[:500])
         die()
 
-    after(data.manifest, "download", the(number, cut))
+    after(data.remote.manifest, "download", the(number, cut))
 
 
 # -- Several devices -----------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ def count_graphs(backend: str) -> None:
 
 def killed_at_the_end() -> None:
     """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
-    gpt.fit.pictures.NICENESS = 0
+    reports.picture_process.NICENESS = 0
     after(Pictures, "finish", die)
 
 
@@ -370,13 +371,13 @@ def drawer_gets(number: int, waiting: int = 100) -> None:
         if pictures.drawer:
             os.kill(pictures.drawer.process.pid, number)
 
-    gpt.fit.pictures.END_SECONDS, gpt.fit.pictures.MAX_WAITING = 1.0, waiting
+    training.callbacks.pictures.END_SECONDS, training.callbacks.pictures.MAX_WAITING = 1.0, waiting
     after(Pictures, "_send", send)
 
 
 def nothing_is_drawn_here() -> None:
     """Drawing in this process is an error; the one that draws gets as much time as others, and is waited for."""
-    gpt.fit.pictures.NICENESS, gpt.fit.pictures.END_SECONDS = 0, 100.0
+    reports.picture_process.NICENESS, training.callbacks.pictures.END_SECONDS = 0, 100.0
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("drawn in the process that trains")

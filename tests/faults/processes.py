@@ -5,6 +5,7 @@ for each run. Such a run is a process like any other, with signals, files and an
 command of `train.py`, trials and further ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
+from base import run_lock
 import ctypes
 import faulthandler
 import gc
@@ -23,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpt.fit.pictures
+import training.callbacks.pictures
 import train as train_script
-from gpt import runs
+from base import run_directory
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
 
@@ -49,7 +50,7 @@ _server.set_forkserver_preload(
 
 
 def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """Start a process of the server's that calls `target`."""
+    """InitModel a process of the server's that calls `target`."""
     with chdir(ROOT):  # from where the server, at its first start, loads what is ours
         process = _server.Process(target=target, args=arguments)
         process.start()
@@ -166,8 +167,8 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     for file in os.listdir("/dev/fd"):
         if int(file) > 2:
             os.dup2(nothing, int(file))
-    _parents.extend([runs._held, sys.stdout, sys.stderr])
-    runs._held = {}
+    _parents.extend([run_lock._held, sys.stdout, sys.stderr])
+    run_lock._held = {}
     gc.enable()
     status: Any = 1
     try:
@@ -208,7 +209,7 @@ def _run(
     _begin(variables, given)
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
-        train_script.SAMPLE_LENGTH = gpt.fit.pictures.SAMPLE_LENGTH = 20
+        train_script.FINAL_SAMPLE_LENGTH = training.callbacks.pictures.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
     if network:
@@ -226,7 +227,7 @@ def _run(
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
-    """Start `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
+    """InitModel `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *tiny(arguments)],
         stdout=subprocess.PIPE,

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import conf.progress
+import base.progress
 from tests.conftest import ROOT
 from tests.faults.processes import fork
 
@@ -77,8 +77,8 @@ class Nursery:
 
 def _serve(asked: Connection, folder: Path) -> None:
     for name in (
-        "sample score export train gpt.checkpoint gpt.decode gpt.generate gpt.evaluate gpt.surprisal gpt.export.web "
-        "gpt.export.torch safetensors.numpy conf.launch hydra.main tests.model_files"
+        "sample score export train gpt.checkpoint gpt.inference.decoder gpt.inference.generate gpt.evaluate gpt.analysis gpt.export.to_web_page "
+        "gpt.export.to_torch_program safetensors.numpy sweeps.submit hydra.main tests.model_files"
     ).split():
         importlib.import_module(name)
     with suppress(EOFError):
@@ -97,7 +97,7 @@ def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folde
     status: Any = 1
     try:
         os.chdir(place)
-        conf.progress.EVERY = 1e6  # how busy the machine is does not show in what a program says
+        base.progress.EVERY = 1e6  # how busy the machine is does not show in what a program says
         os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
         for number, name in enumerate(("out", "err"), start=1):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpt.checkpoint import CheckpointError, find_newest, load_checkpoint, read
+from gpt.checkpoint import CheckpointError, load_checkpoint, read
+from training.checkpoint_files import find_newest
 from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Fault, Process, events, run, wait_for

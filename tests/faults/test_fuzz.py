@@ -1,5 +1,6 @@
 """Whatever the bytes are: one clean refusal, or what was meant. Properties for all inputs, and many mutations."""
 
+from gpt import model_file
 import contextlib
 import hashlib
 import io
@@ -17,18 +18,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conf.overrides import apply_literals, check_overrides, fields, split_literals
+from conf.compose import apply_literals
+from conf.keys import fields
+from conf.overrides import check_overrides, split_literals
 from conf.schema import Config
-from data.arrays import open_text
+from data.open_text import open_text
 from data.config import DataConfig
 from data.corpus import DataError
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt import model_file
 from gpt.config import ModelConfig
-from gpt.model_file import FIELDS, CheckpointError
+from gpt.model_file import CheckpointError, FIELDS
 from tests.faults.programs import Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
 from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked
-from train import refuse
+from training.exit_status import refuse
 
 # How many mutations go through each program: forked after the imports, and started as one starts it.
 FEW = {"sample": 50, "score": 15, "web": 20, "torch": 5, "train": 10}, {"sample": 5}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from conf.fields import shown
-from conf.overrides import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
+from base.options import shown
+from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
 from conf.schema import REFUSED
 from tests.conftest import ROOT, Ended, less_progress, one_line
 

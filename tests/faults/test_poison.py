@@ -1,5 +1,6 @@
 """Numbers that are none stop a run before they reach a weight, and none ever reaches a checkpoint."""
 
+from gpt import model_file
 import math
 import re
 import shutil
@@ -8,7 +9,7 @@ from typing import Any
 
 from gpt import model_file
 from gpt.checkpoint import is_finite, read
-from gpt.fit.callbacks import Spikes
+from training.callbacks.loss_spikes import Spikes
 from tests.conftest import one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, events, run, run_ranks

@@ -1,5 +1,6 @@
 """Nobody gets in by a run's config.yaml: it is plain data, and what it may not decide is typed again."""
 
+from base import run_lock
 import json
 import os
 import pickle
@@ -19,11 +20,13 @@ from omegaconf import OmegaConf
 
 import train as train_script
 from conf.defaults import typed_again
-from conf.fields import InputError
-from conf.overrides import CONF, apply_literals, split_literals
+from base.errors import InputError
+from conf.compose import apply_literals
+from conf.keys import CONF
+from conf.overrides import split_literals
 from conf.resume import read_config, untrusted
-from conf.schema import MAX_YAML, Config, to_yaml
-from gpt import runs
+from conf.schema import Config, MAX_YAML, to_yaml
+from base import run_directory
 from tests.conftest import Ended, one_line
 from tests.faults.processes import fork
 from tests.faults.test_fuzz import mutated
@@ -176,7 +179,7 @@ def _resume_each(folder: str) -> None:
         except InputError as error:
             results.append(str(error))
         finally:
-            runs.let_go()
+            run_lock.let_go()
     Path("results").write_bytes(pickle.dumps(results))
 
 

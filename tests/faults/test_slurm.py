@@ -1,5 +1,6 @@
 """SLURM itself: its own daemons, one controller and two nodes, all on the loopback address of this machine."""
 
+from base import processes
 import csv
 import os
 import platform
@@ -16,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gpt import job
+from base import processes
 from tests.conftest import ROOT, missing, needs
 from tests.faults.processes import JOB, LONG, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
@@ -181,12 +182,12 @@ def test_a_task_of_srun_knows_its_place() -> None:
         with mock.patch.dict(os.environ, variables):
             os.environ.pop("MASTER_ADDR", None)
             if isinstance(launched, str):
-                with pytest.raises(job.JobError, match=re.escape(launched)):
-                    job.join()
+                with pytest.raises(processes.JobError, match=re.escape(launched)):
+                    processes.join()
                 continue
-            job.join()
-            assert (job.launched(), os.environ.get("MASTER_ADDR")) == (launched, address), change
-            assert (job.rank(), job.first_here()) == ((3, False) if launched else (0, True))
+            processes.join()
+            assert (processes.launched(), os.environ.get("MASTER_ADDR")) == (launched, address), change
+            assert (processes.rank(), processes.first_here()) == ((3, False) if launched else (0, True))
             assert launched is None or os.environ["MASTER_PORT"] == str(15_000 + 7 * 16)
 
 

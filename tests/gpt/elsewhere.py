@@ -18,9 +18,10 @@ from torch.utils import backend_registration
 from data.batches import batches_on_device
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import predictions, surprisals
-from gpt.fit.module import LitGPT
-from gpt.inspection import attention_maps, calibration_totals
-from gpt.model import GPT, init_from
+from training.module import LitGPT
+from gpt.analysis import attention_maps, calibration_totals
+from gpt.model import GPT
+from gpt.transfer import init_from
 from gpt.optim import make_optimizer
 from tests.reference.models import MIXED, PLACES, name, tiny
 

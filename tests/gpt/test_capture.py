@@ -1,25 +1,26 @@
 """Work that is recorded and repeated, against the same work done each time."""
 
+from gpt import cuda_graph
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt import capture
-from gpt.capture import REHEARSALS, Repeated
+from gpt import cuda_graph
+from gpt.cuda_graph import REHEARSALS, Repeated
 from tests.reference.capture import record
 
 RECORDERS = [
     record,
     pytest.param(
-        capture.record, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+        cuda_graph.record, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
     ),
 ]
 
 
 def device_of(recorder: Callable) -> str:
-    return "cuda" if recorder is capture.record else "cpu"
+    return "cuda" if recorder is cuda_graph.record else "cpu"
 
 
 @pytest.mark.parametrize("recorder", RECORDERS)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import gpt.decode
+import gpt.inference.decoder
 from gpt.config import ModelConfig
-from gpt.decode import Decoder, Weights, gelu, load_weights
-from gpt.generate import needed
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import Weights, gelu, load_weights
+from gpt.inference.decoder import needed
 from gpt.model import GPT
 from tests.model_files import write_model_file
 from tests.reference import model as reference
@@ -40,7 +41,7 @@ EACH = pytest.mark.parametrize("configs", [SOME, pytest.param(OTHERS, marks=pyte
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches that begin with two slots and grow, tables of two places: no text here is as long as those of 256."""
-    monkeypatch.setattr(gpt.decode, "PIECE", 2)
+    monkeypatch.setattr(gpt.inference.decoder, "PIECE", 2)
 
 
 def build(config: ModelConfig) -> GPT:
@@ -130,12 +131,12 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
 
 def test_pieces_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in (CONFIGS[-1], CONFIGS[0]):
-        monkeypatch.setattr(gpt.decode, "MOST_SCORES", 2 * config.heads * config.context * 3)
+        monkeypatch.setattr(gpt.inference.decoder, "MOST_SCORES", 2 * config.heads * config.context * 3)
         same(Decoder(weights(config)).read(text(config)[None])[0], expected(config), config)
 
 
 def test_a_long_context_takes_memory_as_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt.decode, "PIECE", 256)
+    monkeypatch.setattr(gpt.inference.decoder, "PIECE", 256)
     for positions in ("sinusoidal", "rotary", "alibi", "none"):
         ready = weights(tiny(positions=positions, context=2**20, heads=3))
         tracemalloc.start()

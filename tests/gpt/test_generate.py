@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.generate import Drawing, draw, generate, log_probabilities, probabilities, side_by_side, stream, weights_of
+from gpt.inference.generate import generate, stream
+from gpt.inference.parallel import side_by_side
+from gpt.inference.sampling import Drawing, draw, log_probabilities, probabilities
+from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from tests.model_files import filled as build
 from tests.reference import model as reference
@@ -144,7 +147,7 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = weights_of(build(tiny()))
     for rows, most, threads in itertools.product((1, 7, 8, 16, 200), (64, 10), ("1", "2")):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        monkeypatch.setattr("gpt.generate.MOST_ROWS", most)
+        monkeypatch.setattr("gpt.inference.parallel.MOST_ROWS", most)
         parts = list(side_by_side(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
         assert len(parts) >= min(int(threads), rows // 8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.inspection import BINS, attention_maps, calibration, calibration_totals
+from gpt.analysis import BINS, attention_maps, calibration, calibration_totals
 from gpt.model import GPT
 from tests.reference import model as reference
 from tests.reference.models import ALL, fill, name, tiny

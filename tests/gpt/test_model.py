@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
-from gpt.model import GPT, Block, init_from, with_context
+from gpt.model import Block, GPT
+from gpt.transfer import init_from, with_context
 from tests.reference import model as reference
 from tests.reference.models import ALL, SOME, fill, name, normal, tiny, tolerance
 from tests.reference.positions import sinusoidal

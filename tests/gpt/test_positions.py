@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.decode import Weights
+from gpt.inference.weights import Weights
 from gpt.model import GPT
 from gpt.positions import rotary_tables, rotate, shared_tables
 from tests.reference.models import normal, tiny

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt.surprisal import Costs, by_character, costs
+from gpt.analysis import Costs, by_character, costs
 from tests.reference.losses import surprisal
 
 V = 7

@@ -96,7 +96,7 @@ def gpt(
 
 
 def text(state: Mapping[str, Any], config: Any, tokens: Sequence[int], **options: Any) -> tuple[np.ndarray, int, list]:
-    """The window rule of gpt/decode.py: how a text of any length is read.
+    """The window rule of gpt/inference/decoder.py: how a text of any length is read.
 
     Where places have embeddings of their own, a text begins anew with its last half whenever the context is full;
     otherwise it is one forward pass in which attention sees as many places as the context has.

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.fields import InputError, shown
+from base.errors import InputError
+from base.options import shown
 from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.hf import check, nearest, starcoder2, write_hf, write_tokenizer
-from gpt.generate import generate
+from gpt.export.to_huggingface import check, nearest, starcoder2, write_hf, write_tokenizer
+from gpt.inference.generate import generate
 from tests.conftest import needs
 from tests.model_files import filled
 from tests.reference.models import ALL, name, tiny

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from conf.fields import InputError
-from gpt.export.onnx import write_onnx
+from base.errors import InputError
+from gpt.export.to_onnx import write_onnx
 from gpt.model import GPT
 from tests.conftest import ROOT, needs
 from tests.gpt.export.test_torch import CONFIGS, meta, shapes

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.fields import InputError
+from base.errors import InputError
 from gpt.export.parity import TOLERANCE, largest_difference
 from tests.model_files import filled
 from tests.reference.models import tiny

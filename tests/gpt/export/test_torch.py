@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.fields import InputError
+from base.errors import InputError
 from gpt.config import ModelConfig
-from gpt.export.torch import trace, write_torch
+from gpt.export.to_torch_program import trace, write_torch
 from gpt.model import GPT
 from tests.conftest import ROOT
 from tests.model_files import filled

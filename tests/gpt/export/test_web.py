@@ -12,7 +12,7 @@ import torch
 
 from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.web import facts, write_web
+from gpt.export.to_web_page import facts, write_web
 from gpt.model import GPT
 from tests.conftest import pages
 from tests.gpt.fit.test_page import report

@@ -1,5 +1,6 @@
 """Choices for a machine: what decides, and what the reason says."""
 
+from training import machine
 import os
 import platform
 import re
@@ -14,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from gpt.fit import automatic
-from gpt.fit.automatic import COMPILE_FROM, choose_compile, choose_precision
+from training import machine
+from training.machine import COMPILE_FROM, choose_compile, choose_precision
 from tests.conftest import ROOT
 
 
@@ -61,7 +62,7 @@ def test_what_is_expected_of_a_run_repeats(monkeypatch: pytest.MonkeyPatch) -> N
     """Decided without a look at a clock."""
     for clock in ("time", "perf_counter", "monotonic", "process_time"):
         monkeypatch.setattr(time, clock, Mock(side_effect=AssertionError("a clock was read")))
-    assert automatic.expected_seconds(3e13) == pytest.approx(200)
+    assert machine.expected_seconds(3e13) == pytest.approx(200)
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
 def test_freed_memory_is_kept() -> None:
     """Pages that are asked for again are not filled with zeros again: few page faults after the first round."""
     program = (
-        "import resource, torch; from gpt.fit.automatic import keep_freed_memory\n"
+        "import resource, torch; from training.machine import keep_freed_memory\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "def median():\n"
         "    counts = []\n"

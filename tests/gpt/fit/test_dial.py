@@ -1,5 +1,7 @@
 """What `minutes` chooses, from made-up costs and a clock that stands still."""
 
+from training import budget
+from training import step_timing
 import time
 import warnings
 from collections.abc import Callable
@@ -10,16 +12,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from conf.overrides import presets
-from data.arrays import open_text
+from conf.keys import presets
+from data.open_text import open_text
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from gpt.config import ModelConfig, OptimConfig
-from gpt.fit import dial
-from gpt.fit.dial import AROUND, DROPOUT, VALIDATIONS, Cost, Plan, Work, measure, plan
-from gpt.fit.module import LitGPT
+from training import budget
+from training.budget import AROUND, DROPOUT, Plan, VALIDATIONS, Work, plan
+from training.step_timing import Cost, measure
+from training.module import LitGPT
 from gpt.model import GPT
-from train import quieten_lightning
+from training.quiet_lightning import quieten_lightning
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
@@ -63,7 +66,7 @@ def test_fewer_validations_where_time_is_short() -> None:
         made = planned(seconds, work=work)
         assert made.validations == validations
         assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
-    # Typed, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
+    # ParsedRun, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
     made = planned(AROUND + 12.0 + 0.2 + 0.05, work=work, interval=10)
     assert (made.steps, made.validations) == (100, 10)
 
@@ -72,7 +75,7 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
     """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
     small, large = GPT(SMALL, 50), GPT(LARGE, 50)
     speed = 256 * small.flops_per_token() / 0.1
-    border = dial.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
+    border = budget.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
     state = torch.random.get_rng_state()
     for share, expected, models in ((0.99, SMALL, [SMALL]), (1.01, LARGE, [SMALL, LARGE])):
         measured: list[ModelConfig] = []
@@ -106,8 +109,8 @@ def test_the_presets_that_machines_are_given() -> None:
 
 
 def test_dropout_for_a_short_text_that_is_read_often() -> None:
-    short = int(GPT(SMALL, 50).num_parameters() / dial.WEIGHTS_PER_CHARACTER) - 1
-    often = dial.READINGS * short * 0.1 / 256  # seconds
+    short = int(GPT(SMALL, 50).num_parameters() / budget.WEIGHTS_PER_CHARACTER) - 1
+    often = budget.READINGS * short * 0.1 / 256  # seconds
 
     def chosen(seconds: float, text: int, presets: list[ModelConfig]) -> tuple[float, list[float]]:
         measured: list[float] = []
@@ -138,19 +141,19 @@ class Slow(LitGPT):
         self.steps = 0
 
     def _slow_weights(self) -> dict[str, torch.Tensor]:
-        time.sleep(0.01 * dial.SAMPLED)
+        time.sleep(0.01 * step_timing.SAMPLED)
         return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > dial.SKIPPED else 0.5)
+        time.sleep(0.03 if self.steps > step_timing.SKIPPED else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without the slow first ones, evaluation and sampling for a character, and nothing else changes."""
-    monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.3)
+    monkeypatch.setattr("training.step_timing.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)
     module = Slow(text.tokenizer.size)

@@ -1,5 +1,6 @@
 """Pictures looked at one pixel at a time, and characters that are hard to show."""
 
+from reports import pictures
 import io
 import os
 import subprocess
@@ -9,8 +10,8 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from gpt.characters import kind, visible
-from gpt.fit import draw
+from reports.glyphs import kind, visible
+from reports import pictures
 from tests.conftest import ROOT
 
 ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
@@ -32,7 +33,7 @@ def test_attention_has_the_colours_of_its_weights() -> None:
     weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
     weights /= weights.sum(1, keepdims=True)
     for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
-        picture = pixels(draw.attention(7, "L0H1", list("abcdefgh"), shown))
+        picture = pixels(pictures.attention(7, "L0H1", list("abcdefgh"), shown))
         height, width, _ = picture.shape
         # A square of cells in the middle of what is there for it.
         side = min(0.91 * width, 0.77 * height)
@@ -48,15 +49,15 @@ def test_what_a_character_cost_is_its_colour() -> None:
     costs = [0.5, 3.0, 7.0, 30.0]
     characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
     bits = np.repeat(costs, (4, 8, 12, 16))
-    picture = pixels(draw.surprisal(1, characters, bits))
-    found = [has(picture, draw.COSTS(min(cost, 8) / 8)) for cost in costs]
+    picture = pixels(pictures.surprisal(1, characters, bits))
+    found = [has(picture, pictures.COSTS(min(cost, 8) / 8)) for cost in costs]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 
 def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
     counts, middle, bars = np.full(10, 5), (np.arange(10) + 0.5) / 10, []
     for right in (0.0, 0.5, 1.0):
-        bars.append(has(pixels(draw.calibration(1, counts, middle, np.full(10, right), 0.3)), "#9ecae1"))
+        bars.append(has(pixels(pictures.calibration(1, counts, middle, np.full(10, right), 0.3)), "#9ecae1"))
     assert bars[2] > 0.3 * 720 * 780
     np.testing.assert_allclose(np.array(bars) / bars[2], [0, 0.5, 1], atol=0.05)
 
@@ -65,11 +66,11 @@ def test_everything_can_be_drawn() -> None:
     """Without a warning, such as one for a glyph that no font has."""
     nothing = np.zeros(10)
     for png in (
-        draw.attention(1, "L0H0", ODD, np.eye(len(ODD))),
-        draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
-        draw.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
-        draw.surprisal(1, ["\n"], np.zeros(1)),
-        draw.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
+        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
+        pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+        pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
+        pictures.surprisal(1, ["\n"], np.zeros(1)),
+        pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
     ):
         picture = pixels(png)
         assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
@@ -86,12 +87,12 @@ def test_characters_are_made_visible() -> None:
 
 def test_labels_are_what_the_fonts_have() -> None:
     for character in ODD:
-        for each in draw.label(character):
-            assert any(font.get_char_index(ord(each)) for font in draw.fonts().values()), repr(character)
-    assert draw.label("\U000e0001") == "U+E0001" and draw.label("a") == "a"
+        for each in pictures.label(character):
+            assert any(font.get_char_index(ord(each)) for font in pictures.fonts().values()), repr(character)
+    assert pictures.label("\U000e0001") == "U+E0001" and pictures.label("a") == "a"
 
 
 def test_the_process_ends_with_its_input_and_with_the_one_that_started_it() -> None:
-    call = [sys.executable, "-m", "gpt.fit.draw"]
+    call = [sys.executable, "-m", "reports.pictures"]
     for parent, status in ((str(os.getpid()), 0), ("1", 1)):
         assert subprocess.run([*call, parent, "0"], cwd=ROOT, stdin=subprocess.DEVNULL, timeout=60).returncode == status

@@ -18,8 +18,8 @@ from conf.defaults import differences
 from conf.schema import from_yaml
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from gpt.checkpoint import load_checkpoint, read, save
-from gpt.fit.page import HEADS, LOOKED_AT, page
-from gpt.inspection import attention_maps
+from reports.run_page import HEADS, LOOKED_AT, page
+from gpt.analysis import attention_maps
 from gpt.model import GPT
 from tests.conftest import Ended, needs, pages
 from tests.reference.models import fill, tiny
@@ -171,7 +171,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt.fit.page.page", Mock(side_effect=RuntimeError("no room\nfor it")))
+    monkeypatch.setattr("reports.run_page.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt.fit.peak import TFLOPS, known_peak, peak_flops
+from training.peak_flops import TFLOPS, known_peak, peak_flops
 
 KNOWN = {
     "NVIDIA H100 80GB HBM3": (989.4, 66.9), "NVIDIA H100 PCIe": (756, 51), "NVIDIA H200": (989.4, 66.9),

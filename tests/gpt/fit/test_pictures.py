@@ -18,8 +18,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from gpt.checkpoint import load_checkpoint
-from gpt.fit.pictures import HEADS_DRAWN, as_markdown, spread_over
-from gpt.generate import generate
+from reports.picture_data import HEADS_DRAWN, spread_over
+from reports.tensorboard import as_markdown
+from gpt.inference.generate import generate
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import Process, run, wait_for
@@ -108,7 +109,7 @@ def test_the_process_that_draws_ends_with_the_one_that_trains(workplace: Path) -
     process = Process("name=a", "watch.pictures=true", "trainer.max_steps=100000")
 
     def drawers() -> list[psutil.Process]:
-        return [each for each in psutil.Process(process.process.pid).children() if "gpt.fit.draw" in each.cmdline()]
+        return [each for each in psutil.Process(process.process.pid).children() if "reports.pictures" in each.cmdline()]
 
     try:
         wait_for(lambda: bool(drawers()))

@@ -15,10 +15,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from conf.fields import InputError
-from gpt.capture import REHEARSALS
-from gpt.fit.automatic import choose_recorder
-from gpt.fit.module import LitGPT
+from base.errors import InputError
+from gpt.cuda_graph import REHEARSALS
+from training.machine import choose_recorder
+from training.module import LitGPT
 from gpt.model import GPT
 from tests.conftest import Ended
 from tests.faults import faults
@@ -40,7 +40,7 @@ def each_time(work: Callable[[], None]) -> Callable[[], None]:
 def recording(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Sets what records the steps of the runs that follow."""
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    return lambda recorder: monkeypatch.setattr("gpt.fit.automatic.choose_recorder", lambda *_: recorder)
+    return lambda recorder: monkeypatch.setattr("training.machine.choose_recorder", lambda *_: recorder)
 
 
 def assert_same_run(one: str, other: str) -> None:
@@ -77,7 +77,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
     """Stopped between two logs, with steps that nobody has read; it goes on with rehearsals where others repeated."""
     recording(record)
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
-    monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
+    monkeypatch.setattr("training.callbacks.metrics.FIRST_STEPS", 0)
     assert train("name=whole", *typed).status == 0
     step = LitGPT.training_step
 
@@ -117,7 +117,7 @@ def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recor
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
     train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
+    monkeypatch.setattr("training.callbacks.metrics.FIRST_STEPS", 0)
     read, reads = LitGPT.read, []
 
     def reading(module: LitGPT) -> Any:

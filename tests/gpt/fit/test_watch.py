@@ -1,5 +1,6 @@
 """What is logged of training, against what a naive loop makes of the same run; and that watching changes nothing."""
 
+from reports import terminal
 import io
 import json
 import math
@@ -18,12 +19,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-import gpt.fit.callbacks
-from data.arrays import open_text
+import training.callbacks.metrics
+from data.open_text import open_text
 from data.config import DataConfig
-from gpt.fit import report
-from gpt.fit.callbacks import PARTS, Laps
-from gpt.fit.report import ASCII, BLOCKS, describe_training, sparkline
+from reports import terminal
+from training.callbacks.phase_timer import Laps, PARTS
+from reports.terminal import ASCII, BLOCKS, describe_training, sparkline
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import run_ranks
@@ -109,7 +110,7 @@ def test_updates_are_those_between_two_checkpoints(train: Train) -> None:
 
 def known(flops: float) -> None:
     """Have every device reach so many FLOP/s at best."""
-    gpt.fit.callbacks.peak_flops = lambda *_: flops  # type: ignore[assignment]
+    training.callbacks.metrics.peak_flops = lambda *_: flops  # type: ignore[assignment]
 
 
 @pytest.mark.slow
@@ -133,11 +134,11 @@ def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
 TAKES = {  # seconds on a clock of the test's own, in what does the work of each part
     "data": ("data.datamodule.train_batch", 1),
     "forward": ("torch.nn.functional.cross_entropy", 2),
-    "backward": ("gpt.fit.module.LitGPT.manual_backward", 4),
+    "backward": ("training.module.LitGPT.manual_backward", 4),
     "optimizer": ("torch.nn.utils.clip_grad_norm_", 2),
-    "other": ("gpt.fit.durability.StopSignals.on_train_batch_end", 1),
-    "validation": ("gpt.fit.module.LitGPT.on_validation_epoch_end", 100),
-    "saving": ("gpt.fit.durability.Checkpoints.save", 1000),
+    "other": ("training.callbacks.stop_signals.StopSignals.on_train_batch_end", 1),
+    "validation": ("training.module.LitGPT.on_validation_epoch_end", 100),
+    "saving": ("training.callbacks.checkpoints.Checkpoints.save", 1000),
 }
 
 
@@ -149,7 +150,7 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
         owner = resolve_name(owner)
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
         faults.before(owner, name, lambda *_, takes=seconds, **__: now.append(now[-1] + takes))
-    monkeypatch.setattr(gpt.fit.callbacks, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    monkeypatch.setattr(training.callbacks.metrics, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
     shares = {"data": 1, "forward": 4, "backward": 8, "optimizer": 2, "other": 1}
@@ -238,7 +239,7 @@ def test_a_series_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sparkline([1.0], BLOCKS) == "▁" and sparkline([2.0, 2.0], ASCII) == ".."
     assert sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], BLOCKS) == "█▇▆▅▄▃▂▁"
     line = sparkline([1000.0 - step for step in range(1000)], BLOCKS)
-    assert len(line) == report.WIDTH == 40 and line[0] == "█" and line[-1] == "▁"
+    assert len(line) == terminal.WIDTH == 40 and line[0] == "█" and line[-1] == "▁"
     assert list(line) == sorted(line, reverse=True)
     assert sparkline([0.0] * 999 + [40.0], ASCII) == "." * 39 + "%"
     for encoding, line in (("utf-8", "█▁"), ("ascii", "%."), ("latin-1", "%.")):

@@ -1,0 +1,45 @@
+"""Errors that a user can mend, and how they are written on one line."""
+
+from collections.abc import Iterable
+from typing import TextIO
+import difflib
+
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the machine has no memory left."""
+    words = ("not enough memory", "can't allocate memory")  # torch's CPU allocator on Windows, and elsewhere
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or any(word in str(error) for word in words)
+    )
+
+
+class InputError(ValueError):
+    """What a person gave cannot be used; the message is one line that says why."""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return `; nearest: NAME` for the most similar of `names`, or nothing when none is similar."""
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return f"; nearest: {close[0]}" if close else ""
+
+
+def printable(text: object) -> str:
+    """Text as a terminal can show it on one line, also a file's name with line breaks or bytes that are no text."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def for_output(text: str, out: TextIO) -> str:
+    """Text as it may be written to `out`: a terminal, which would obey control characters, gets pictures of them."""
+    if not out.isatty():
+        return text
+    pictures = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
+    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
+    return text.translate({code: picture for code, picture in pictures.items() if code not in (9, 10)})
+
+
+def one_line(text: object) -> str:
+    """Someone else's message on one line."""
+    return printable(" ".join(str(text).split()))

@@ -1,0 +1,91 @@
+"""Built-in corpora that are downloaded once, and where they are cached."""
+
+from base.errors import printable
+from base.progress import Progress
+from data.config import DataConfig
+from data.corpus import CHUNK
+from data.corpus import DataError
+from dataclasses import dataclass
+from pathlib import Path
+import logging
+import pooch
+
+
+
+# -- Downloads -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Remote:
+    """A text on the network: its address, the sha256 of the file there, its name within it if that is a zip."""
+
+    url: str
+    sha256: str
+    member: str | None = None
+
+
+REMOTE = {
+    "shakespeare": Remote(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
+    "enwik8": Remote(
+        "http://mattmahoney.net/dc/enwik8.zip",
+        "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+        "enwik8",
+    ),
+    "text8": Remote(
+        "http://mattmahoney.net/dc/text8.zip",
+        "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+        "text8",
+    ),
+}
+REMOTE_NAMES = {"shakespeare": "tiny Shakespeare"}
+
+
+def cache_dir(config: DataConfig) -> Path:
+    """Where encoded text and downloads are kept."""
+    return Path(config.cache_dir).expanduser() if config.cache_dir else Path(pooch.os_cache("chargpt"))
+
+
+def download(name: str, folder: Path) -> Path:
+    """Return the file of `REMOTE[name]` in `folder`, downloaded unless it is there, its sha256 checked each time.
+
+    Raises:
+        DataError: one line with the address, the file it would go to, the reason and the way round.
+    """
+    remote = REMOTE[name]
+    file_name = name + (".zip" if remote.member else ".txt")
+    pooch.get_logger().setLevel(logging.WARNING)
+    try:
+        with Progress(f"downloading {name}", unit="B") as progress:
+            return Path(
+                pooch.retrieve(
+                    remote.url,
+                    known_hash=f"sha256:{remote.sha256}",
+                    fname=file_name,
+                    path=folder,
+                    downloader=pooch.HTTPDownloader(progressbar=progress, timeout=30, chunk_size=CHUNK),
+                )
+            )
+    except (OSError, ValueError) as error:  # every error of requests is an OSError; ValueError: a wrong checksum
+        raise DataError(
+            f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: {_reason(error)}; "
+            "or get the text in another way and name it with data.path="
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why a download failed."""
+    import requests  # as late as pooch does: most runs download nothing
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        error.response.close()  # pooch leaves it open
+        return f"the server answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection was cut"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    if isinstance(error, ValueError) and "hash" in str(error):
+        return "the file there has another checksum than expected, and was thrown away"
+    return printable(getattr(error, "strerror", None) or error)

@@ -1,0 +1,128 @@
+"""Open a remote text: its manifest, its shards, its splits."""
+
+from base.errors import printable
+from base.progress import Progress
+from data.config import DataConfig
+from data.corpus import Corpus
+from data.corpus import DataError
+from data.corpus import Document
+from data.downloads import cache_dir
+from data.encode import make_tokenizer
+from data.encoded_files import FORMAT
+from data.encoded_files import cannot_keep
+from data.encoded_files import keep
+from data.encoded_files import load
+from data.remote.manifest import Scanned
+from data.remote.manifest import fetch
+from data.remote.manifest import make_manifest
+from data.remote.shard_cache import Cache
+from data.remote.shard_cache import GB
+from data.remote.shards import BLOCK
+from data.remote.shards import SHARD
+from data.remote.shards import Shards
+from data.remote.shards import encode
+from data.remote.shards import in_shards
+from data.remote.shards import length_of
+from data.split import SPLITS
+from data.split import check_lengths
+from data.split import cuts
+from data.text import Text
+from filelock import FileLock
+from functools import partial
+from pathlib import Path
+from typing import Any
+import hashlib
+import json
+import math
+import numpy as np
+
+
+
+def open_shards(config: DataConfig, context: int, known: str, *, as_before: bool) -> Text:
+    """Open a text that lies at addresses; see `data.open_text.open_text`.
+
+    Raises:
+        DataError: one line that says what is wrong and what is needed.
+    """
+    assert config.path is not None
+    encoding = None if config.tokenizer == "byte" else config.encoding
+    folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # of several processes, one reads
+            room = config.cache_gb * GB
+            scanned = make_manifest(config.path, encoding, folder, room, as_before=as_before)
+            return _open(config, context, known, scanned, folder / "held_out.copy")
+    except OSError as error:
+        raise cannot_keep(folder, error) from None
+
+
+def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], copy: Path) -> Text:
+    """Open a text whose manifest is known; `copy` is where its documents may be kept while they are read."""
+    names = _names([each.address for each in scanned])
+    encoding = None if config.tokenizer == "byte" else config.encoding
+    contents = [[name, each.sha256] for name, each in zip(names, scanned, strict=True)]
+    shares = [float(share) for share in config.split]
+    fingerprint = _digest([FORMAT, SHARD, BLOCK, contents, encoding, shares, known])
+    documents = tuple(
+        Document(name, copy, address=each.address, fetch=partial(fetch, each))
+        for name, each in zip(names, scanned, strict=True)
+    )
+    corpus = Corpus(printable(config.path), documents, encoding)
+    distinct = "".join(set().union(*(each.distinct for each in scanned)))
+    tokenizer = make_tokenizer(corpus, distinct, known, joined=len(scanned) > 1)
+    parts = cuts(corpus, [each.tokens for each in scanned], config.split)
+    every = [
+        (document, (split, begin, end))
+        for document, cut in zip(documents, parts, strict=True)
+        for split, begin, end in cut
+        if begin < end
+    ]
+    of = {split: [piece for piece in every if piece[1][0] == split] for split in SPLITS}
+    shards = in_shards(of["train"])
+
+    largest = max(each.bytes for each in scanned)
+    held_out = {split: range(length_of(of[split])) for split in SPLITS[1:]}
+    beside = sum(map(len, held_out.values())) * np.dtype(tokenizer.dtype).itemsize
+    cache = Cache(cache_dir(config) / "shards", config.cache_gb * GB - beside)
+    train = Shards(shards, cache, cache.root / fingerprint, encoding, tokenizer, largest)
+    check_lengths({"train": train, **held_out}, config, context, corpus)
+    needed = (beside + train.room_needed()) / GB
+    if needed > config.cache_gb:
+        raise DataError(
+            f"data.cache_gb={config.cache_gb:g}: is too little for {corpus.name}, which needs at least "
+            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.split)"
+        )
+    folder = cache_dir(config) / "encoded" / fingerprint
+    if load(folder) is None:
+        with Progress("encoding validation and test"):
+            keep(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
+    opened = load(folder)
+    if opened is None:
+        raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
+    arrays, _, characters = opened
+    newlines = len(of["train"]) - len(shards) + sum(max(0, len(of[split]) - 1) for split in SPLITS[1:])
+    characters["train"] = sum(each.characters for each in scanned) + newlines - sum(characters.values())
+    return Text(
+        train=train,
+        validation=arrays["validation"],
+        test=arrays["test"],
+        tokenizer=tokenizer,
+        name=corpus.name,
+        fingerprint=fingerprint,
+        characters=characters,
+        known=known,
+    )
+
+
+def _digest(settings: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+
+def _names(addresses: list[str]) -> list[str]:
+    """Addresses below the directory that all have in common: a text that is moved stays the same text."""
+    parts = [address.split("/") for address in addresses]
+    common = min(map(len, parts)) - 1
+    while len({tuple(each[:common]) for each in parts}) > 1:
+        common -= 1
+    return ["/".join(each[common:]) for each in parts] if len(parts) > 1 else [""]

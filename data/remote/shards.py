@@ -1,0 +1,181 @@
+"""Text at addresses such as `s3://bucket/dir/*.txt`, which need not fit on this disk.
+
+A shard is the training part of one document, or of several small ones that follow each other, joined by newlines.
+Shards are encoded when they are needed, and kept in a `Cache`. Validation and test are kept whole, as of any text.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future
+from data.corpus import Corpus
+from data.corpus import DataError
+from data.corpus import Document
+from data.encode import pieces
+from data.remote.epoch import Epoch
+from data.remote.epoch import plan_epoch
+from data.remote.shard_cache import Cache
+from data.split import Part
+from data.tokenizer import Tokenizer
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+import random
+import threading
+
+SHARD = 2**22  # tokens: smaller documents are joined until they have so many
+BLOCK = 2**27  # tokens: the windows of about so many are shuffled together
+FETCHING = 2  # shards of a block that a process fetches at a time
+Piece = tuple[Document, Part]
+
+
+def length_of(joined: list[Piece]) -> int:
+    """Tokens of pieces that are joined by newlines."""
+    return sum(end - begin for _, (_, begin, end) in joined) + max(0, len(joined) - 1)
+
+
+def in_shards(train: list[Piece]) -> list[list[Piece]]:
+    """Join small pieces with those that follow until each shard has `SHARD` tokens; the last takes what is left."""
+    shards: list[list[Piece]] = [[]]
+    length = 0
+    for document, (split, begin, end) in train:
+        if length >= SHARD:
+            shards.append([])
+            length = 0
+        shards[-1].append((document, (split, begin, end)))
+        length += end - begin
+    if len(shards) > 1 and length < SHARD:
+        last = shards.pop()
+        shards[-1] += last
+    return shards
+
+
+def encode(joined: list[Piece], encoding: str | None, tokenizer: Tokenizer) -> Iterator[tuple[str, np.ndarray]]:
+    """Fetch documents one after the other and yield the tokens of the given parts of them, by split."""
+    parts: dict[Document, list[Part]] = {}
+    for document, part in joined:
+        parts.setdefault(document, []).append(part)
+    return pieces(Corpus("", tuple(parts), encoding), list(parts.values()), tokenizer)
+
+
+class Shards:
+    """The training tokens of a text in shards: those operations of an array that batches are made with."""
+
+    def __init__(
+        self,
+        shards: list[list[Piece]],
+        cache: Cache,
+        folder: Path,
+        encoding: str | None,
+        tokenizer: Tokenizer,
+        largest: int,
+    ) -> None:
+        """Keep what shards are made from; nothing is fetched yet.
+
+        Args:
+            shards: the pieces of each.
+            cache: where they are kept.
+            folder: theirs in the cache.
+            encoding: of the documents; None where tokens are bytes.
+            tokenizer: which makes the tokens.
+            largest: bytes of the largest document.
+        """
+        self.shards, self.cache, self.folder = shards, cache, folder
+        self.encoding, self.tokenizer, self.largest = encoding, tokenizer, largest
+        self.lengths = np.array([length_of(each) for each in shards], np.int64)
+        self._plans: dict[tuple[int, int, int], Epoch] = {}
+        self._blocks: dict[tuple[int, int, int, int], _Block] = {}
+
+    def __len__(self) -> int:
+        """Tokens of all shards."""
+        return int(self.lengths.sum())
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """The tokens of a slice, one shard after the other."""
+        begin, end, step = part.indices(len(self))
+        starts = np.cumsum(self.lengths) - self.lengths
+        some = np.flatnonzero((starts < end) & (starts + self.lengths > begin))
+        gathered = [self.open(each)[max(0, begin - starts[each]) : end - starts[each]] for each in some.tolist()]
+        return np.concatenate([np.zeros(0, self.tokenizer.dtype), *gathered])[::step]
+
+    def room_needed(self) -> int:
+        """Bytes that must fit into the cache: two blocks that a batch may lie in, the next one, and what is fetched."""
+        whole = min(len(self), 3 * (BLOCK + int(self.lengths.max())))
+        return whole * np.dtype(self.tokenizer.dtype).itemsize + FETCHING * self.largest
+
+    def open(self, shard: int) -> np.ndarray:
+        """The tokens of a shard, mapped into memory.
+
+        Raises:
+            DataError: a document is missing, has changed or cannot be fetched.
+        """
+
+        def make(copy: Path) -> Iterator[np.ndarray]:
+            joined = [(replace(document, path=copy), part) for document, part in self.shards[shard]]
+            return (tokens for _, tokens in encode(joined, self.encoding, self.tokenizer))
+
+        length = int(self.lengths[shard])
+        return self.cache.open(self.folder / str(shard), self.tokenizer.dtype, length, make, self.largest)
+
+    def windows(self, seed: int, step: int, batch: int, context: int, rows: slice) -> np.ndarray:
+        """Rows of batch `step`; see `data.batches.train_batch`.
+
+        Windows lie within a shard. An epoch takes each window once, in the order of `data.remote.epoch.plan_epoch`.
+        """
+        row = step * batch + np.arange(batch)[rows]
+        epoch = row // self._plan(seed, 0, context).blocks[-1]
+        gathered = np.empty((len(row), context + 1), np.int64)
+        used: dict[tuple[int, int, int, int], _Block] = {}
+        for each in np.unique(epoch).tolist():
+            plan, inside = self._plan(seed, each, context), np.flatnonzero(epoch == each)
+            blocks, shards, starts = plan.locate(row[inside] - each * plan.blocks[-1])
+            for block, shard in sorted({*zip(blocks.tolist(), shards.tolist(), strict=True)}):
+                key = (seed, context, each, block)
+                used[key] = used.get(key) or self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
+                some = (blocks == block) & (shards == shard)
+                index = starts[some][:, None] + np.arange(context + 1)  # (some, context + 1)
+                gathered[inside[some]] = used[key].tokens(shard)[index]
+        if all(block.is_there() for block in used.values()):
+            plan = self._plan(seed, each, context)
+            block, each = (block + 1, each) if block + 1 < len(plan.blocks) else (0, each + 1)
+            key, plan = (seed, context, each, block), self._plan(seed, each, context)
+            used[key] = self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
+        self._blocks = used  # what is in no block any more may leave the cache
+        return gathered
+
+    def _plan(self, seed: int, epoch: int, context: int) -> Epoch:
+        key = (seed, epoch, context)
+        if key not in self._plans:
+            self._plans = dict(list(self._plans.items())[-3:])
+            self._plans[key] = plan_epoch(self.lengths, seed, epoch, context, BLOCK)
+        return self._plans[key]
+
+
+class _Block:
+    """The shards of a block, fetched in the background."""
+
+    def __init__(self, open: Callable[[int], np.ndarray], shards: list[int]) -> None:
+        self.open = open
+        self.fetched: dict[int, Future[np.ndarray]] = {shard: Future() for shard in shards}
+        # In an order of its own, so that processes that share a cache also share the work.
+        self.waiting = iter(random.Random().sample(shards, len(shards)))
+        for _ in range(min(FETCHING, len(shards))):
+            threading.Thread(target=self._fetch, daemon=True).start()
+
+    def _fetch(self) -> None:
+        for shard in self.waiting:  # of each of which one thread gets hold
+            try:
+                self.fetched[shard].set_result(self.open(shard))
+            except Exception as error:  # for the thread that trains, when it comes to this shard
+                self.fetched[shard].set_exception(error)
+
+    def is_there(self) -> bool:
+        return all(future.done() for future in self.fetched.values())
+
+    def tokens(self, shard: int) -> np.ndarray:
+        try:
+            return self.fetched[shard].result()
+        except (DataError, OSError):  # the store may be back
+            again: Future[np.ndarray] = Future()
+            again.set_result(self.open(shard))
+            self.fetched[shard] = again
+            return again.result()

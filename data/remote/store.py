@@ -1,0 +1,116 @@
+"""List and fetch remote documents through fsspec."""
+
+from base.errors import nearest
+from base.errors import one_line
+from base.errors import printable
+from data.corpus import DataError
+from data.sources import entries
+from pathlib import Path
+from typing import Any
+import errno
+import fsspec
+import glob
+import time
+
+PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
+NO_MATCH = "no file matches"
+NO_LIST = "a web server lists no files; name each"
+EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
+Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
+
+
+# -- Stores ----------------------------------------------------------------------------------------
+def list_documents(path: str) -> dict[str, Version]:
+    """Find what `data.path` names at its addresses, and the version of each; reads no document.
+
+    What exists is taken as it is named. Of a directory, its files named `*.txt` if there are any, else all; hidden
+    ones left out. Else the address is a glob, but on the web, where no server lists its files.
+
+    Raises:
+        DataError: there is nothing, or the store cannot be asked.
+    """
+    found: dict[str, Version] = {}
+    for entry in entries(path):
+        try:
+            store, root = fsspec.url_to_fs(entry)
+            found |= {store.unstrip_protocol(name): _version(info) for name, info in _find(store, root).items()}
+        except Exception as error:  # whatever the store's own library raises
+            raise DataError(f"data.path={printable(entry)}: {_reason(error, entry)}") from None
+    return found
+
+
+def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
+    store.invalidate_cache()
+    if _protocol(store) == "https" and root.endswith("/"):  # what comes is a page about the files
+        raise FileNotFoundError(NO_LIST)
+    try:
+        info = store.info(root)
+    except FileNotFoundError:
+        if not glob.has_magic(root) or _protocol(store) == "https":
+            raise
+        found = store.glob(root, detail=True)
+    else:
+        if info["type"] != "directory":
+            return {root: info}
+        found = store.find(root, detail=True)
+        inside = {name: name.removeprefix(info["name"]).split("/") for name in found}
+        found = {name: found[name] for name in found if not any(part.startswith(".") for part in inside[name])}
+        found = {name: found[name] for name in found if name.lower().endswith(".txt")} or found
+    found = {name: info for name, info in found.items() if info["type"] == "file"}
+    if not found:
+        raise FileNotFoundError(NO_MATCH)
+    return found
+
+
+def _protocol(store: fsspec.AbstractFileSystem) -> str:
+    names = (store.protocol,) if isinstance(store.protocol, str) else store.protocol
+    return "https" if "https" in names else names[0]
+
+
+def _version(info: dict[str, Any]) -> Version:
+    tags = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")
+    return [info.get("size"), next((str(info[tag]) for tag in tags if info.get(tag)), None)]
+
+
+def download(address: str, copy: Path) -> None:
+    """Fetch a file; a store that does not answer is asked again for `PATIENCE` seconds.
+
+    Raises:
+        DataError: one line with the address and the reason.
+        OSError: `copy` cannot be written.
+    """
+    until, pause = time.monotonic() + PATIENCE, 0.5
+    while True:
+        try:
+            store, path = fsspec.url_to_fs(address)
+            store.get_file(path, str(copy))
+            return
+        except Exception as error:  # whatever the store's own library raises
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+                raise
+            final = isinstance(error, FileNotFoundError | PermissionError | ImportError)
+            if final or time.monotonic() + pause > until:
+                raise DataError(f"{printable(address)}: {_reason(error, address)}") from None
+            time.sleep(pause)
+            pause = min(2 * pause, 8.0)
+
+
+def _reason(error: Exception, address: str) -> str:
+    """Say in a few words why an address cannot be read."""
+    cause = error.__cause__ or error
+    if isinstance(error, ImportError):
+        package = next((package for package in EXTRAS if package in str(error)), None)
+        if package is None:
+            return one_line(error)
+        return f"needs {package}: pip install -c constraints.txt -e '.[{EXTRAS[package]}]'"
+    if isinstance(error, ValueError) and "Protocol not known" in str(error):
+        known = sorted(fsspec.available_protocols())
+        return f"no such kind of address{nearest(address.partition('://')[0], known)}"
+    if isinstance(error, PermissionError):
+        return "access is denied"
+    # On the web, whatever has happened is said to be a file that is not there.
+    if isinstance(error, FileNotFoundError) and (cause is error or not isinstance(cause, OSError)):
+        status = getattr(cause, "status", 404)
+        nothing = error.args[0] if error.args in ((NO_MATCH,), (NO_LIST,)) else "no such file, directory or bucket"
+        return nothing if status == 404 else f"the server answers {status}"
+    return one_line(f"cannot be read: {cause or type(cause).__name__}")[:300]

@@ -1,0 +1,69 @@
+"""To ONNX, for runtimes in other languages and on other devices."""
+
+from base.errors import InputError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from gpt.export.parity import largest_difference
+from gpt.export.to_torch_program import trace
+from gpt.model import GPT
+from pathlib import Path
+from typing import Any
+import json
+import logging
+import os
+import torch
+import warnings
+
+LARGEST = 2**31 - 2**24  # bytes of weights: what one protobuf message holds, less the graph
+
+
+def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
+    """Write one .onnx file: `tokens` (batch, length) int64 -> `logits` (batch, length, V).
+
+    Its `metadata_props` hold `model_config`, `vocabulary` and `step` as JSON, so that the file is enough.
+
+    Returns:
+        The largest difference of its logits in onnxruntime, see `largest_difference`.
+
+    Raises:
+        InputError: the weights are more than one ONNX file can hold.
+    """
+    # onnxruntime would tell its makers of every session; it reads this when it is loaded.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnx
+    import onnxruntime
+    import onnxscript  # noqa: F401  torch's exporter needs it
+
+    size = 4 * model.num_parameters()
+    if size > LARGEST:
+        raise InputError(f"one ONNX file holds 2 GB, the weights are {size / 1e9:.1f} GB; `--to torch` has no limit")
+    with quiet():
+        program = torch.onnx.export(
+            trace(model),
+            dynamo=True,
+            input_names=["tokens"],
+            output_names=["logits"],
+            dynamic_shapes=({0: "batch", 1: "length"},),  # the graph has them; here they get their names
+            verbose=False,
+        )
+    assert program is not None
+    graph = program.model_proto
+    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
+    onnx.helper.set_model_props(graph, described)
+    onnx.save(graph, path)
+    session = onnxruntime.InferenceSession(path)
+    return largest_difference(model, lambda tokens: torch.from_numpy(session.run(None, {"tokens": tokens.numpy()})[0]))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch's exporter says of itself: missing torchvision, and its own deprecated calls."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,108 @@
+"""From logits to text: which token comes next, again and again."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from gpt.inference.decoder import Decoder
+from gpt.inference.decoder import needed
+from gpt.inference.parallel import side_by_side
+from gpt.inference.sampling import Drawing
+from gpt.inference.sampling import draw
+from gpt.inference.sampling import probabilities
+from gpt.inference.sampling import random_numbers
+from gpt.inference.weights import Weights
+from gpt.inference.weights import weights_of
+from typing import Any
+from typing import TYPE_CHECKING
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
+    import torch
+
+BLOCK = 256  # random numbers drawn at once
+
+
+def stream(
+    weights: Weights,
+    prompts: Sequence[np.ndarray],
+    count: int,
+    drawing: Drawing,
+    seeds: Sequence[int],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Continue prompts side by side, one token of each at a time.
+
+    What a text draws follows from its own seed and prompt, whatever its neighbours.
+
+    Args:
+        weights: of the model.
+        prompts: B of them, (n,) int64 each, of any lengths, at least 1.
+        count: how many tokens to add.
+        drawing: the rules.
+        seeds: one for each prompt.
+
+    Yields:
+        tokens (B,) int64 and the logits (B, V) float64 that they were drawn from.
+    """
+    generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
+    B, V = len(prompts), len(weights.embedding)
+    decoder, logits = Decoder(weights, B), np.empty((B, V))
+    lengths = np.array([len(prompt) for prompt in prompts])
+    for length in sorted(set(lengths.tolist())):
+        rows = np.flatnonzero(lengths == length)
+        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
+        logits[rows] = decoder.read(tokens[:, needed(weights, length) :], rows)[:, -1]
+    seen = np.zeros((B, V), bool)
+    for row, prompt in enumerate(prompts):
+        seen[row, prompt] = True
+    for k in range(count):
+        if k % BLOCK == 0:
+            numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
+        tokens = draw(probabilities(logits, drawing, seen), numbers[:, k % BLOCK])
+        yield tokens, logits
+        seen[np.arange(B), tokens] = True
+        if k + 1 < count:
+            logits = decoder.step(tokens)
+
+
+def generate(
+    model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **drawing: Any
+) -> "torch.Tensor":
+    """Continue a prompt.
+
+    Args:
+        model: the model; its mode does not matter, nothing is dropped.
+        tokens: the prompt, (T0,) or (B, T0) int64 with at least one token.
+        count: how many tokens to add; text of any length, see gpt/inference/decoder.py for what a place sees of it.
+        seed: row i draws from seed + i; None draws one. No global generator is touched.
+        **drawing: see `Drawing`.
+
+    Returns:
+        (B, T0 + count) int64 on the CPU.
+
+    Raises:
+        ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `Drawing` refuses.
+    """
+    import torch
+
+    tokens = torch.atleast_2d(torch.as_tensor(tokens)).cpu()
+    if tokens.shape[1] == 0:
+        raise ValueError("prompt: is empty, must hold at least one token")
+    if count < 0:
+        raise ValueError(f"count={count}: must be a whole number, at least 0")
+    low, high = tokens.aminmax()
+    if low < 0 or high >= model.vocabulary:
+        wrong = int(low) if low < 0 else int(high)
+        raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {model.vocabulary - 1}")
+    rules, prompts, weights = Drawing(**drawing), tokens.numpy(), weights_of(model)
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+
+    def work(part: slice) -> Iterator[np.ndarray]:
+        added = np.empty((part.stop - part.start, count), np.int64)
+        yield added  # where count is 0, this is all
+        seeds = range(seed + part.start, seed + part.stop)
+        for k, (drawn, _) in enumerate(stream(weights, list(prompts[part]), count, rules, seeds)):
+            added[:, k] = drawn
+            yield added
+
+    added = np.concatenate(list(side_by_side(work, len(prompts), weights)))  # (B, count)
+    return torch.cat((tokens, torch.from_numpy(added)), dim=1)  # (B, T0 + count)

@@ -1,0 +1,101 @@
+"""Turn logits into the next token: temperature, top-k, top-p, min-p, random numbers."""
+
+from dataclasses import dataclass
+import numpy as np
+import zlib
+
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the next token is drawn from the logits, in the order in which the rules apply.
+
+    Args:
+        repetition_penalty: what has occurred in the text becomes less likely: its logit is divided by this where it is
+            positive, and multiplied where it is negative. Source: CTRL, arXiv:1909.05858, section 4.1.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep only that many of the most likely; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
+        top_p: keep the most likely ones that together reach this share. Source: arXiv:1904.09751, section 3.1.
+        min_p: keep those that are at least this many times as likely as the first. Source: arXiv:2407.01082, section 3.
+
+    Raises:
+        ValueError: a number out of its range, in one line.
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.repetition_penalty > 0:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty:g}: must be a number above 0")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature:g}: must be a number, at least 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k}: must be a whole number, at least 1")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p:g}: must be a number, above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p:g}: must be a number, at least 0 and at most 1")
+
+
+def probabilities(logits: np.ndarray, drawing: Drawing, seen: np.ndarray | None = None) -> np.ndarray:
+    """Turn logits into the distribution that a token is drawn from.
+
+    Args:
+        logits: (B, V) float64.
+        drawing: the rules.
+        seen: (B, V) bool, which tokens have occurred; only a repetition penalty looks at it.
+
+    Returns:
+        (B, V) float64, each row adding up to 1.
+    """
+    if drawing.repetition_penalty != 1 and seen is not None:
+        penalty = np.where(logits > 0, 1 / drawing.repetition_penalty, drawing.repetition_penalty)
+        logits = np.where(seen, logits * penalty, logits)
+    if drawing.temperature == 0:
+        return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
+    # The largest logit becomes 0 first: a tiny temperature then gives -inf for the others, not inf / inf.
+    with np.errstate(over="ignore"):
+        logits = (logits - logits.max(-1, keepdims=True)) / drawing.temperature
+    if drawing.top_k is not None or drawing.top_p < 1:
+        order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
+        ranked = np.take_along_axis(logits, order, -1)
+        if drawing.top_k is not None:
+            ranked[:, drawing.top_k :] = -np.inf
+        if drawing.top_p < 1:
+            shares = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
+            # One is left out where those before it reach the share already; the first never is.
+            ranked[:, 1:][shares.cumsum(-1)[:, :-1] >= drawing.top_p] = -np.inf
+        np.put_along_axis(logits, order, ranked, -1)
+    if drawing.min_p > 0:
+        logits[logits < np.log(drawing.min_p)] = -np.inf
+    shares = np.exp(logits)
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def draw(shares: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The tokens at which the cumulative distribution passes random numbers.
+
+    Args:
+        shares: (B, V) float64, each row adding up to 1.
+        numbers: (B,) float64 in [0, 1).
+
+    Returns:
+        (B,) int64.
+    """
+    total = shares.cumsum(-1)
+    return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Natural logarithms of the probabilities that the model itself gives: (..., V) float64."""
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
+    """What a text draws from: texts of one seed and different prompts have nothing in common."""
+    return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

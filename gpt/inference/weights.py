@@ -1,0 +1,226 @@
+"""The weights of a model as the decoder uses them, in NumPy or torch."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from gpt import model_file
+from gpt.config import ModelConfig
+from gpt.device import to_device
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+import math
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
+    import torch
+
+Array = Any  # numpy.ndarray or torch.Tensor
+EPS = 1e-5  # of the norms in gpt/model.py
+
+
+class Linear(NamedTuple):
+    """A matrix as decoding multiplies with it, (in, out), and its bias, (out,), if there is one."""
+
+    weight: Array
+    bias: Array | None
+
+    def __call__(self, x: Array) -> Array:
+        """(..., in) -> (..., out)."""
+        y = x @ self.weight
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
+class Layer(NamedTuple):
+    """The weights of a block."""
+
+    qkv: Linear
+    proj: Linear
+    up: Linear
+    down: Linear
+
+
+class Weights:
+    """The weights of a model, rearranged so that a step takes few operations.
+
+    - The gain and bias of a norm are in the matrix behind it.
+    - All that is added to the residual stream is centred, so a layer norm finds a mean of 0: it is an RMS norm here.
+    - The two channels that rotary positions turn together stand side by side, as one complex number.
+
+    Args:
+        config: shape and parts of the model.
+        state: its state dict, of NumPy arrays or of tensors, float32 or float64.
+    """
+
+    def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
+        self.config = config
+        embedding = state["embedding.weight"]
+        self.numpy = isinstance(embedding, np.ndarray)
+        if self.numpy:
+            self.xp: Any = np
+            self.vecdot: Any = np.vecdot
+            self.gelu: Any = gelu
+        else:
+            import torch
+
+            self.xp, self.vecdot, self.gelu = torch, torch.linalg.vecdot, torch.nn.functional.gelu
+        self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
+        self.device = None if self.numpy else embedding.device
+        self.cuda = not self.numpy and embedding.is_cuda
+        H, D = config.heads, config.head_dim
+        self.zero = self.zeros()
+
+        root = config.dim**0.5  # what `Decoder._unit` leaves out
+        centred = self._centred
+
+        def behind(norm: str, name: str, order: Array = slice(None), scale: Array = 1) -> Linear:
+            """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
+            weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
+            if f"{norm}.bias" in state:
+                shift = weight @ state[f"{norm}.bias"]
+                bias = shift if bias is None else bias + shift
+            weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
+            return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
+
+        def onto_stream(name: str) -> Linear:
+            """A linear layer whose outputs are added to the residual stream."""
+            bias = state.get(f"{name}.bias")
+            weight = centred(state[f"{name}.weight"].T)
+            return Linear(self._contiguous(weight), None if bias is None else centred(bias))
+
+        # The channels of queries and keys in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned.
+        turned = config.turned
+        order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
+        pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
+        order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
+        channels = config.dim if config.positions == "sinusoidal" else turned
+        self.frequency = 10_000.0 ** (-np.arange(0, channels, 2) / max(channels, 1))  # see gpt/positions.py
+        # Half of attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or
+        # with QK-norm in what they are divided by, D^(1/4) * sqrt(mean square + eps).
+        scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
+        self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
+        # Scores are then at most sqrt(2 D), half of a key being another's: no exponential of one overflows.
+        self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
+
+        self.layers = [
+            Layer(
+                behind(
+                    f"blocks.{i}.norm1",
+                    f"blocks.{i}.attention.qkv",
+                    self.integers(order.reshape(-1)),
+                    1 if config.qk_norm else self.numbers(scale),
+                ),
+                onto_stream(f"blocks.{i}.attention.proj"),
+                behind(f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
+                onto_stream(f"blocks.{i}.mlp.down"),
+            )
+            for i in range(config.layers)
+        ]
+        self.head = behind("norm", "embedding" if config.tied else "head")
+        self.embedding = centred(embedding)  # (V, C)
+        if config.token_shift:
+            # One row more, of zeros: what the first token of a text has before it.
+            shifted = centred(embedding * state["shift"])
+            self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
+        if config.positions == "learned":
+            self.positions = centred(state["position_embedding.weight"])  # (T, C)
+        self.slopes: Array = None  # see `gpt.positions.alibi_slopes`
+        if config.positions == "alibi":
+            below = 1 << (H.bit_length() - 1)
+            exponents = [8 * (h + 1) / below for h in range(below)]
+            exponents += [4 * (2 * h + 1) / below for h in range(H - below)]
+            slopes = 2.0 ** -np.array(exponents)  # (H,)
+            self.slopes = self.numbers(slopes[:, None, None])  # (H, 1, 1)
+
+    def ring(self, slots: int) -> Array:
+        """ALiBi's biases at the distances 0, R - 1, ..., 1, 0, R - 1, ..., 1, (H, 1, 2R); None without ALiBi.
+
+        Wherever the newest key is in a ring of R slots, the biases of the slots are a stretch of these.
+        """
+        return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
+
+    def at(self, places: np.ndarray) -> Array:
+        """What sinusoidal positions add, (..., C), or rotary ones turn by, e^(i angle), (..., 1, 1, R/2)."""
+        if self.config.positions == "rotary":
+            return self.numbers(np.exp(1j * places[..., None, None, None] * self.frequency))
+        angles = places[..., None] * self.frequency  # (..., C/2), rounded up
+        table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*places.shape, -1)
+        return self._centred(self.numbers(table[..., : self.config.dim] / self.config.dim**0.5))
+
+    def _centred(self, x: Array) -> Array:
+        return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x
+
+    def _contiguous(self, x: Array) -> Array:
+        return np.ascontiguousarray(x) if self.numpy else x.contiguous()
+
+    def zeros(self, *shape: int) -> Array:
+        """Zeros of the weights' type, beside them."""
+        return self.integers(np.zeros(shape, self.dtype))
+
+    def numbers(self, values: np.ndarray) -> Array:
+        """Float64 or complex128 numbers in the weights' precision, beside them."""
+        wide = self.dtype == np.float64
+        kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
+        return self.integers(values.astype(kind))
+
+    def integers(self, values: np.ndarray) -> Array:
+        """Any array, beside the weights."""
+        return values if self.numpy else self.xp.from_numpy(values).to(self.device)
+
+
+@lru_cache(maxsize=2)
+def _phi(dtype: np.dtype) -> np.ndarray:
+    """Taylor's coefficients of the normal distribution function Phi around -9, -9 + 1/64, ..., 9: (6, 1153).
+
+    The derivatives of Phi are the density and its products with Hermite polynomials.
+    """
+    x = np.arange(-9 * 64, 9 * 64 + 1) / 64
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    phi = np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x])
+    factors = [np.ones_like(x), -x / 2, (x**2 - 1) / 6, (3 * x - x**3) / 24, (x**4 - 6 * x**2 + 3) / 120]
+    return np.stack([phi, *(density * factor for factor in factors)]).astype(dtype)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """The activation x Phi(x), which NumPy has no function for; to 1e-13. Source: arXiv:1606.08415, section 2."""
+    inside = np.clip(x, -9, 9)
+    nearest = np.rint(inside * 64).astype(np.int64)
+    beside = inside - (nearest / 64).astype(x.dtype)
+    coefficients = _phi(x.dtype)[:, nearest + 9 * 64]
+    value = coefficients[5]
+    for coefficient in coefficients[4::-1]:
+        value = value * beside + coefficient
+    return x * value
+
+
+def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
+    """Load a model for decoding, on a CPU without torch.
+
+    Returns:
+        The weights, and what describes the model, as `gpt.checkpoint.load_checkpoint` has it.
+
+    Raises:
+        CheckpointError: missing, damaged, not a chargpt model, or its parts do not fit together.
+        InputError: this machine does not have the device.
+    """
+    config, state, meta = model_file.read(path)
+    if device != "cpu":
+        import torch
+
+        state = {name: to_device(torch.from_numpy(array), device) for name, array in state.items()}
+    return Weights(config, state), meta
+
+
+def weights_of(model: "GPT") -> Weights:
+    """The weights of a model as decoding uses them, on a CPU as NumPy arrays."""
+    import torch
+
+    state = {
+        name: value if value.dtype == torch.float64 else value.float() for name, value in model.state_dict().items()
+    }
+    if model.embedding.weight.device.type == "cpu":
+        return Weights(model.config, {name: value.numpy() for name, value in state.items()})
+    return Weights(model.config, state)

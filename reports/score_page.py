@@ -1,0 +1,55 @@
+"""One self-contained HTML page that shows a text coloured by what it costs a model: `page.html` with data in it."""
+
+from base.html import embedded
+from gpt.analysis import Costs
+from pathlib import Path
+from reports.html_template import MOST
+from reports.html_template import fill
+from typing import Any
+import base64
+import html
+import math
+import torch
+import zlib
+
+
+
+class Columns:
+    """What the characters of a text cost one model, as the page keeps it: a few bytes each.
+
+    Attributes:
+        bits: thousandths of a bit, uint16, at most `MOST`.
+        likely: the most likely tokens, uint8 for a vocabulary of at most 256, else uint16.
+        chances: their probabilities in thousandths, uint16.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.bits, self.likely, self.chances = bytearray(), bytearray(), bytearray()
+        self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
+
+    def add(self, costs: Costs) -> None:
+        """Append characters."""
+        bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MOST)
+        self.bits += bits.to(torch.uint16).numpy().tobytes()
+        self.likely += costs.likely.to(self._token).numpy().tobytes()
+        self.chances += (costs.chances * 1000).round().to(torch.uint16).numpy().tobytes()
+
+
+def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
+    """Make the page. It loads nothing, and its policy lets it run its own script and no other.
+
+    Args:
+        about: what stands at its top: `title characters models difference`; of each model `name mode figures
+            vocabulary`, the figures as they are to be read, the vocabulary as a list of text.
+        text: one code point for each character.
+        columns: of each model.
+    """
+    parts = [("about", "application/json", embedded(about))]
+    data = [("letters", text.encode())]
+    for number, each in enumerate(columns):
+        data += [(f"{name}{number}", getattr(each, name)) for name in ("bits", "likely", "chances")]
+    for name, raw in data:
+        parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
+    filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)
+
+    return fill(Path(__file__).with_name("page.html"), title=html.escape(about["title"]), data=filled)

@@ -1,0 +1,127 @@
+"""What TensorBoard shows besides the values of each step: which charts come first, and the table of settings."""
+
+from base.options import shown
+from collections.abc import Collection
+from collections.abc import Mapping
+from google.protobuf.message import DecodeError
+from pathlib import Path
+from reports.glyphs import visible
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from typing import Any
+import os
+import struct
+import time
+
+
+
+def _chart(*tags: str) -> list[Any]:
+    return ["Multiline", [f"{tag}$" for tag in tags]]  # regular expressions, which are matched from the begin
+
+
+# The page CUSTOM SCALARS: charts by their titles, in groups.
+LAYOUT = {
+    "Does it learn?": {
+        "loss (nats per token)": _chart("train/loss", "val/loss"),
+        "bits per character": _chart("train/bpc", "val/bpc"),
+    },
+    "Are the steps right?": {
+        "learning rate": _chart("optim/lr"),
+        "gradient norm": _chart("optim/grad_norm"),
+        "share of steps that were clipped": _chart("optim/clip_share"),
+        "update / weight of a step, by group": _chart("update/.*"),
+    },
+    "Is the machine busy?": {
+        "characters per second": _chart("perf/chars_per_s"),
+        "share of peak (MFU)": _chart("perf/mfu"),
+        "share of a step's time": _chart("time/.*"),
+        "memory (GiB)": _chart("perf/memory_gib"),
+    },
+}
+
+
+def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
+    """The page without charts of values that are not known on this machine, for `SummaryWriter.add_custom_scalars`."""
+    empty = [_chart(tag) for tag in unknown]
+    return {
+        group: {title: chart for title, chart in charts.items() if chart not in empty}
+        for group, charts in LAYOUT.items()
+    }
+
+
+def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
+    """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
+
+    The table finds out by itself which settings differ between runs, and shows those first.
+    """
+    if newest_events(run) is None:
+        return
+    from torch.utils.tensorboard.summary import hparams
+
+    pass
+
+    plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
+    _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
+    values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
+    cut_events(run, step)  # a row that was written before the run's end was
+    # As of a later step, so that the row is cut off where the run goes on.
+    for at, summary in ((step + 1, begun), (step, Summary(value=values)), (step + 1, ended)):
+        append(run, at, summary)
+
+
+def newest_events(run: Path) -> Path | None:
+    """The file that TensorBoard reads last of a run; None where nothing is written for it."""
+    files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
+    return max(files, key=lambda file: file.name, default=None)
+
+
+def append(run: Path, step: int, summary: Summary) -> None:
+    """Write what there is to say of a run after its training, when its loggers have closed their files."""
+    newest = newest_events(run)
+    if newest is not None:
+        with open(newest, "ab") as file:
+            event = Event(wall_time=time.time(), step=step, summary=summary)
+            RecordWriter(file).write(event.SerializeToString())
+
+
+def cut_events(run: Path, step: int) -> None:
+    """Cut off what a killed process logged for TensorBoard after `step`, and records that are not whole.
+
+    A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
+    """
+    for file in run.glob("events.out.tfevents.*"):
+        if file.is_symlink():
+            continue
+        with open(file, "r+b") as events:
+            end, size = 0, os.fstat(events.fileno()).st_size
+            while len(head := events.read(12)) == 12:
+                (length,) = struct.unpack("<Q", head[:8])
+                if events.tell() + length + 4 > size:
+                    break
+                try:
+                    event = Event.FromString(events.read(length + 4)[:-4])
+                except DecodeError:
+                    break
+                if event.step > step:
+                    break
+                end = events.tell()
+            events.truncate(end)
+
+
+def as_markdown(samples: list[tuple[str, str]]) -> str:
+    """Prompts and the texts that go on from them, as TensorBoard shows them character by character.
+
+    Every character that is no letter or digit of ASCII is written as a number: neither Markdown nor HTML finds anything
+    in it to interpret. What cannot be seen, but for new lines, spaces and tabs, is shown by a stand-in.
+    """
+
+    def block(text: str) -> str:
+        shown = (each if each in "\n\t " else visible(each) for each in text)
+        coded = (each if each.isascii() and each.isalnum() else f"&#{ord(each)};" for part in shown for each in part)
+        return f"<pre><code>{''.join(coded)}</code></pre>"
+
+    parts = []
+    for prompt, text in samples:
+        parts += ["**prompt**", block(prompt), "**the model goes on**", block(text)]
+    return "\n\n".join(parts)

@@ -1,0 +1,210 @@
+"""What a search may try: ranges as typed, checked at both ends."""
+
+from base import run_directory
+from base.errors import InputError
+from base.options import allowed
+from base.options import check_value
+from base.options import shown
+from collections.abc import Mapping
+from conf.keys import CONF
+from conf.keys import HOW
+from conf.keys import PLUGINS
+from conf.keys import fields
+from conf.overrides import check_overrides
+from conf.schema import SearchConfig
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
+from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import RangeSweep
+from pathlib import Path
+from sweeps.grid import check_sweep
+from sweeps.trial import Trial
+from typing import Any
+import hashlib
+import importlib.util
+import json
+import math
+import typing
+import yaml
+
+GROUP = "hparams_search"
+
+
+def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
+    """Take what concerns the search itself out of what was typed.
+
+    Returns:
+        The search, None where none was asked for, and the other arguments.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
+    check_overrides(own, {})
+    typed = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(own)}
+    choice = typed.pop(GROUP, None)
+    if choice is None:
+        if typed:
+            raise ValueError(f"{next(iter(typed))}: goes with {GROUP}=default")
+        return None, [argument for argument in arguments if argument not in own]
+    file = CONF / GROUP / f"{choice}.yaml"
+    values = yaml.safe_load(file.read_text("utf-8")) | {key.partition(".")[2]: value for key, value in typed.items()}
+    try:
+        return SearchConfig(**values), [argument for argument in arguments if argument not in own]
+    except TypeError as error:
+        raise ValueError(f"{GROUP}={choice}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of one key that a search may take.
+
+    Attributes:
+        text: it, as in `choice(2,4)`.
+        low: the first value, as it is typed.
+        high: the last value.
+        kind: name of one of Optuna's distributions.
+        arguments: of that.
+    """
+
+    text: str
+    low: str
+    high: str
+    kind: str
+    arguments: Mapping[str, Any]
+
+
+def make_range(override: Override) -> Range:
+    """Read a range, and check both of its ends.
+
+    Raises:
+        ValueError: it is no range that can be searched, in one line.
+    """
+    key, text, value = override.get_key_element(), str(override.input_line), override.value()
+    hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
+    metadata = field.metadata if field else {}
+    log = "log" in getattr(value, "tags", ())
+    if getattr(value, "shuffle", False):
+        raise ValueError(f"{text}: a search takes interval(a,b), range(a,b,step), choice(x,y) or tag(log,…) around one")
+    if isinstance(value, IntervalSweep):
+        numbers = [each for each in (typing.get_args(hint) or (hint,)) if each in (int, float)]
+        if not numbers:
+            raise ValueError(f"{text}: {key} takes {allowed(hint, metadata)}; list the values: {key}=choice(x,y)")
+        low, high = typing.cast(float, value.start), typing.cast(float, value.end)
+        if numbers == [int]:
+            low, high = math.ceil(low), math.floor(high)
+        for end in (low, high):
+            check_value(key, end, hint, metadata)
+        if not low < high:
+            raise ValueError(f"{text}: holds no values: its first end must be below its second")
+        kind = "IntDistribution" if numbers == [int] else "FloatDistribution"
+        arguments: dict[str, Any] = {"log": log}
+    else:
+        values: list[Any] = list(override.sweep_iterator())
+        if not values:
+            raise ValueError(f"{text}: holds no values")
+        texts = list(override.sweep_string_iterator())
+        if not isinstance(value, RangeSweep):
+            if log:
+                raise ValueError(f"{text}: tag(log,…) goes around interval(a,b)")
+            return Range(text, texts[0], texts[-1], "CategoricalDistribution", {"choices": texts})
+        low, high = values[0], values[-1]
+        kind = "IntDistribution" if isinstance(low, int) and isinstance(value.step, int) else "FloatDistribution"
+        arguments = {"step": value.step}
+    if log and low <= 0:
+        raise ValueError(f"{text}: tag(log,…) needs a first end above 0")
+    return Range(text, as_typed(low), as_typed(high), kind, {"low": low, "high": high, **arguments})
+
+
+def as_typed(value: Any) -> str:
+    """A proposed value as one would type it; six digits are what a person reads."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that has been checked.
+
+    Attributes:
+        name: of its directory.
+        config: how it goes about.
+        space: the ranges, by key.
+        fixed: overrides that are the same for all trials.
+        literal: those whose values are taken as they are.
+        workers: how many trials run at a time.
+    """
+
+    name: str
+    config: SearchConfig
+    space: Mapping[str, Range]
+    fixed: tuple[str, ...]
+    literal: tuple[str, ...]
+    workers: int
+
+    @property
+    def directory(self) -> Path:
+        """Its directory."""
+        return run_directory.RUNS / self.name
+
+    def corners(self) -> list[list[str]]:
+        """The overrides, without literals, of a trial with all first values, and of one with all last ones."""
+        ends = [[f"{key}={getattr(each, end)}" for key, each in self.space.items()] for end in ("low", "high")]
+        return [[*self.fixed, *end] for end in ends]
+
+    def trial(self, number: int, proposed: Mapping[str, Any]) -> Trial:
+        """The trial with a number and the values proposed for it."""
+        values = {key: as_typed(value) for key, value in proposed.items()}
+        overrides = (*self.fixed, *(f"{key}={value}" for key, value in values.items()), *self.literal)
+        return Trial(self.name, f"trial-{number:03}", overrides, values, number)
+
+
+def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> Search:
+    """Put together what a search may try.
+
+    Raises:
+        ValueError: what is wrong, in one line.
+    """
+    parser = OverridesParser.create()
+    given = {override.key_or_group: override for override in parser.parse_overrides(arguments)}
+    if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
+        raise InputError(
+            "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
+        )
+    for key in set(given) & HOW:
+        if given[key].is_sweep_override():
+            raise InputError(f"{key}: is the same for all trials of a search")
+    workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given and key not in literals]
+    check_overrides(ranges, {}, search=True)
+    swept = [*parser.parse_overrides(ranges), *(each for each in given.values() if each.is_sweep_override())]
+    for override in swept:
+        if not override.is_sweep_override():
+            raise InputError(f"{GROUP}: {override.input_line} is no range such as interval(a,b) or choice(x,y)")
+    space = {each.get_key_element(): make_range(each) for each in swept}
+    if not space:
+        raise InputError(f"{GROUP}: nothing is left to search: every key of the space is fixed")
+    fixed = tuple(str(each.input_line) for each in given.values() if not each.is_sweep_override())
+    literal = tuple(f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW)
+    if importlib.util.find_spec("optuna") is None:
+        raise InputError(f"{GROUP}: needs optuna: pip install -c constraints.txt -e '.[search]'")
+    search = Search(literals.get("name") or "", config, space, fixed, literal, workers)
+    if not search.name:
+        digest = hashlib.sha256(json.dumps(kept(search, None)).encode("utf-8", "surrogateescape")).hexdigest()
+        search = replace(search, name=f"search-{digest[:6]}")
+    check_sweep([each.text for each in space.values()], {**literals, "name": search.name})
+    return search
+
+
+def kept(search: Search, text: str | None) -> dict[str, Any]:
+    """What must be as it was for a search to go on, as the study keeps it, with the fingerprint of the text."""
+    how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
+    fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
+    return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}
+
+
+def described(trial: Trial) -> str:
+    """What was proposed for a trial, as it is typed."""
+    return " ".join(f"{key}={value}" for key, value in trial.varied.items())

@@ -1,0 +1,96 @@
+"""Trials of a sweep as SLURM jobs, which submitit submits."""
+
+from base.errors import InputError
+from base.errors import one_line
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from sweeps.trial import Outcome
+from sweeps.trial import Trial
+from sweeps.trial_processes import receiving
+from sweeps.trial_processes import run_trials
+from typing import Any
+import io
+import os
+import signal
+import time
+
+SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
+MANY = 10**6  # times that a job may come to the end of its time
+
+
+def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
+    """Make what submits jobs, which keeps its files in `folder`.
+
+    Raises:
+        InputError: submitit or SLURM is not there, or takes no such key or value.
+    """
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise InputError("launcher=slurm: needs submitit; pip install -c constraints.txt -e '.[launcher]'") from None
+    for key in {"nodes", "tasks_per_node"} & set(launcher):
+        raise InputError(f"launcher.{key}: a trial is one task, which starts a process for each of trainer.devices")
+    try:
+        executor = submitit.AutoExecutor(folder, "slurm", slurm_max_num_timeout=MANY)
+        executor.update_parameters(**{key if key in SHARED else f"slurm_{key}": launcher[key] for key in launcher})
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"launcher=slurm: {one_line(error)[:300]}") from None
+    return executor
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it."""
+
+    trial: Trial
+
+    def __call__(self) -> Outcome | None:
+        """Run the trial; at the end of the job's time it saves, and the job is queued again."""
+        told: list[Outcome] = []
+        received = run_trials(iter([self.trial]), 1, lambda _, result: told.append(result))
+        if received == signal.SIGUSR2:
+            signal.raise_signal(received)  # submitit's own handler
+        return told[0] if told else None
+
+    def checkpoint(self) -> Any:
+        """What submitit queues again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial, Outcome], None]) -> int | None:
+    """Run trials as jobs and wait for them, as `run_trials` does; a signal cancels those that run.
+
+    Raises:
+        InputError: the cluster takes no such jobs.
+    """
+    # Jobs start where this process did, and import this module.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    jobs: dict[Any, Trial] = {}
+    cancelled = False
+    with receiving() as received:
+        if some := [] if received else list(trials):
+            try:
+                with redirect_stderr(io.StringIO()), executor.batch():
+                    submitted = [executor.submit(Job(trial)) for trial in some]
+            except RuntimeError as refusal:  # what sbatch says
+                raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
+            jobs |= zip(submitted, some, strict=True)
+        while jobs:
+            if received and not cancelled:
+                cancelled = True
+                for job in jobs:
+                    job.cancel()
+            time.sleep(0.1)
+            for job in [each for each in jobs if each.done()]:
+                trial, error = jobs.pop(job), job.exception()
+                if error is None and job.result() is None:
+                    continue  # another process had it in hand, as the job's output says
+                failed = Outcome("interrupted") if cancelled else Outcome("failed", one_line(error)[:200])
+                ended(trial, failed if error is not None else job.result())
+    return received[0] if received else None

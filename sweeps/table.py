@@ -1,0 +1,103 @@
+"""sweep.csv, the leaderboard and the last lines of a sweep."""
+
+from base import processes
+from base import run_directory
+from base.files import write_text
+from base.options import shown
+from base.progress import clock
+from base.progress import say
+from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
+from sweeps.trial import Outcome
+from sweeps.trial import Trial
+import csv
+import io
+import os
+import shlex
+import signal
+import sys
+
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
+SHOWN = 20  # trials on the leaderboard
+
+
+def rows(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
+    """The table of a sweep, the best trial first: those of this command, and those that are there from before."""
+    directory = run_directory.RUNS / sweep
+    try:
+        with open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
+            before = [row for row in csv.DictReader(file) if Path(row.get("directory", "")).is_dir()]
+    except OSError:
+        before = []
+    varied = {row["directory"]: {key: value for key, value in row.items() if key not in RESULTS} for row in before}
+    varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
+    table = []
+    for path, settings in varied.items():
+        summary = run_directory.summary_of(Path(path))
+        ended = outcomes.get(Path(path).name)
+        status = ended.status if ended else summary.get("status", "waiting")
+        results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
+        table.append(settings | results | {"status": str(status), "directory": path})
+    return sorted(table, key=lambda row: run_directory.rank_of(Path(row["directory"])))
+
+
+def write_table(sweep: str, table: list[dict[str, str]]) -> None:
+    """Write `sweep.csv`."""
+    settings = dict.fromkeys(key for row in table for key in row if key not in RESULTS)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*settings, *RESULTS], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_text(run_directory.RUNS / sweep / "sweep.csv", text.getvalue())
+
+
+def leaderboard(table: list[dict[str, str]]) -> str:
+    """The table for people: the best trials, with what sets them apart and what came of them."""
+    settings = list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
+    lines = [[*settings, "loss", "bpc", "test loss", "parameters", "time"]]
+    for row in table[:SHOWN]:
+        losses = [f"{float(row[key]):.4f}" if row[key] else "" for key in ("val_loss", "val_bpc", "test_loss")]
+        if not losses[0]:
+            losses[0] = row["status"]
+        weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
+        seconds = clock(float(row["seconds"])) if row["seconds"] else ""
+        lines.append([*(row.get(key, "") for key in settings), *losses, weights, seconds])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    more = [f"and {len(table) - SHOWN} more"] if len(table) > SHOWN else []
+    return "\n".join([*shown, *more])
+
+
+def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
+    """Show what came of several trials.
+
+    Returns:
+        The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
+    """
+    if results:
+        say(f"\n{leaderboard(results)}\n")
+        if results[0]["val_loss"]:
+            say(f"more text  python sample.py {shlex.quote(results[0]['directory'])}")
+        say(f"watch      tensorboard --logdir {shlex.quote(str(table.parent))}")
+    say(f"table      {table}")
+    if received is not None:
+        if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
+            processes.requeue()
+        else:
+            say("stopped    the same command goes on")
+        return 128 + received
+    if failed:
+        print(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def describe(trial: Trial, result: Outcome) -> str:
+    """How a trial has ended, in one line."""
+    if result.status == "failed":
+        return f"failed: {result.reason} ({trial.directory / 'console.log'})"
+    summary = run_directory.summary_of(trial.directory)
+    if summary.get("val_loss") is None:
+        return result.status
+    loss, bits = summary["val_loss"], summary["val_bpc"]
+    return f"{result.status} in {clock(summary['seconds'])}, validation loss {loss:.4f}, {bits:.4f} bits per character"

@@ -1,0 +1,123 @@
+"""One trial of a sweep: its name, its command, and whether it has finished."""
+
+from base import run_directory
+from base.errors import InputError
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from conf.keys import HOW
+from conf.resume import changed
+from conf.resume import read_config
+from conf.schema import Config
+from dataclasses import dataclass
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from pathlib import Path
+import hashlib
+import re
+import sys
+
+TRAIN = Path(__file__).parents[1] / "train.py"
+LONGEST = 100  # characters of a trial's name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        sweep: the sweep's name.
+        name: the trial's own.
+        overrides: its settings as they are typed.
+        varied: those that set it apart from other trials, value by key.
+        number: in the study of a search; None in a sweep.
+    """
+
+    sweep: str
+    name: str
+    overrides: tuple[str, ...]
+    varied: Mapping[str, str]
+    number: int | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Its run directory."""
+        return run_directory.RUNS / self.sweep / self.name
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts it or goes on with it."""
+        return [sys.executable, str(TRAIN), *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
+
+
+def sweep_name(arguments: Iterable[str]) -> str:
+    """The name of a sweep that was given none: equal for equal settings, in whatever order they are typed."""
+    settings = sorted(argument for argument in arguments if group(argument) not in HOW)
+    return f"sweep-{_hash(settings)}"
+
+
+def trial_name(varied: Mapping[str, str]) -> str:
+    """A name for a directory that says what sets a trial apart, with a hash where not all of it fits into one."""
+    parts = [f"{key}={value}" for key, value in varied.items()]
+    safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
+    name = ",".join(safe)
+    if name == ",".join(parts) and len(name) <= LONGEST:
+        return name
+    return f"{name[:LONGEST]}_{_hash(parts)}"
+
+
+def group(argument: str) -> str:
+    """`launcher` of `+launcher.qos=x`."""
+    return re.split("[.=]", argument.lstrip("+"), maxsplit=1)[0]
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:6]
+
+
+def varied_keys(arguments: Iterable[str]) -> list[str]:
+    """The keys of typed overrides that have several values, as they are typed; all of them where none has."""
+    parsed = OverridesParser.create().parse_overrides(list(arguments))
+    several = [each.get_key_element() for each in parsed if each.is_sweep_override()]
+    return several or [key for each in parsed if group(key := each.get_key_element()) not in HOW]
+
+
+def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
+    """Make the trial of a sweep that has these settings; the varied keys set it apart from others."""
+    values = dict(setting.partition("=")[::2] for setting in settings)
+    apart = {key: values[key] for key in varied}
+    own = tuple(setting for setting in settings if group(setting) not in ("workers", "launcher"))
+    return Trial(sweep, trial_name(dict(sorted(apart.items()))), own, apart)  # in whatever order they are typed
+
+
+def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
+    """Whether a trial has finished, in an earlier call.
+
+    Raises:
+        InputError: it is there with other settings, which are named.
+    """
+    if not (trial.directory / "config.yaml").exists():
+        return False
+    old = read_config(trial.directory)
+    if differing := changed(old, config, keys):
+        raise InputError(f"{trial.directory}: is another run; name=… begins another sweep: {'; '.join(differing)}")
+    finished = run_directory.summary_of(trial.directory).get("status") == "finished"
+    return finished and (config.minutes is not None or config.trainer.max_steps <= old.trainer.max_steps)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial has ended.
+
+    Attributes:
+        status: as in summary.json; `failed` where the process failed, `interrupted` where it was asked to stop.
+        reason: of a failure, in one line.
+        by_settings: whether it failed for its settings, and would again.
+    """
+
+    status: str
+    reason: str = ""
+    by_settings: bool = False
+
+
+Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]

@@ -1,0 +1,111 @@
+"""Run each trial in a process of its own: start, watch, signal and reap it."""
+
+from base import run_directory
+from base import run_lock
+from base.errors import one_line
+from base.processes import cpus
+from base.progress import say
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from sweeps.trial import Outcome
+from sweeps.trial import Trial
+from typing import Any
+import os
+import signal
+import subprocess
+import time
+
+STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
+
+
+def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
+    """Start the process of a trial, which is ended with this one. All that it prints is in its `console.log`.
+
+    The CPU's threads are divided among `workers` trials.
+    """
+    # To SLURM the sweep is the job: it asks for more time, and a trial starts its own further processes.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    environment["CHARGPT_SWEEP"] = str(os.getpid())
+    if trial.number is not None:
+        environment["CHARGPT_TRIAL"] = str(trial.number)
+    if workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // workers)))
+    trial.directory.mkdir(parents=True, exist_ok=True)
+    with open(trial.directory / "console.log", "ab") as console:
+        return subprocess.Popen(
+            trial.command,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
+        )
+
+
+def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
+    """How a trial has ended: by the exit status of its process and whether it was asked to stop."""
+    if status == 0:
+        return Outcome(str(run_directory.summary_of(trial.directory).get("status")))
+    if stopped:
+        return Outcome("interrupted")
+    if status < 0:
+        return Outcome("failed", f"killed by {signal.Signals(-status).name}")
+    lines = (trial.directory / "console.log").read_text("utf-8", "replace").split("\n")
+    said = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
+    refused = status == 2 and not list(trial.directory.glob("checkpoints/*.ckpt"))  # else it could be run before
+    diverged = run_directory.summary_of(trial.directory).get("status") == "diverged"
+    return Outcome("failed", said.removeprefix("train.py: "), by_settings=refused or diverged)
+
+
+def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
+    """Run trials to their end, so many at a time; a signal stops those that run and starts no more.
+
+    Args:
+        trials: asked for the next one only when a process is free for it, so that it may depend on what has ended. One
+            that another process has in hand is left to that.
+        workers: how many at a time.
+        ended: told of each end.
+
+    Returns:
+        The signal that was received, if any.
+    """
+    running: dict[subprocess.Popen, tuple[Trial, Any]] = {}
+    passed = 0
+    with receiving() as received:
+        try:
+            while True:
+                while not received and len(running) < workers and (trial := next(trials, None)):
+                    trial.directory.mkdir(parents=True, exist_ok=True)
+                    if claim := run_lock.claim(trial.directory):
+                        running[start(trial, workers)] = trial, claim
+                    else:
+                        say(f"{trial.directory}: another process has it in hand")
+                if not running:
+                    return received[0] if received else None
+                for number in received[passed:]:
+                    for process in running:  # a second Ctrl-C means more than a first
+                        process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+                passed = len(received)
+                time.sleep(0.05)
+                for process in [each for each in running if each.poll() is not None]:
+                    trial, claim = running.pop(process)
+                    result = outcome(trial, process.returncode, bool(received))
+                    claim.release()
+                    ended(trial, result)
+        finally:
+            for process in running:  # after an error here
+                process.kill()
+
+
+@contextmanager
+def receiving() -> Iterator[list[int]]:
+    """Take over the signals that stop a sweep; those that come are in the list."""
+    received: list[int] = []
+    numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,190 @@
+"""`minutes=N`: the best training that fits into a time, settled once before step 0.
+
+What comes out is an ordinary configuration (a model preset, a batch, a number of steps), which goes into config.yaml;
+nothing is measured again when the run is resumed.
+"""
+
+from base.errors import InputError
+from base.progress import Progress
+from collections.abc import Callable
+from conf.keys import presets
+from conf.schema import Config
+from dataclasses import dataclass
+from dataclasses import replace
+from gpt.config import ModelConfig
+from gpt.model import GPT
+from training.callbacks.samples import FINAL_SAMPLE_LENGTH
+from training.machine import Runtime
+from training.step_timing import Cost
+from training.step_timing import measure
+from typing import TYPE_CHECKING
+import math
+import time
+import torch
+
+if TYPE_CHECKING:
+    from data.text import Text
+    from training.module import LitGPT
+
+# A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
+# that has as many characters as it has weights: an estimate, not measured.
+CHARACTERS_PER_WEIGHT = 4.0
+# With more weights than this for each character of the text, and the text read this often, the model learns it by heart
+# and the validation loss rises again. Dropout prevents that. Seen with 0.8 million weights (docs/results.md): 180 KB of
+# text were learned by heart, 1 MB were not.
+WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
+# From so many steps on, half as many of twice the windows learn as much from as many characters and take less time
+# (docs/results.md).
+DOUBLED_FROM = 4000
+VALIDATIONS = 6  # in the whole run, fewer where they would take more than
+VALIDATING = 0.25  # of the time
+AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and what it costs."""
+
+    model: ModelConfig
+    steps: int  # 0 when there is no time for any
+    validations: int
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does besides its steps, in characters."""
+
+    validated: int  # at each validation
+    finally_evaluated: int
+    sampled_per_validation: int
+    finally_sampled: int
+
+    def seconds(self, cost: Cost, validations: int) -> float:
+        """How long all of it takes."""
+        evaluated = validations * self.validated + self.finally_evaluated
+        sampled = validations * self.sampled_per_validation + self.finally_sampled
+        return AROUND + evaluated * cost.evaluated + sampled * cost.sampled
+
+
+def plan(
+    left: Callable[[], float],
+    presets: list[ModelConfig],
+    measure: Callable[[ModelConfig], Cost],
+    work: Work,
+    characters_per_step: Callable[[ModelConfig], int],
+    vocabulary: int,
+    text: int,
+    interval: int | None = None,
+) -> Plan:
+    """Choose a preset, its dropout, a number of steps and one of validations.
+
+    Args:
+        left: seconds until the run should be over, as of now.
+        presets: from small to large; a single one is taken as it is.
+        measure: times one of them on this machine.
+        work: what the run does besides.
+        characters_per_step: how many characters a step trains on.
+        vocabulary: number of tokens.
+        text: characters to train on.
+        interval: steps between two validations, where the number of validations is not to be chosen.
+    """
+
+    def shape(config: ModelConfig) -> tuple[int, int]:
+        with torch.device("meta"):
+            model = GPT(config, vocabulary)
+        return model.flops_per_token(), model.num_parameters()
+
+    chosen = presets[0]
+    cost = measure(chosen)
+    flops_per_second = shape(chosen)[0] * characters_per_step(chosen) / cost.step
+    for larger in presets[1:]:
+        flops, parameters = shape(larger)
+        seen = left() * flops_per_second / flops
+        if min(seen / CHARACTERS_PER_WEIGHT, text) >= parameters:
+            chosen = larger
+    flops, parameters = shape(chosen)
+    seen = left() * flops_per_second / flops
+    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text and seen > READINGS * text:
+        chosen = replace(chosen, dropout=DROPOUT)
+    if chosen is not presets[0]:
+        cost = measure(chosen)
+    validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
+    validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATING * seconds), 1)
+    steps = int((seconds - work.seconds(cost, validations)) / cost.step)
+    if interval is not None:
+        steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / interval))
+        validations = max(1, steps // interval)
+    return Plan(chosen, max(0, steps), validations, cost)
+
+
+def turn_dial(
+    config: Config, keys: list[str], text: "Text", choices: Runtime, make_module: "Callable[[], LitGPT]", started: float
+) -> str:
+    """Settle what `minutes` leaves open, in `config`: the preset, the batch, the steps, how often to validate.
+
+    Returns:
+        A line that says what was settled and from what.
+
+    Raises:
+        InputError: there is more than one device, or no time for a step.
+    """
+    import torch
+
+    from data.batches import VALIDATION_CHARACTERS
+    from data.datamodule import TextDataModule
+    from training.callbacks import samples
+    from training.step_timing import Cost, EVALUATED, measure
+
+    minutes = config.minutes
+    assert minutes is not None
+    if choices.devices > 1:
+        raise InputError(f"minutes={minutes:g}: is for one device; trainer.devices=1, or trainer.max_steps=N")
+
+    def measured(model: "ModelConfig") -> Cost:
+        config.model = model
+        data = TextDataModule(text, config.data, model.context, config.seed)
+        where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
+        some = torch.from_numpy(text.train[: max(EVALUATED, model.context)].astype("int64"))
+        return measure(make_module(), data, some, **where)
+
+    def left() -> float:
+        return started + 60 * minutes - time.perf_counter()
+
+    validated = min(VALIDATION_CHARACTERS, len(text.validation))
+    work = Work(
+        validated=validated,
+        finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
+        sampled_per_validation=len(samples.TEMPERATURES) * samples.SAMPLE_LENGTH if config.logger else 0,
+        finally_sampled=FINAL_SAMPLE_LENGTH,
+    )
+    first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
+    print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
+
+    def settle(models: "list[ModelConfig]") -> Plan:
+        with Progress("timing"):
+            return plan(
+                left,
+                models,
+                measured,
+                work,
+                lambda model: config.data.batch * model.context,
+                text.tokenizer.size,
+                len(text.train),
+                config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
+            )
+
+    given = config.init_from is not None or any(key.startswith("model.") for key in keys)
+    settled = settle([config.model] if given else presets())
+    if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
+        config.data.batch *= 2
+        settled = settle([settled.model])
+    config.model = settled.model
+    if settled.steps < 1:
+        # In hundredths, rounded up; a machine that is busier next time may still refuse it.
+        needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
+        raise InputError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:g}")
+    config.trainer.max_steps = settled.steps
+    if "trainer.val_check_interval" not in keys:
+        config.trainer.val_check_interval = -(-settled.steps // settled.validations)
+    return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"

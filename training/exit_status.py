@@ -1,0 +1,74 @@
+"""Run one configuration, and turn how it ended into a message and an exit status."""
+
+from base import processes
+from base import run_directory
+from base import run_lock
+from base.errors import InputError
+from base.errors import one_line
+from conf.schema import Config
+from training.errors import RunFailed
+from training.run import main
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+
+REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
+
+
+def run_one(typed: Config, keys: list[str], started: float) -> int:
+    """Run one configuration and turn how it ended into an exit status."""
+    status = 1
+    try:
+        main(typed, keys, started)
+        status = 0
+    except InputError as error:
+        status = refuse(error)
+    except Exception as error:
+        known = explain(error)
+        if known is None:
+            traceback.print_exc() if processes.started_by_another_rank() else None  # before this process is ended
+            raise
+        status = known
+    finally:
+        run_directory.forget_name()
+        run_lock.let_go()
+        if status and processes.started_by_another_rank() and "lightning" in sys.modules:
+            from training.strategy import end_parent
+
+            end_parent()
+    return status
+
+
+def refuse(error: Exception) -> int:
+    """Answer wrong input in one line, which of several processes the first writes."""
+    where = ""
+    if not isinstance(error, processes.JobError) and processes.launched() and processes.rank():
+        time.sleep(REFUSAL)  # what is wrong for all, rank 0 has said, and all are ended
+        where = f"rank {processes.rank()} on {platform.node()}: "
+    print(f"train.py: {where}{one_line(error)}", file=sys.stderr)
+    return 2
+
+
+def explain(error: Exception) -> int | None:
+    """Answer what went wrong in the world; None for a failure of our own."""
+    if isinstance(error, OSError):
+        print(f"train.py: {one_line(error)}", file=sys.stderr)
+        return 1
+    if "lightning" not in sys.modules:
+        return None
+    from training.errors import Stopped
+    from training.errors import Diverged
+
+    if isinstance(error, Diverged | RunFailed):
+        if processes.first_here():  # it is much the same for all
+            print(f"train.py: {error}", file=sys.stderr)
+        return 1
+    if not isinstance(error, Stopped):
+        return None
+    if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and processes.rank() == 0:
+        processes.requeue()
+    # What rank 0 leaves with counts; it must not be taken for one whose processes fail.
+    return 0 if processes.started_by_another_rank() else 128 + error.number

@@ -1,0 +1,42 @@
+"""The trained model that a fresh run starts from."""
+
+from base import run_directory
+from base.errors import InputError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
+
+
+
+@dataclass(frozen=True)
+class InitModel:
+    """The trained model that a fresh run starts from."""
+
+    path: Path
+    model: "GPT"
+    meta: dict[str, Any]
+
+    @property
+    def characters(self) -> str:
+        """Those of its vocabulary; none where tokens are bytes."""
+        return self.meta["vocabulary"].get("characters", "")
+
+
+def load_start(init_from: str) -> InitModel:
+    """Load the model that `init_from` means: a model file, a run directory or the name of a run.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    try:
+        path = run_directory.find_model(init_from)
+
+        from gpt.checkpoint import load_checkpoint
+
+        return InitModel(path, *load_checkpoint(path))
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from None

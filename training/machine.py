@@ -1,0 +1,209 @@
+"""Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
+
+from base.errors import InputError
+from base.options import shown
+from conf.resume import settings
+from conf.schema import Config
+from dataclasses import dataclass
+from gpt.cuda_graph import Recorder
+from gpt.cuda_graph import record
+from pathlib import Path
+from training.devices import rows_per_device
+from typing import Any
+from typing import TYPE_CHECKING
+import ctypes
+import hashlib
+import json
+import platform
+import shutil
+import sys
+import sysconfig
+import torch
+
+if TYPE_CHECKING:
+    from data.text import Text
+    from gpt.model import GPT
+
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
+
+
+def device_kind(accelerator: str) -> str:
+    """The kind of device, `cuda`, `mps` or `cpu`, that `trainer.accelerator` leads to.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
+    if not wanted or wanted[0] not in present:
+        raise ValueError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
+    return wanted[0]
+
+
+def choose_precision(precision: str, device: str) -> tuple[str, str]:
+    """Resolve `trainer.precision=auto` by what the hardware says of itself, so that the choice repeats.
+
+    Returns:
+        The precision and the reason for it.
+    """
+    if precision != "auto":
+        return precision, "as asked"
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", "the GPU has bf16"
+        return "32-true", "the GPU has no bf16"
+    if device == "cpu":
+        flags = torch.cpu.get_capabilities()
+        for flag in ("amx_bf16", "avx512_bf16"):
+            if flags.get(flag):
+                return "bf16-mixed", f"the CPU has {flag}"
+        return "32-true", "the CPU has no bf16 arithmetic"
+    return "32-true", "bf16 was not tried on this device"
+
+
+def world_size(devices: Any, num_nodes: int, device: str) -> int:
+    """How many devices share the work, by `trainer.devices` and `trainer.num_nodes`, before any of them is asked."""
+    if devices == "auto":
+        devices = torch.cuda.device_count() if device == "cuda" else 1
+    count = len(devices) if isinstance(devices, list) else devices
+    return count * num_nodes
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What of this machine the bits of a training step depend on."""
+    if device == "cpu":
+        amx = torch.cpu.get_capabilities().get("amx_bf16")
+        device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
+    elif device == "cuda":
+        device += f" {torch.cuda.get_device_name()}"
+    return {"torch": str(torch.__version__), "device": device, "threads": torch.get_num_threads()}
+
+
+def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]:
+    """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU from `COMPILE_FROM` on.
+
+    Args:
+        compile: `auto`, `true`, `false` or `graph`.
+        device: the kind of device.
+        seconds: how long the run is expected to be, see `expected_seconds`.
+
+    Returns:
+        `true`, `false` or `graph`, and the reason.
+
+    Raises:
+        ValueError: `compile=true` on a machine without what compiling needs, or `compile=graph` without CUDA.
+    """
+    if compile == "graph" and device != "cuda":
+        raise ValueError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
+    missing = missing_to_compile() if device in ("cpu", "cuda") else ""
+    if compile == "auto":
+        if sys.platform != "linux":
+            return "false", "compiling was not tried on this system"
+        if missing:
+            return "false", f"there is no {missing}"
+        if device == "cuda":
+            return "true", "pays on a GPU"
+        if seconds < COMPILE_FROM:
+            return "false", f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
+        return "true", "pays in a run this long"
+    if compile != "false" and missing:
+        raise ValueError(f"compile={compile}: there is no {missing}; compile=false goes without")
+    return compile, "as asked"
+
+
+def choose_recorder(compile: str, devices: int, looked_into: bool) -> Recorder | None:
+    """What captures a whole step: with `compile=graph` on one GPU, unless something looks into its steps."""
+    return record if compile == "graph" and devices == 1 and not looked_into else None
+
+
+def missing_to_compile() -> str:
+    """What compiling lacks on this machine, also that for a GPU; empty when nothing is missing."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "C++ compiler, such as g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h, which packages such as python3-dev bring"
+    return ""
+
+
+def expected_seconds(flops: float) -> float:
+    """How long so many operations take on two cores of a laptop; a constant rate, so that what follows repeats."""
+    return flops / 1.5e11
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the blocks that a training step frees, for the next step to take.
+
+    By default it gives large ones back to the system, which fills every page with zeros when they are
+    asked for again (docs/results.md has what that costs). Other systems are left as they are.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+        libc.mallopt(trim_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)  # the most that old versions take
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What was chosen for this machine, each with the reason."""
+
+    device: str
+    devices: int  # over all machines
+    why_precision: str
+    compile: str  # as it was chosen; where that fails, `config` has what is done instead
+    why_compiled: str
+
+
+def choose(config: Config, text: "Text") -> Runtime:
+    """Settle what depends on the machine; what config.yaml keeps of it is written into `config`.
+
+    Raises:
+        InputError: this machine cannot do what was asked.
+    """
+    pass
+
+    try:
+        device = device_kind(config.trainer.accelerator)
+        precision, why_precision = choose_precision(config.trainer.precision, device)
+        if device == "cpu" and isinstance(config.trainer.devices, list):
+            raise ValueError(
+                f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many"
+            )
+        seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
+        compile, why_compiled = choose_compile(config.compile, device, seconds)
+    except ValueError as error:
+        raise InputError(error) from None
+    devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
+    rows_per_device(config, devices)  # raises where the batch cannot be shared out
+    config.trainer.precision, config.compile = precision, compile
+    return Runtime(device, devices, why_precision, compile, why_compiled)
+
+
+def conditions(config: Config, text: "Text", choices: Runtime) -> dict[str, Any]:
+    """All that the bits of a run depend on, by name, as plain data."""
+    pass
+
+    sharded = config.trainer.strategy == "fsdp" and choices.devices > 1
+    vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
+    return settings(config) | {
+        "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
+        "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
+        "world_size": f"{choices.devices} with fsdp" if sharded else choices.devices,
+        **machine(choices.device),
+    }
+
+
+def untrained(config: Config, text: "Text") -> "GPT":
+    """The model that a configuration describes, without its numbers."""
+    import torch
+
+    from gpt.model import GPT
+
+    with torch.device("meta"):
+        return GPT(config.model, text.tokenizer.size)
+
+
+def flops(config: Config, text: "Text") -> float:
+    """Floating-point operations of all steps of a run."""
+    per_token = untrained(config, text).flops_per_token()
+    return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context

@@ -1,0 +1,45 @@
+"""What a GPU could compute at best, to say which share of it training reaches (MFU)."""
+
+import re
+import torch
+
+# TFLOP/s by the name that CUDA gives a device: of dense bf16 products that add up in fp32 (data sheets print twice as
+# many, for matrices half of which are zeros), and of fp32 without TF32, which is not used here.
+# None: the device has none, or the makers name several figures.
+# Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
+# papers on GA102 and Ada, appendix A.
+TFLOPS: dict[str, tuple[float | None, float | None]] = {
+    r"B200": (2250, None),
+    r"H200|GH200 480GB|H100 80GB HBM3": (989.4, 66.9),
+    r"H100 PCIe": (756, 51),
+    r"A100-SXM4-(40|80)GB|A100-PCIE-40GB|A100 80GB PCIe": (312, 19.5),
+    r"L40S": (362, 91.6),
+    r"L4": (121, 30.3),
+    r"A10": (125, 31.2),
+    r"GeForce RTX 4090": (165.2, 82.6),
+    r"GeForce RTX 3090": (71, 35.6),
+    r"Tesla V100-SXM2-(16|32)GB": (None, 15.7),
+    r"Tesla V100-PCIE-(16|32)GB": (None, 14),
+    r"Tesla T4": (None, 8.1),
+}
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the most FLOP/s that one device could reach in matrix products, by its data sheet.
+
+    Returns:
+        None where it is not known, as of CPUs.
+    """
+    dtype = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}.get(precision)
+    if device.type == "cuda" and dtype:
+        return known_peak(torch.cuda.get_device_name(device), dtype)
+    return None
+
+
+def known_peak(name: str, dtype: torch.dtype) -> float | None:
+    """FLOP/s of a GPU in bf16 or fp32, by its whole name; None for a part of one (MIG) and for others of like names."""
+    for pattern, (bf16, fp32) in TFLOPS.items():
+        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
+            tflops = bf16 if dtype == torch.bfloat16 else fp32
+            return tflops and tflops * 1e12
+    return None

@@ -1,0 +1,87 @@
+"""Where the time of a training step goes: Lightning's own profilers, or a few steps operator by operator."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from lightning.pytorch.profilers import AdvancedProfiler
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.profilers import SimpleProfiler
+from pathlib import Path
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile
+from typing import Any
+import lightning as L
+import os
+import torch
+
+SKIPPED = 10  # steps before those that are recorded: the first are slower, and may compile
+RECORDED = 3
+ROWS = 20  # operators in the table
+
+
+def make_profiler(kind: str, run: Path) -> tuple[Profiler, Path]:
+    """Make Lightning's profiler by hook (`simple`) or function (`advanced`); return it and the file that it writes."""
+    profilers = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
+    return profilers[kind](dirpath=run, filename="profile"), run / "fit-profile.txt"
+
+
+class StepProfiler(L.Callback):
+    """Record a few steps with `torch.profiler`: a table of operators in the log, and a trace for Perfetto.
+
+    Recording ends early at a validation, and where the run ends. It must come before the callbacks that save.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self.say = path, say
+        self.recorder: profile | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Choose the steps; of a run that has few left, the last."""
+        self.first = trainer.global_step + min(SKIPPED, max(0, trainer.max_steps - trainer.global_step - RECORDED))
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Begin with the first of them."""
+        if trainer.global_step == self.first:
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+            self.recorder = profile(activities=activities, record_shapes=True)
+            with _quiet():
+                self.recorder.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        """End with the last of them."""
+        if trainer.global_step == self.first + RECORDED:
+            self._end()
+
+    def on_validation_start(self, *_: Any) -> None:
+        """End what is recorded before what is no step."""
+        self._end()
+
+    def on_train_end(self, *_: Any) -> None:
+        """End with the run."""
+        self._end()
+
+    def on_exception(self, *_: Any) -> None:
+        """End with a run that is stopped."""
+        self._end()
+
+    def _end(self) -> None:
+        recorder, self.recorder = self.recorder, None
+        if recorder:
+            with _quiet():
+                recorder.stop()
+            recorder.export_chrome_trace(str(self.path))
+            order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+            self.say(recorder.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=40))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the lines of torch's profiler, which C++ writes to stderr, off the terminal."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
