@@ -1,19 +1,17 @@
 """Take a model elsewhere: `python export.py MODEL --to onnx model.onnx`."""
 
-from base import run_directory
-from base.command_line import Parser
-from base.command_line import answer
-from base.errors import InputError
-from base.errors import printable
-from base.files import atomic
-from base.progress import Progress
-from gpt.export.formats import FORMATS
-from importlib import import_module
-from pathlib import Path
 import argparse
 import os
 import sys
+from importlib import import_module
+from pathlib import Path
 
+from base import run_directory
+from base.command_line import Parser, answer
+from base.errors import InputError, printable
+from base.files import atomic
+from base.progress import Progress
+from gpt.export.formats import FORMATS
 
 
 def cli(arguments: list[str] | None = None) -> int:

@@ -1,31 +1,20 @@
 """Write text with a trained model: `python sample.py`, or `python sample.py MODEL --prompt "def "`."""
 
-from base import run_directory
-from base.command_line import Parser
-from base.command_line import answer
-from base.command_line import device
-from base.command_line import number
-from base.command_line import writing_to
-from base.errors import InputError
-from base.errors import for_output
-from base.errors import nearest
-from base.errors import one_line
-from base.errors import printable
-from base.progress import Progress
-from base.progress import hidden
-from collections.abc import Iterator
-from contextlib import nullcontext
-from contextlib import suppress
-from gpt.inference.continuation import Continuation
-from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TextIO
 import argparse
 import io
 import json
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from base import run_directory
+from base.command_line import Parser, answer, device, number, writing_to
+from base.errors import InputError, for_output, nearest, one_line, printable
+from base.progress import Progress, hidden
+from gpt.inference.continuation import Continuation
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer

@@ -1,36 +1,20 @@
 """How surprised is a model? `python score.py MODEL FILE`: nats and bits per character, bits per byte, exactly."""
 
-from base import run_directory
-from base.command_line import Parser
-from base.command_line import answer
-from base.command_line import device
-from base.command_line import number
-from base.command_line import writing_to
-from base.errors import InputError
-from base.errors import nearest
-from base.progress import hidden
-from contextlib import nullcontext
-from pathlib import Path
-from reports.score_lines import Differences
-from reports.score_lines import count
-from reports.score_lines import difference
-from reports.score_lines import figures
-from reports.score_lines import json_lines
-from reports.score_lines import row
-from reports.scoring import Reader
-from reports.scoring import called
-from reports.scoring import describe
-from reports.scoring import measure
-from reports.scoring import pieces
-from reports.scoring import read
-from reports.scoring import sizes
-from typing import TYPE_CHECKING
-from typing import TextIO
 import argparse
 import io
 import os
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from base import run_directory
+from base.command_line import Parser, answer, device, number, writing_to
+from base.errors import InputError, nearest
+from base.progress import hidden
+from reports.score_lines import Differences, count, difference, figures, json_lines, row
+from reports.scoring import Reader, called, describe, measure, pieces, read, sizes
 
 if TYPE_CHECKING:
     from gpt.evaluate import Score

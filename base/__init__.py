@@ -1,1 +1,1 @@
-"""What every other folder may use: files that are never half written. Imports nothing of the project."""
+"""Errors, options, files, processes: standard library, tqdm and filelock only."""

@@ -1,24 +1,16 @@
 """What the commands that work on a checkpoint share: sample.py, score.py and export.py. Imports nothing heavy."""
 
-from base.errors import InputError
-from base.errors import is_out_of_memory
-from base.errors import nearest
-from base.errors import one_line
-from base.files import atomic
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from contextlib import ExitStack
-from contextlib import contextmanager
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
-from typing import TextIO
 import argparse
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
 
+from base.errors import InputError, is_out_of_memory, nearest, one_line
+from base.files import atomic
 
 
 def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:

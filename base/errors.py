@@ -1,9 +1,8 @@
 """Errors that a user can mend, and how they are written on one line."""
 
+import difflib
 from collections.abc import Iterable
 from typing import TextIO
-import difflib
-
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,13 +1,11 @@
 """Write files and folders so that a reader finds either the old one or the whole new one."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
-from pathlib import Path
 import os
 import shutil
 import time
-
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """JSON and hashes as an HTML page without external files needs them."""
 
-from typing import Any
 import base64
 import hashlib
 import json
-
+from typing import Any
 
 
 def embedded(value: Any) -> str:

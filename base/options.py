@@ -1,16 +1,17 @@
 """Declare, check and describe the options of a configuration.
 
-A field is declared with `option(...)`. `check` enforces the declaration, `train.py --help` prints it, and error messages
-quote it.
+A field is declared with `option(...)`. `check` enforces the declaration, `train.py --help` prints it,
+and error messages quote it.
 """
 
-from base.errors import nearest
-from collections.abc import Sequence
-from typing import Any
 import dataclasses
 import sys
 import types
 import typing
+from collections.abc import Sequence
+from typing import Any
+
+from base.errors import InputError, nearest
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -129,7 +130,7 @@ def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, A
     """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
     if not fits(value, hint, metadata):
         near = nearest(str(value), metadata.get("choices", ()))
-        raise ValueError(f"{key}={shown(value)}: must be {allowed(hint, metadata)}{near}")
+        raise InputError(f"{key}={shown(value)}: must be {allowed(hint, metadata)}{near}")
 
 
 def check(config: Any, group: str = "") -> None:

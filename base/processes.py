@@ -4,8 +4,6 @@ torchrun starts them itself, on each machine; so does SLURM's srun. Otherwise Li
 for each further device of this machine. Imports nothing heavy.
 """
 
-from base.errors import InputError
-from base.errors import one_line
 import ctypes
 import multiprocessing
 import os
@@ -15,6 +13,7 @@ import subprocess
 import sys
 import threading
 
+from base.errors import InputError, one_line
 
 
 class JobError(InputError):

@@ -1,15 +1,13 @@
 """Shows how far slow work is: in a terminal from its third second on. Imports nothing heavy."""
 
-from base import processes
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from contextlib import suppress
-from typing import Any
 import os
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
+from base import processes
 
 
 def clock(seconds: float) -> str:

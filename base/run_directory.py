@@ -3,18 +3,18 @@
 Imports nothing heavy: a wrong name is answered before torch is loaded.
 """
 
-from base import processes
-from base.errors import InputError
-from base.errors import one_line
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 import hashlib
 import json
 import math
 import os
 import secrets
 import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from base import processes
+from base.errors import InputError, one_line
 
 RUNS = Path("runs")
 DEBUG = "debug-"  # a run whose name begins so gives way to the next of its name, and is never meant by none

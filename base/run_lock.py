@@ -1,9 +1,10 @@
 """Locks of run directories: one process trains in a run at a time."""
 
-from base import processes
-from base.run_directory import RunError
 from pathlib import Path
 from typing import Any
+
+from base import processes
+from base.run_directory import RunError
 
 _held: dict[Path, Any] = {}  # the run that this process works in, and its lock
 

@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.open_text import open_text  # noqa: E402
 from data.config import DataConfig  # noqa: E402
+from data.open_text import open_text  # noqa: E402
 
 WORDS = "the of and a to in is you that it he was for on are as with his they I".split()
 

@@ -26,7 +26,6 @@ or what there is); `sampling` and `stdlib` need none.
 - stdlib: `experiment=stdlib_gpu`, and the share of its samples that Python parses (benchmarks/parse_share.py).
 """
 
-from base import run_directory
 import hashlib
 import json
 import math
@@ -48,16 +47,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from base import run_directory
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(ROOT))
 
+from base.command_line import Parser, answer, number  # noqa: E402
+from base.errors import InputError, nearest  # noqa: E402
 from base.files import write_text  # noqa: E402
 from benchmarks.time_to_loss import ours, train  # noqa: E402
 from benchmarks.train_speed import spread  # noqa: E402
-from base.command_line import Parser, answer, number  # noqa: E402
-from base.errors import InputError, nearest  # noqa: E402
-from base import run_directory  # noqa: E402
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,6 @@ in two ways: at its last line break, in the middle of whatever statement, text o
 blank line, where fewer are open. The places are evenly spaced among all there are. Intervals are Wilson's.
 """
 
-from base import run_directory
 import argparse
 import ast
 import re
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from base import run_directory
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from base.command_line import Parser, answer, number  # noqa: E402
@@ -26,7 +27,6 @@ from base.errors import InputError  # noqa: E402
 from conf.schema import from_yaml  # noqa: E402
 from data.open_text import open_text
 from data.text import Text  # noqa: E402
-from base import run_directory  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
 from gpt.inference.generate import generate  # noqa: E402
 from gpt.model import GPT  # noqa: E402

@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from conf.schema import from_yaml  # noqa: E402
-from data.open_text import open_text  # noqa: E402
 from data.batches import evaluation_windows  # noqa: E402
+from data.open_text import open_text  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
 from gpt.config import ModelConfig  # noqa: E402
-from gpt.inference.decoder import Decoder  # noqa: E402
 from gpt.evaluate import evaluate, reduce  # noqa: E402
+from gpt.inference.decoder import Decoder  # noqa: E402
 from gpt.inference.weights import weights_of  # noqa: E402
 from gpt.model import GPT
 from gpt.transfer import with_context  # noqa: E402

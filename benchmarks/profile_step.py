@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import plain_loop  # noqa: E402
 from conf.schema import Config  # noqa: E402
-from training.machine import choose_precision, keep_freed_memory  # noqa: E402
 from gpt.model import GPT  # noqa: E402
 from gpt.optim import make_optimizer  # noqa: E402
+from training.machine import choose_precision, keep_freed_memory  # noqa: E402
 
 VOCABULARY, STEPS = 65, 20
 

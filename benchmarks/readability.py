@@ -5,7 +5,6 @@ letters that occur in the training text, how often the most frequent line stands
 characters (runs of white space counted as one blank) is copied from the training text.
 """
 
-from base import run_directory
 import argparse
 import re
 import sys
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from base import run_directory
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from conf.schema import from_yaml  # noqa: E402
 from data.open_text import open_text  # noqa: E402
 from data.passages import prompt  # noqa: E402
-from base import run_directory  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
 from gpt.inference.generate import generate  # noqa: E402
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE  # noqa: E402

@@ -8,7 +8,6 @@ of both as fast as they come. A step has waited when a shard of its batch was no
 shards are made smaller, so that there are as many.
 """
 
-from data.remote import shards
 import argparse
 import os
 import socket
@@ -22,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+from data.remote import shards
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data.remote import shards  # noqa: E402
+from data.config import DataConfig  # noqa: E402
 from data.open_text import open_text
 from data.text import Text  # noqa: E402
-from data.config import DataConfig  # noqa: E402
 
 BUCKET, CONTEXT, BATCH = "benchmark", 512, 512
 WORDS = "the of and a to in is you that it he was for on are as with his they I naïve слово".split()

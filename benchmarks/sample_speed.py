@@ -92,10 +92,10 @@ def cached(checkpoint: str, rows: int) -> float:
     """Characters per second of gpt/inference/generate.py."""
     import numpy as np
 
-    from gpt.inference.weights import load_weights
     from gpt.inference.generate import stream
     from gpt.inference.parallel import side_by_side
     from gpt.inference.sampling import Drawing
+    from gpt.inference.weights import load_weights
 
     weights, _ = load_weights(checkpoint)
 

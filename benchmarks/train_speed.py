@@ -102,10 +102,10 @@ def run_bare(text: str) -> dict[str, float]:
     import torch
 
     from conf.schema import Config
-    from data.open_text import open_text
     from data.config import DataConfig
-    from data.downloads import cache_dir
     from data.datamodule import TextDataModule
+    from data.downloads import cache_dir
+    from data.open_text import open_text
     from training import machine, step_timing
     from training.module import LitGPT
 

@@ -1,1 +1,1 @@
-"""What can be configured."""
+"""The configuration: its schema, what may be typed, Hydra."""

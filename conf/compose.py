@@ -1,18 +1,104 @@
 """Turn what was typed after `train.py` into configurations, with Hydra."""
 
-from conf.keys import GLOBAL
-from conf.keys import PLUGGED
-from conf.keys import choice_values
-from conf.keys import fields
-from conf.keys import groups
-from conf.keys import leaves
-from conf.keys import set_leaf
-from conf.schema import Config
-from conf.schema import from_dict
-from conf.schema import to_dict
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
+
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from base.errors import InputError, one_line
+from conf.keys import CONF, GLOBAL, PLUGGED, choice_values, fields, groups, leaves, set_leaf
+from conf.schema import Config, from_dict, to_dict
+
+
+@dataclass(frozen=True)
+class ParsedRun:
+    """What was typed, for one run.
+
+    Attributes:
+        config: the configuration that it makes.
+        keys: the keys that it decides.
+        overrides: it, without what is taken literally.
+    """
+
+    config: Config
+    keys: list[str]
+    overrides: list[str]
+
+
+@contextmanager
+def hydra_errors(where: str = "") -> Iterator[None]:
+    """Turn what Hydra and OmegaConf refuse into an `InputError` of one line."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what went wrong instead of printing it
+    ConfigStore.instance().store("schema", node=Config)
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise InputError(where + one_line(error)) from None
+
+
+def compose_command(
+    arguments: list[str], flags: list[str], rest: list[str], literals: dict[str, str | None], sweep: bool
+) -> list[ParsedRun]:
+    """Compose the configuration of each run that a command asks for; none where Hydra was to show it.
+
+    Args:
+        arguments: the whole command line, which is in sys.argv again afterwards.
+        flags: the options in it.
+        rest: the overrides in it.
+        literals: the values that Hydra's grammar must not read, by key.
+        sweep: whether it asks for several runs.
+
+    Raises:
+        InputError: what is wrong, in one line.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import DictConfig, OmegaConf
+
+    composed: list[tuple[DictConfig, list[str]]] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
+    def compose(config: DictConfig) -> None:
+        composed.append((config, list(HydraConfig.get().overrides.task)))
+
+    with hydra_errors():
+        # Hydra leaves a file of its own for a sweep.
+        with tempfile.TemporaryDirectory() if sweep else nullcontext() as folder:
+            sys.argv[1:] = [*flags, *rest, *([f"hydra.sweep.dir='{folder}'"] if sweep else [])]
+            with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
+                compose()
+        sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
+        typed = [
+            ParsedRun(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
+            for config, given in composed
+        ]
+        for key in ("workers", "launcher"):
+            if not sweep and any(key in each.keys for each in typed):
+                raise InputError(f"{key}: goes with -m, which makes several runs")
+    return typed
+
+
+def compose_configs(commands: list[list[str]], literals: dict[str, str | None]) -> list[Config]:
+    """Compose one configuration for each list of overrides.
+
+    Raises:
+        HydraException, OmegaConfBaseException, ValueError: an override is wrong.
+    """
+    import hydra
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = [hydra.compose("train", overrides) for overrides in commands]
+    return [apply_literals(OmegaConf.to_object(each), literals) for each in composed]  # type: ignore[arg-type]
 
 
 def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
@@ -51,18 +137,3 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
         elif key.partition(".")[0] in PLUGGED:
             keys.append(key.partition(".")[0])
     return list(dict.fromkeys(keys))
-
-
-@dataclass(frozen=True)
-class ParsedRun:
-    """What was typed, for one run.
-
-    Attributes:
-        config: the configuration that it makes.
-        keys: the keys that it decides.
-        overrides: it, without what is taken literally.
-    """
-
-    config: Config
-    keys: list[str]
-    overrides: list[str]

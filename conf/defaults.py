@@ -1,20 +1,13 @@
 """What a run has otherwise than a plain `python train.py`, and the command that makes it again."""
 
-from base.options import shown
-from collections.abc import Iterator
-from conf.keys import HOW
-from conf.keys import PLUGGED
-from conf.keys import choice_values
-from conf.keys import groups
-from conf.keys import leaves
-from conf.resume import untrusted
-from conf.schema import Config
-from conf.schema import from_dict
-from conf.schema import to_dict
-from typing import Any
-from typing import NamedTuple
 import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from base.options import shown
+from conf.keys import HOW, PLUGGED, choice_values, groups, leaves
+from conf.resume import untrusted
+from conf.schema import Config, from_dict, to_dict
 
 
 class Difference(NamedTuple):

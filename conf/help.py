@@ -1,11 +1,7 @@
 """The text of `train.py --help`."""
 
-from base.options import allowed
-from base.options import shown
-from conf.keys import SEARCH
-from conf.keys import fields
-from conf.keys import groups
-
+from base.options import allowed, shown
+from conf.keys import SEARCH, fields, groups
 
 
 def usage() -> str:

@@ -1,16 +1,15 @@
 """Every key of the configuration, every group and its presets."""
 
-from collections.abc import Iterator
-from conf.schema import Config
-from conf.schema import EarlyStopping
-from conf.schema import Ema
-from conf.schema import SearchConfig
-from gpt.config import ModelConfig
-from pathlib import Path
-from typing import Any
 import dataclasses
 import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import yaml
+
+from conf.schema import Config, EarlyStopping, Ema, SearchConfig
+from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
 # Groups whose files set keys of the whole configuration.

@@ -1,29 +1,45 @@
 """What a person types after `train.py`: read, checked and answered before anything heavy is loaded."""
 
-from base.errors import nearest
-from base.options import check_value
-from base.options import shown
-from conf.keys import LITERAL
-from conf.keys import PLUGGED
-from conf.keys import PLUGINS
-from conf.keys import SEARCH
-from conf.keys import choice_values
-from conf.keys import fields
-from conf.keys import groups
-from conf.schema import REFUSED
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.core.override_parser.types import OverrideType
-from hydra.core.override_parser.types import ValueType
-from hydra.errors import HydraException
-from pathlib import Path
-from typing import Any
 import dataclasses
 import difflib
 import itertools
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.errors import HydraException
+
+from base.errors import InputError, nearest
+from base.options import check_value, shown
+from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, groups
+from conf.schema import REFUSED
 
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
 MOST_TRIALS = 10_000  # values of one key in a sweep
+
+
+def check_command(
+    arguments: list[str], search: bool = False
+) -> tuple[list[str], list[str], dict[str, str | None], bool]:
+    """Check a command line before Hydra reads it.
+
+    Args:
+        arguments: what was typed.
+        search: whether it is a search, whose values may be ranges.
+
+    Returns:
+        The flags, the overrides, the literal values by key, and whether it asks for a sweep.
+
+    Raises:
+        InputError: what is wrong, in one line.
+    """
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    overrides, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
+    check_flags(flags)
+    sweep = bool({"-m", "--multirun"} & set(flags))
+    check_overrides(overrides, literals, sweep, search)
+    return flags, overrides, literals, sweep
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
@@ -50,7 +66,7 @@ def check_flags(flags: list[str]) -> None:
     """
     for flag in flags:
         if flag not in FLAGS:
-            raise ValueError(f"{flag}: is no flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
+            raise InputError(f"{flag}: is no flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
 
 
 def check_overrides(
@@ -79,29 +95,29 @@ def check_overrides(
     typed = [argument.partition("=")[0].lstrip("+") for argument in arguments]
     off = any(argument.partition("=")[::2] == ("minutes", "null") for argument in arguments)
     if "minutes" in typed and not off and "trainer.max_steps" in typed:
-        raise ValueError("minutes: chooses trainer.max_steps; give one of the two")
+        raise InputError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
         group, _, name = argument.partition("=")[0].lstrip("+").partition(".")
         if group == "launcher" and name and "launcher" not in typed:
-            raise ValueError(f"{argument}: goes with launcher=slurm")
+            raise InputError(f"{argument}: goes with launcher=slurm")
         if group in PLUGGED and name and group != "launcher" and name.partition(".")[0] not in chosen:
-            raise ValueError(f"{argument}: goes with {group}={name.partition('.')[0]}")
+            raise InputError(f"{argument}: goes with {group}={name.partition('.')[0]}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = nearest(argument, [*known, *choices])
-            raise ValueError(f"{argument}: must be key=value, such as model.heads=8{near}")
+            raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             override = OverridesParser.create().parse_override(argument)
         except HydraException as error:
             key = argument.partition("=")[0]
             reason = " ".join(str(error).split("\n")[0].split())
-            raise ValueError(
+            raise InputError(
                 f"{argument}: the value of {key} cannot be read ({reason}); quote it: '{key}=\"…\"'"
             ) from None
         _check_override(override, argument, known, choices, sweep or search, search)
     for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
         minutes = choice_values("experiment", experiment).get("minutes")
         if minutes and f"experiment={experiment}" in arguments:
-            raise ValueError(
+            raise InputError(
                 f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
                 "minutes=null goes by steps"
             )
@@ -117,12 +133,12 @@ def _check_override(
 ) -> None:
     key = override.key_or_group
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
-        raise ValueError(f"{argument}: list the values: {key}=a,b,c")
+        raise InputError(f"{argument}: list the values: {key}=a,b,c")
     if key.startswith("hydra"):
-        raise ValueError(f"{key}: is not taken: runs are kept in runs/<name>, and nothing of Hydra's own is written")
+        raise InputError(f"{key}: is not taken: runs are kept in runs/<name>, and nothing of Hydra's own is written")
     names = [*known, *choices]
     if override.type == OverrideType.DEL:
-        raise ValueError(f"{argument}: keys cannot be taken away; give {key} a value")
+        raise InputError(f"{argument}: keys cannot be taken away; give {key} a value")
     plain = key.partition("@")[0]
     if key in choices:
         given = _values(override)
@@ -135,20 +151,20 @@ def _check_override(
         name = name.partition(".")[0]
         if name in choices[group] and name != "wandb":
             takes = [each.rpartition(".")[2] for each in PLUGINS if each.startswith(f"{group}.{name}.")]
-            raise ValueError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
+            raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
         return  # an argument of someone else's class
     elif key.removeprefix("trainer.") in REFUSED and key.startswith("trainer."):
-        raise ValueError(f"{key}: is not taken: {REFUSED[key.removeprefix('trainer.')]}")
+        raise InputError(f"{key}: is not taken: {REFUSED[key.removeprefix('trainer.')]}")
     elif key not in known:
-        raise ValueError(f"{key}: no such key{_nearest_key(key, names)}")
+        raise InputError(f"{key}: no such key{_nearest_key(key, names)}")
     elif override.type == OverrideType.ADD:
-        raise ValueError(f"{argument}: {key} exists; write {key}=… without +")
+        raise InputError(f"{argument}: {key} exists; write {key}=… without +")
     else:
         given = _values(override)
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
-        raise ValueError(f"{argument}: names no values to try; write {key}=a,b,c or {key}=range(a,b)")
+        raise InputError(f"{argument}: names no values to try; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
-        raise ValueError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
+        raise InputError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
     for value in given:
         if isinstance(value, str) and "${" in value:
             continue
@@ -160,7 +176,7 @@ def _check_override(
                     hint = nearest(text, choices[key])
                     if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
                         hint = f"; for your own text: data.path={text}"
-                    raise ValueError(f"{key}={text}: must be one of {', '.join(choices[key])}{hint}")
+                    raise InputError(f"{key}={text}: must be one of {', '.join(choices[key])}{hint}")
         else:
             hint, field = known[key]
             check_value(key, value, hint, field.metadata)
@@ -171,7 +187,7 @@ def _values(override: Override) -> list[Any]:
         values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
         given = list(itertools.islice(values, MOST_TRIALS + 1))
         if len(given) > MOST_TRIALS:
-            raise ValueError(f"{override.input_line}: more than {MOST_TRIALS:,} values")
+            raise InputError(f"{override.input_line}: more than {MOST_TRIALS:,} values")
         return given
     return [override.value()]
 

@@ -1,8 +1,8 @@
 """Make Lightning's callbacks and loggers from the configuration."""
 
-from base.errors import InputError
 from typing import Any
 
+from base.errors import InputError
 
 
 def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:

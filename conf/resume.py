@@ -1,26 +1,12 @@
 """Going on with a run, or from its model: which settings stay, and what must be as it was for the bits of a run."""
 
-from base.errors import InputError
-from base.errors import nearest
-from base.errors import one_line
-from base.options import fits
-from base.options import shown
-from conf.keys import HOW
-from conf.keys import PLUGINS
-from conf.keys import choice_values
-from conf.keys import fields
-from conf.keys import groups
-from conf.keys import leaves
-from conf.keys import set_leaf
-from conf.schema import Config
-from conf.schema import MAX_YAML
-from conf.schema import from_dict
-from conf.schema import from_yaml
-from conf.schema import to_dict
-from conf.schema import to_yaml
 from pathlib import Path
 from typing import Any
 
+from base.errors import InputError, nearest, one_line
+from base.options import fits, shown
+from conf.keys import HOW, PLUGINS, choice_values, fields, groups, leaves, set_leaf
+from conf.schema import MAX_YAML, Config, from_dict, from_yaml, to_dict, to_yaml
 
 
 def _rule(key: str, field: Any) -> str:
@@ -101,7 +87,7 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
     wrong = [key for key in trained if key in keys and key not in free and new[key] != trained[key]]
     if wrong:
         listed = ", ".join(f"{key}={shown(new[key])} (the model has {shown(trained[key])})" for key in wrong)
-        raise ValueError(f"init_from={typed.init_from}: cannot change {listed}")
+        raise InputError(f"init_from={typed.init_from}: cannot change {listed}")
     for key in trained.keys() - (set(free) & set(keys)):
         set_leaf(values, key, trained[key])
     return from_dict(values)
@@ -149,14 +135,14 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     """
     for name in allow:
         if name not in now:
-            raise ValueError(f"allow=[{name}]: no such field{nearest(name, now)}")
+            raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
     fixed = [name for name in differing if is_fixed(name)]
     listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before.get(name))})" for name in differing)
     if fixed:
-        raise ValueError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
+        raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
     for name in filter(is_fixed, allow):
-        raise ValueError(f"allow=[{name}]: cannot be allowed: the weights would not fit or mean something else")
+        raise InputError(f"allow=[{name}]: cannot be allowed: the weights would not fit or mean something else")
     if set(differing) - set(allow):
-        raise ValueError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] goes on all the same")
+        raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] goes on all the same")
     return listed

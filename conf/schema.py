@@ -1,19 +1,18 @@
 """Everything `train.py` can be told, as one typed whole. Imports nothing heavy."""
 
-from base.options import check
-from base.options import option
-from base.options import shown
-from data.config import DataConfig
-from dataclasses import dataclass
-from dataclasses import field
-from gpt.config import ModelConfig
-from gpt.config import OptimConfig
-from typing import Any
 import dataclasses
 import os
 import re
 import typing
+from dataclasses import dataclass, field
+from typing import Any
+
 import yaml
+
+from base.errors import InputError
+from base.options import check, option, shown
+from data.config import DataConfig
+from gpt.config import ModelConfig, OptimConfig
 
 # Arguments of `L.Trainer` that would break what this project promises, each with what to use instead.
 REFUSED = {
@@ -90,12 +89,12 @@ class TrainerConfig:
         if self.devices != "auto" and not (
             devices and whole and (isinstance(self.devices, list) or self.devices >= 1) and min(devices) >= 0
         ):
-            raise ValueError(
+            raise InputError(
                 f"trainer.devices={shown(self.devices)}: must be auto, a whole number, at least 1, "
                 "or a list of device numbers such as [0,1]"
             )
         if self.strategy == "fsdp" and self.precision == "64-true":
-            raise ValueError(
+            raise InputError(
                 "trainer.precision=64-true: must be auto, 32-true, bf16-mixed or bf16-true with trainer.strategy=fsdp"
             )
 
@@ -118,7 +117,7 @@ class WatchConfig:
         check(self, "watch")
         for head in self.attention_heads:
             if not re.fullmatch(r"L(0|[1-9]\d{0,3})H(0|[1-9]\d{0,3})", head):
-                raise ValueError(
+                raise InputError(
                     f"watch.attention_heads: {head} is no head; must be layer and head from 0, such as L0H1"
                 )
 
@@ -205,24 +204,24 @@ class Config:
         check(self)
         for group in ("callbacks", "logger", "launcher"):
             if not isinstance(getattr(self, group), dict):
-                raise ValueError(f"{group}: must be a mapping")
+                raise InputError(f"{group}: must be a mapping")
         # Hydra and YAML read true and false as truth values; what is kept is the word.
         self.compile = shown(self.compile)
         parts = [] if self.name is None else self.name.split("/")
         if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
-            raise ValueError(f"name={self.name!r}: must be the name of a directory below runs/, or SWEEP/TRIAL")
+            raise InputError(f"name={self.name!r}: must be the name of a directory below runs/, or SWEEP/TRIAL")
         if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
-            raise ValueError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
+            raise InputError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
         for layer, head in self.watch.heads():
             if layer >= self.model.layers or head >= self.model.heads:
-                raise ValueError(
+                raise InputError(
                     f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
                     f"model.layers={self.model.layers} and model.heads={self.model.heads}, counted from 0"
                 )
         for name, entry in self.callbacks.items():
             averages = isinstance(entry, dict) and str(entry.get("_target_")).endswith("WeightAveraging")
             if averages and self.trainer.strategy == "fsdp":  # a second model, which Lightning copies from the first
-                raise ValueError(
+                raise InputError(
                     f"callbacks={name}: averages whole models; with trainer.strategy=fsdp no device has one"
                 )
 
@@ -247,7 +246,7 @@ def from_dict(values: dict[str, Any]) -> Config:
             }
         )
     except TypeError as error:
-        raise ValueError(f"config: {error}") from None
+        raise InputError(f"config: {error}") from None
 
 
 def to_yaml(config: Config) -> str:
@@ -284,11 +283,11 @@ def from_yaml(text: str) -> Config:
         ValueError: the text is no YAML, or not that of a configuration.
     """
     if len(text) > MAX_YAML:
-        raise ValueError(f"config.yaml: has more than {MAX_YAML:,} characters")
+        raise InputError(f"config.yaml: has more than {MAX_YAML:,} characters")
     try:
         values = yaml.load(text, _PlainLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"config.yaml: cannot be read: {error}") from None
+        raise InputError(f"config.yaml: cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError("config.yaml: holds no configuration")
+        raise InputError("config.yaml: holds no configuration")
     return from_dict(values)

@@ -5,10 +5,12 @@ and ranks are slices of the rows of a batch. Evaluation counts every target exac
 """
 
 from collections.abc import Iterator
-from data.order import window_starts
 from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
+
+from data.order import window_starts
 
 if TYPE_CHECKING:
     from data.remote.shards import Shards

@@ -1,9 +1,10 @@
 """What can be chosen about the text. Imports nothing heavy."""
 
-from base.options import check
-from base.options import option
-from dataclasses import dataclass
 import codecs
+from dataclasses import dataclass
+
+from base.errors import InputError
+from base.options import check, option
 
 CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
 
@@ -41,19 +42,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
-            raise ValueError(
+            raise InputError(
                 f"data.split={self.split}: must be three shares [train,validation,test] that add up to 1, "
                 "the first two above 0"
             )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            raise ValueError(
+            raise InputError(
                 f"data.encoding={self.encoding}: is no encoding Python knows, such as utf-8, utf-16, latin-1, cp1252"
             ) from None
         if self.tokenizer == "byte" and self.encoding != "utf-8":
-            raise ValueError(
+            raise InputError(
                 f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"
             )
         if self.micro_batch is not None and self.batch % self.micro_batch:
-            raise ValueError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
+            raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")

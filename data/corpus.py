@@ -1,27 +1,25 @@
 """Where text comes from: the standard library, a download, or what `data.path` names.
 
-Text elsewhere (`s3://…`) is found by data/remote/manifest.py. A corpus is a sorted list of documents and the way to read them.
-Files are streamed in chunks, so that a text may be far larger than memory. What reading does to a text:
+Text elsewhere (`s3://…`) is found by data/remote/manifest.py. A corpus is a sorted list of documents and the way to
+read them. Files are streamed in chunks, so that a text may be far larger than memory. What reading does to a text:
 
 - characters (`data.tokenizer=char`): decoded with `data.encoding`; a byte order mark at the start is
   dropped; CRLF and lone CR become LF.
 - bytes (`data.tokenizer=byte`): the bytes of the file, exactly as they are.
 """
 
-from base.errors import InputError
-from base.errors import printable
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 import codecs
 import hashlib
 import io
 import re
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from base.errors import InputError, printable
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
 

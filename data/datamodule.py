@@ -1,22 +1,24 @@
 """Batches as Lightning asks for them."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from data.batches import EVALUATION_BATCH
-from data.batches import VALIDATION_CHARACTERS
-from data.batches import batches_on_device
-from data.batches import evaluation_windows
-from data.batches import on_device
-from data.batches import train_batch
-from data.config import DataConfig
-from data.text import Text
+from collections.abc import Callable, Iterator
 from itertools import count
-from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import IterableDataset
+
 import lightning as L
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from data.batches import (
+    EVALUATION_BATCH,
+    VALIDATION_CHARACTERS,
+    batches_on_device,
+    evaluation_windows,
+    on_device,
+    train_batch,
+)
+from data.config import DataConfig
+from data.text import Text
 
 ENDLESS = 2**40
 RESIDENT = 0.25  # of a GPU's free memory, which a text may take

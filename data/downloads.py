@@ -1,15 +1,15 @@
 """Built-in corpora that are downloaded once, and where they are cached."""
 
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pooch
+
 from base.errors import printable
 from base.progress import Progress
 from data.config import DataConfig
-from data.corpus import CHUNK
-from data.corpus import DataError
-from dataclasses import dataclass
-from pathlib import Path
-import logging
-import pooch
-
+from data.corpus import CHUNK, DataError
 
 
 # -- Downloads -----------------------------------------------------------------------------------

@@ -1,20 +1,15 @@
 """Read a corpus twice: first to make the tokenizer, then to encode the text."""
 
-from base.progress import Progress
-from collections.abc import Callable
-from collections.abc import Iterator
-from data.corpus import Corpus
-from data.corpus import DataError
-from data.encoded_files import keep
-from data.split import Part
-from data.split import cuts
-from data.tokenizer import ByteTokenizer
-from data.tokenizer import CharTokenizer
-from data.tokenizer import Tokenizer
-from data.tokenizer import UnknownCharacter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
 import numpy as np
 
+from base.progress import Progress
+from data.corpus import Corpus, DataError
+from data.encoded_files import keep
+from data.split import Part, cuts
+from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter
 
 
 # -- Encoding ------------------------------------------------------------------------------------

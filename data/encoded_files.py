@@ -1,21 +1,20 @@
 """Encoded texts on this disk: written atomically, checked when they are read."""
 
-from base.errors import printable
-from base.files import atomic
-from base.files import remove_unfinished
-from base.progress import Progress
-from collections.abc import Iterable
-from contextlib import ExitStack
-from data.corpus import DataError
-from data.split import SPLITS
-from data.tokenizer import ByteTokenizer
-from data.tokenizer import Tokenizer
-from data.tokenizer import tokenizer_from
-from pathlib import Path
 import json
-import numpy as np
 import shutil
 import zlib
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from base.errors import printable
+from base.files import atomic, remove_unfinished
+from base.progress import Progress
+from data.corpus import DataError
+from data.split import SPLITS
+from data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from
 
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
 DAY = 86_400  # seconds
@@ -63,6 +62,7 @@ def count_characters(tokens: np.ndarray, bytes: bool) -> int:
 
 
 def checked(folder: Path) -> "tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None":
+    """Open what `keep` has written, as `load` does, with progress."""
     with Progress("checking the encoded text"):
         return load(folder)
 

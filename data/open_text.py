@@ -5,24 +5,20 @@ as uint8 or uint16, nothing else) and `meta.json`. The fingerprint covers the co
 the text itself is read (to hash it) at every start, and a change is always noticed.
 """
 
+import hashlib
+import json
+from dataclasses import replace
+
 from base.errors import printable
 from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import DataError
 from data.downloads import cache_dir
 from data.encode import encode
-from data.encoded_files import FORMAT
-from data.encoded_files import cannot_keep
-from data.encoded_files import checked
-from data.sources import is_remote
-from data.sources import open_corpus
-from data.split import SPLITS
-from data.split import check_lengths
+from data.encoded_files import FORMAT, cannot_keep, checked
+from data.sources import is_remote, open_corpus
+from data.split import SPLITS, check_lengths
 from data.text import Text
-from dataclasses import replace
-import hashlib
-import json
-
 
 
 def open_text(config: DataConfig, context: int, known: str = "", *, as_before: bool = False) -> Text:

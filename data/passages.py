@@ -1,9 +1,10 @@
 """Which passages of the validation text a model is shown: what it goes on from, and what it is looked at over."""
 
-from data.text import Text
-from torch import Tensor
 import numpy as np
 import torch
+from torch import Tensor
+
+from data.text import Text
 
 PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of a passage whose attention is drawn

@@ -1,22 +1,17 @@
 """Find the documents of a corpus: the standard library, a built-in corpus or `data.path`."""
 
-from base.errors import nearest
-from base.errors import printable
-from data.config import DataConfig
-from data.corpus import Corpus
-from data.corpus import DataError
-from data.corpus import Document
-from data.downloads import REMOTE
-from data.downloads import REMOTE_NAMES
-from data.downloads import cache_dir
-from data.downloads import download
-from pathlib import Path
 import glob
 import os
 import platform
 import re
 import sysconfig
 import unicodedata
+from pathlib import Path
+
+from base.errors import nearest, printable
+from data.config import DataConfig
+from data.corpus import Corpus, DataError, Document
+from data.downloads import REMOTE, REMOTE_NAMES, cache_dir, download
 
 # -- The standard library ------------------------------------------------------------------------
 STDLIB_WITHOUT = {

@@ -1,11 +1,10 @@
 """Divide documents into training, validation and test text."""
 
-from collections.abc import Mapping
-from collections.abc import Sized
-from data.config import DataConfig
-from data.corpus import Corpus
-from data.corpus import DataError
 import hashlib
+from collections.abc import Mapping, Sized
+
+from data.config import DataConfig
+from data.corpus import Corpus, DataError
 
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # from this many documents on, a document goes to one split as a whole

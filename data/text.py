@@ -1,14 +1,15 @@
 """A tokenized text with its three splits."""
 
 from collections.abc import Mapping
-from data.tokenizer import Tokenizer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
 import numpy as np
+
+from data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from data.remote.shards import Shards
-
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 A tokenizer is fully described by its `vocabulary`, plain data that a checkpoint can hold.
 """
 
-from base.errors import InputError
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-import numpy as np
 import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from base.errors import InputError
 
 MOST_CHARACTERS = 65_536  # what uint16 can number
 

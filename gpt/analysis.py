@@ -1,15 +1,13 @@
 """What a model has learned, as plain arrays to draw."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from gpt.evaluate import surprisals
-from gpt.model import Block
-from gpt.model import GPT
-from torch import Tensor
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
 import torch
+from torch import Tensor
+
+from gpt.evaluate import surprisals
+from gpt.model import GPT, Block
 
 BINS = 10  # of confidence
 

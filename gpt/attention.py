@@ -1,16 +1,15 @@
 """Causal multi-head self-attention and its kernels."""
 
-from collections.abc import Callable
-from gpt.config import ModelConfig
-from gpt.dropout import dropout as drop
-from gpt.positions import alibi_slopes
-from gpt.positions import rotate
-from gpt.positions import shared_tables
-from torch import Tensor
-from torch import nn
 import math
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.config import ModelConfig
+from gpt.dropout import dropout as drop
+from gpt.positions import alibi_slopes, rotate, shared_tables
 
 FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
 MAX_SCORES = 2**25  # scores that are held at once without being trained on

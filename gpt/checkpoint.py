@@ -5,22 +5,22 @@ the bits of the run depend on) and what Lightning adds (`optimizer_states loops 
 It is for one's own runs: models, which may come from anyone, are read by `gpt/model_file.py`.
 """
 
-from base import run_directory
-from base.errors import one_line
-from base.errors import printable
-from base.files import atomic
+import re
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from base import run_directory
+from base.errors import one_line, printable
+from base.files import atomic
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.model_file import CheckpointError
-from gpt.model_file import FORMAT
-from pathlib import Path
-from typing import Any
-import numpy as np
-import re
-import torch
-import zipfile
+from gpt.model_file import FORMAT, CheckpointError
 
 PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
 REQUIRED = {

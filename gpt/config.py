@@ -1,10 +1,10 @@
 """What can be chosen about the model and its optimizer. Imports nothing heavy."""
 
-from base.options import check
-from base.options import option
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from base.errors import InputError
+from base.options import check, option
 
 
 @dataclass
@@ -46,12 +46,12 @@ class ModelConfig:
         if self.dim % self.heads:
             heads = [n for n in sizes if self.dim // n >= 8] or sizes or [1]
             unit = parts * self.heads
-            raise ValueError(
+            raise InputError(
                 f"model.heads={self.heads}: must divide model.dim={self.dim}: "
                 f"{', '.join(map(str, heads))}; or model.dim={-(-self.dim // unit) * unit}"
             )
         if self.head_dim % parts:
-            raise ValueError(
+            raise InputError(
                 f"model.positions=rotary: needs a head size that is a multiple of {parts}"
                 f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={self.dim} / "
                 f"model.heads={self.heads} = {self.head_dim}; the other positions take any"
@@ -134,6 +134,6 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check(self, "optim")
         if len(self.betas) != 2:
-            raise ValueError(f"optim.betas={self.betas}: must be two numbers")
+            raise InputError(f"optim.betas={self.betas}: must be two numbers")
         if self.min_lr > self.lr:
-            raise ValueError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")
+            raise InputError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")

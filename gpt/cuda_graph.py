@@ -6,6 +6,7 @@ them. What a piece of work asks for is recorded once; asking for all of it is th
 
 from collections.abc import Callable
 from functools import cache
+
 import torch
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]  # as `record` is one

@@ -1,8 +1,8 @@
 """Move models and tensors to a device."""
 
-from base.errors import InputError
 from typing import Any
 
+from base.errors import InputError
 
 
 def to_device(thing: Any, name: str) -> Any:

@@ -1,10 +1,8 @@
 """Dropout, also where random numbers are dear."""
 
-from torch import Tensor
-from torch import nn
 import torch
 import torch.nn.functional as F
-
+from torch import Tensor, nn
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

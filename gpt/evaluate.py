@@ -5,16 +5,16 @@ per token, bits per character and bits per byte. Sums of windows are (4,) float6
 `[nats, tokens, characters, bytes]`, which add up over batches and devices in any order.
 """
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from gpt.model import GPT
-from torch import Tensor
-from typing import Any
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from gpt.model import GPT
 
 
 @dataclass(frozen=True)

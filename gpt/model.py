@@ -5,16 +5,14 @@ Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV 
 token shift, which is on the embeddings alone here.
 """
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from gpt.attention import Attention
 from gpt.config import ModelConfig
 from gpt.dropout import Dropout
-from gpt.positions import shared_tables
-from gpt.positions import sinusoidal_table
-from torch import Tensor
-from torch import nn
-import torch
-import torch.nn.functional as F
-
+from gpt.positions import shared_tables, sinusoidal_table
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

@@ -8,19 +8,18 @@ The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` 
 Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
 """
 
-from base.errors import InputError
-from base.errors import one_line
-from base.errors import printable
-from base.files import atomic
-from collections.abc import Mapping
-from gpt.config import ModelConfig
-from pathlib import Path
-from typing import Any
-from typing import NamedTuple
 import hashlib
 import json
-import numpy as np
 import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from base.errors import InputError, one_line, printable
+from base.files import atomic
+from gpt.config import ModelConfig
 
 FORMAT = 5  # of model files and of training checkpoints
 # What describes a model: `val_loss` is in nats per token and null where the weights were saved between two validations;

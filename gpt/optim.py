@@ -1,16 +1,16 @@
 """The optimizer, its parameter groups and its learning rate."""
 
+import math
 from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
 from gpt.config import OptimConfig
 from gpt.model import GPT
-from gpt.sharded_tensors import shard_like
-from gpt.sharded_tensors import whole
-from torch import Tensor
-from torch import nn
-from torch.optim.adamw import adamw
-from typing import Any
-import math
-import torch
+from gpt.sharded_tensors import shard_like, whole
 
 ITERATED_IN = torch.bfloat16  # Newton-Schulz, which is far from exact anyway
 

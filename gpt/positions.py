@@ -5,9 +5,9 @@ of attention by distance. Without any, a causal model still sees which character
 """
 
 from functools import cache
-from torch import Tensor
-import torch
 
+import torch
+from torch import Tensor
 
 
 def sinusoidal_table(cos: Tensor, sin: Tensor, dim: int) -> Tensor:

@@ -1,9 +1,7 @@
 """Tensors that are spread over devices (FSDP), each of which keeps some of the rows."""
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import distribute_tensor
-
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

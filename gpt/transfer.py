@@ -1,10 +1,11 @@
 """Start from another model's weights: a longer context, new characters."""
 
 from dataclasses import replace
-from gpt.model import GPT
-from torch import Tensor
-import torch
 
+import torch
+from torch import Tensor
+
+from gpt.model import GPT
 
 
 def with_context(model: GPT, context: int) -> GPT:

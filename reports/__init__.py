@@ -1,1 +1,1 @@
-"""TODO."""
+"""What people look at: terminal lines, TensorBoard, pictures, HTML pages."""

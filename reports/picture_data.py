@@ -1,21 +1,18 @@
 """What pictures show of a model, as arrays: attention, cost of characters, calibration, histograms."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from gpt.analysis import attention_maps
-from gpt.analysis import calibration
-from gpt.evaluate import predictions
-from gpt.evaluate import surprisals
-from gpt.model import GPT
-from torch import Tensor
-from torch import nn
-from typing import Any
-from typing import TYPE_CHECKING
 import math
-import numpy as np
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import torch
+from torch import Tensor, nn
+
+from gpt.analysis import attention_maps, calibration
+from gpt.evaluate import predictions, surprisals
+from gpt.model import GPT
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -118,6 +115,7 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
 
     from data.batches import evaluation_windows
     from data.passages import ATTENDED, lines_to_show
+
     pass
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)

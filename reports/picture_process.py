@@ -1,16 +1,10 @@
-"""The process that renders pictures, from both ends: its requests and its loop."""
+"""The process that renders pictures, from both ends.
 
-from base import processes
-from base.errors import one_line
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from reports.pictures import attention
-from reports.pictures import calibration
-from reports.pictures import surprisal
-from torch import Tensor
-from typing import Any
-import matplotlib
+`python -m reports.picture_process PARENT NICENESS` reads pickled requests `(name of a function in reports/pictures.py, its
+arguments)` from standard input until that ends. It answers each with the pickled PNG, or with a line that says why there
+is none.
+"""
+
 import os
 import pickle
 import queue
@@ -19,10 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-DRAWN: dict[str, Callable[..., bytes]] = {
-    function.__name__: function for function in (attention, surprisal, calibration)
-}
+from base import processes
+from base.errors import one_line
+
+NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
 
 
 def serve(parent: int, niceness: int) -> None:
@@ -31,6 +29,10 @@ def serve(parent: int, niceness: int) -> None:
     processes.end_with(parent)
     if hasattr(os, "nice"):
         os.nice(niceness)
+    import matplotlib
+
+    from reports import pictures
+
     matplotlib.rcdefaults()  # not as someone's own settings have it
     while True:
         try:
@@ -38,16 +40,11 @@ def serve(parent: int, niceness: int) -> None:
         except EOFError:
             return
         try:
-            answer: bytes | str = DRAWN[name](**arguments)
+            answer: bytes | str = getattr(pictures, name)(**arguments)
         except Exception as error:
             answer = f"{type(error).__name__}: {one_line(error)}"
         pickle.dump(answer, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
-NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
 
 
 class Drawer:
@@ -56,8 +53,8 @@ class Drawer:
     def __init__(self) -> None:
         self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "reports.pictures", str(os.getpid()), str(NICENESS)],
-            cwd=Path(__file__).parents[2],
+            [sys.executable, "-m", "reports.picture_process", str(os.getpid()), str(NICENESS)],
+            cwd=Path(__file__).parents[1],
             # One core is enough; notebooks name a back end of their own, which may not be there.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"},
             stdin=subprocess.PIPE,
@@ -103,4 +100,8 @@ class Drawer:
 
 def as_array(value: Any) -> Any:
     """A tensor as NumPy has it; anything else as it is."""
-    return value.numpy() if isinstance(value, Tensor) else value
+    return value.numpy() if hasattr(value, "numpy") else value
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

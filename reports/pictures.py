@@ -1,29 +1,22 @@
-"""Draws what a model has learned: plain arrays in, PNG out. Runs as a process of its own, the only one with matplotlib.
+"""Draw what a model has learned: plain arrays in, PNG out. The only file with matplotlib."""
 
-`python -m reports.pictures PARENT NICENESS` draws what it reads from its standard input, one picture after the other, until
-that ends: each is pickled `(name of a function below, its arguments)`, answered by the pickled PNG, or by why there is
-none.
-"""
-
+import io
 from collections.abc import Iterable
-from functools import cache
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
+
+import matplotlib
+import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.colors import Normalize
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from matplotlib.image import AxesImage
-from matplotlib.image import imsave
+from matplotlib.image import AxesImage, imsave
 from matplotlib.text import Text
+
 from reports.glyphs import visible
-from typing import Any
-import io
-import matplotlib
-import numpy as np
 
 SIZE = (3.6, 3.9)  # inches; TensorBoard's cards are about as wide
 DPI = 200  # twice a screen's

@@ -1,10 +1,11 @@
 """Files of TensorBoard's PROJECTOR: the embedding of each token, with what it stands for beside it."""
 
-from base.files import write_text
 from pathlib import Path
-from reports.glyphs import kind
-from reports.glyphs import visible
+
 from torch import Tensor
+
+from base.files import write_text
+from reports.glyphs import kind, visible
 
 CONFIG = """embeddings {
   tensor_name: "embedding"

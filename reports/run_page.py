@@ -1,26 +1,21 @@
-"""One self-contained HTML page on a finished run, to open, print and mail: `report.html` with data in it."""
+"""One self-contained HTML page on a finished run, to open, print and mail: `run_page.html` with data in it."""
 
-from base.html import embedded
-from base.progress import clock
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from gpt.analysis import attention_maps
-from gpt.analysis import by_character
-from gpt.analysis import costs
-from gpt.analysis import letters
-from gpt.config import ModelConfig
-from gpt.evaluate import predictions
-from gpt.model import GPT
-from pathlib import Path
-from reports.html_template import MOST
-from reports.html_template import fill
-from torch import Tensor
-from typing import Any
 import base64
 import html
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
+
+from base.html import embedded
+from base.progress import clock
+from gpt.analysis import attention_maps, by_character, costs, letters
+from gpt.config import ModelConfig
+from gpt.evaluate import predictions
+from gpt.model import GPT
+from reports.html_template import ASSETS, MOST, fill
 
 HEADS = 64  # heads at most whose attention is shown
 LOOKED_AT = 64  # tokens of the passage that they look at
@@ -69,7 +64,7 @@ def page(
         "command": about["command"],
         "config": about["config"],
     }
-    return fill(Path(__file__).with_name("report.html"), title=html.escape(about["name"]), data=embedded(data))
+    return fill(ASSETS / "run_page.html", title=html.escape(about["name"]), data=embedded(data))
 
 
 # -- Figures ---------------------------------------------------------------------------------------

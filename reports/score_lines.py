@@ -1,19 +1,19 @@
 """score.py's rows, JSON lines, and the lines on which two models differ most."""
 
-from base.command_line import number
-from base.errors import printable
-from collections.abc import Iterator
-from itertools import accumulate
-from reports.scoring import Piece
-from typing import Any
-from typing import TYPE_CHECKING
 import json
 import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from base.errors import printable
+from reports.scoring import Piece
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gpt.analysis import Costs
     from gpt.evaluate import Score
-    from torch import Tensor
 
 DIFFERENCES = 5  # lines that are named where two models differ
 SHORTEST = 10  # characters that such a line has

@@ -1,17 +1,16 @@
-"""One self-contained HTML page that shows a text coloured by what it costs a model: `page.html` with data in it."""
+"""One self-contained HTML page that shows a text coloured by what it costs a model: `score_page.html` with data in it."""
 
-from base.html import embedded
-from gpt.analysis import Costs
-from pathlib import Path
-from reports.html_template import MOST
-from reports.html_template import fill
-from typing import Any
 import base64
 import html
 import math
-import torch
 import zlib
+from typing import Any
 
+import torch
+
+from base.html import embedded
+from gpt.analysis import Costs
+from reports.html_template import ASSETS, MOST, fill
 
 
 class Columns:
@@ -52,4 +51,4 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
         parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
     filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)
 
-    return fill(Path(__file__).with_name("page.html"), title=html.escape(about["title"]), data=filled)
+    return fill(ASSETS / "score_page.html", title=html.escape(about["title"]), data=filled)

@@ -1,26 +1,24 @@
 """Read a text with one model or several: what each character costs them."""
 
-from base.errors import InputError
-from base.errors import printable
-from base.progress import Progress
-from collections.abc import Iterator
-from contextlib import nullcontext
-from gpt.device import to_device
-from pathlib import Path
-from typing import Any
-from typing import IO
-from typing import NamedTuple
-from typing import TYPE_CHECKING
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from base.errors import InputError, printable
+from base.progress import Progress
+from gpt.device import to_device
 
 if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
     from data.tokenizer import Tokenizer
     from gpt.analysis import Costs
     from gpt.evaluate import Score
     from gpt.model import GPT
-    from torch import Tensor
-    import numpy as np
 
 LIKELY = 5  # how many of the most likely characters are named
 PIECE = 4096  # characters that are shown at a time
@@ -175,7 +173,7 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
 
 
 def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
-    """The same as sample.py sees it: the text is read once from its beginning, by the window rule of `gpt.inference.decoder`."""
+    """The same as sample.py sees it: the text is read once, by the window rule of `gpt.inference.decoder`."""
     import numpy as np
     import torch
 

@@ -1,19 +1,19 @@
 """What TensorBoard shows besides the values of each step: which charts come first, and the table of settings."""
 
-from base.options import shown
-from collections.abc import Collection
-from collections.abc import Mapping
-from google.protobuf.message import DecodeError
-from pathlib import Path
-from reports.glyphs import visible
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-from typing import Any
 import os
 import struct
 import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from base.options import shown
+from reports.glyphs import visible
 
 
 def _chart(*tags: str) -> list[Any]:

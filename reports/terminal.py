@@ -1,23 +1,22 @@
 """What a run says: while it goes on, when it ends, and when memory runs out."""
 
-from base.errors import for_output
-from base.errors import printable
-from collections.abc import Callable
-from collections.abc import Sequence
-from conf.schema import Config
-from gpt.config import ModelConfig
-from gpt.evaluate import Score
-from itertools import pairwise
-from pathlib import Path
-from statistics import fmean
-from tqdm import tqdm
-from training.init_from import InitModel
-from training.machine import Runtime
-from typing import Any
-from typing import TYPE_CHECKING
 import os
 import shlex
 import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from base.errors import for_output, printable
+from conf.schema import Config
+from gpt.config import ModelConfig
+from gpt.evaluate import Score
+from training.init_from import InitModel
+from training.machine import Runtime
 
 if TYPE_CHECKING:
     from data.text import Text

@@ -4,38 +4,26 @@
 processes; it loads neither torch nor the text.
 """
 
-from base import run_directory
-from base.errors import InputError
-from base.options import shown
-from base.progress import Progress
-from base.progress import say
-from collections.abc import Iterator
-from collections.abc import Mapping
-from conf.compose import ParsedRun
-from conf.keys import HOW
-from pathlib import Path
-from sweeps.preflight import check_world
-from sweeps.table import conclude
-from sweeps.table import describe
-from sweeps.table import rows
-from sweeps.table import write_table
-from sweeps.trial import Outcome
-from sweeps.trial import Runner
-from sweeps.trial import Trial
-from sweeps.trial import group
-from sweeps.trial import has_finished
-from sweeps.trial import make_trial
-from sweeps.trial import sweep_name
-from sweeps.trial import varied_keys
-from sweeps.trial_processes import run_trials
-from typing import TYPE_CHECKING
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base import run_directory
+from base.errors import InputError
+from base.options import shown
+from base.progress import Progress, say
+from conf.compose import ParsedRun
+from conf.keys import HOW
+from sweeps.preflight import check_world
+from sweeps.table import conclude, describe, rows, write_table
+from sweeps.trial import Outcome, Runner, Trial, group, has_finished, make_trial, sweep_name, varied_keys
+from sweeps.trial_processes import run_trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
 
 
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
@@ -100,7 +88,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         progress.update(1)
         say(f"{number[trial.name]}  {describe(trial, result)}")
 
-    say(f"sweep      {run_directory.RUNS / sweep}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
+    say(f"sweep      {table.parent}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
     fresh = not table.parent.exists()
     table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))
@@ -114,6 +102,15 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         raise
     failed = [name for name, result in outcomes.items() if result.status == "failed"]
     return conclude(rows(sweep, trials, outcomes), failed, len(trials), table, received)
+
+
+def begin_sweep(rest: list[str], literals: dict[str, str | None], typed: list[ParsedRun]) -> int:
+    """Check every trial of a sweep before there is anything of it, and run them.
+
+    Raises:
+        InputError: what is wrong, in one line.
+    """
+    return run_sweep(*plan_sweep(rest, literals, typed))
 
 
 def plan_sweep(

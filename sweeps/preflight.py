@@ -1,14 +1,14 @@
 """Check what a trial needs before any trial starts."""
 
+from typing import TYPE_CHECKING
+
 from base import run_directory
 from conf.resume import merge_started
 from conf.schema import Config
 from training.devices import rows_per_device
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
 
 
 def check_world(config: Config, keys: "Sequence[str]" = ()) -> str | None:

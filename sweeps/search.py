@@ -5,39 +5,25 @@ until it has finished, was pruned or could not be run as it was proposed; whatev
 next time. What is here loads neither torch nor, before a search begins or goes on, optuna.
 """
 
-from base import run_directory
-from base import run_lock
-from base.errors import InputError
-from base.errors import one_line
-from base.options import shown
-from base.progress import Progress
-from base.progress import say
-from collections.abc import Iterator
-from conf.compose import apply_literals
-from conf.keys import CONF
-from conf.schema import Config
-from conf.schema import SearchConfig
-from pathlib import Path
-from sweeps.preflight import check_world
-from sweeps.search_space import Search
-from sweeps.search_space import described
-from sweeps.search_space import kept
-from sweeps.search_space import plan_search
-from sweeps.table import conclude
-from sweeps.table import describe
-from sweeps.table import rows
-from sweeps.table import write_table
-from sweeps.trial import Outcome
-from sweeps.trial import Trial
-from sweeps.trial_processes import run_trials
-from training.study import FILE
-from training.study import open_study
-from typing import Any
-from typing import TYPE_CHECKING
 import hashlib
 import shlex
-import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import run_directory, run_lock
+from base.errors import InputError, one_line
+from base.options import shown
+from base.progress import Progress, say
+from conf.compose import compose_configs, hydra_errors
+from conf.schema import SearchConfig
+from sweeps.preflight import check_world
+from sweeps.search_space import Search, described, kept, plan_search
+from sweeps.table import conclude, describe, rows, write_table
+from sweeps.trial import Outcome, Trial
+from sweeps.trial_processes import run_trials
+from training.study import FILE, open_study
 
 if TYPE_CHECKING:
     import optuna
@@ -91,7 +77,9 @@ def run_search(search: Search, text: str | None) -> int:
     search.directory.mkdir(parents=True, exist_ok=True)
     lock = run_lock.claim(search.directory)
     if lock is None:
-        raise run_directory.RunError(f"{search.directory}: another process is searching there; wait for it or stop it first")
+        raise run_directory.RunError(
+            f"{search.directory}: another process is searching there; wait for it or stop it first"
+        )
     study = open_study(search.directory)
     study.set_user_attr("search", kept(search, text))
     for left in study.get_trials(states=[TrialState.RUNNING]):
@@ -174,28 +162,12 @@ def begin_search(config: SearchConfig, flags: list[str], rest: list[str], litera
     """Check a search at both ends of its ranges before there is anything of it, and run it.
 
     Raises:
-        ValueError: what is wrong, in one line.
+        InputError: what is wrong, in one line.
     """
-    import hydra
-    from hydra.core.config_store import ConfigStore
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     for flag in set(flags) - {"-m", "--multirun"}:
         raise InputError(f"{flag}: shows the settings of one run, and a search has many")
     search = plan_search(config, rest, literals)
-    ConfigStore.instance().store("schema", node=Config)
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = [hydra.compose("train", corner) for corner in search.corners()]
-        ends = [apply_literals(OmegaConf.to_object(each), literals) for each in composed]  # type: ignore[arg-type]
-        fingerprints = [check_world(end) for end in ends]
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise InputError(f"at one end of the ranges: {one_line(error)}") from None
+    with hydra_errors("at one end of the ranges: "):
+        fingerprints = [check_world(end) for end in compose_configs(search.corners(), literals)]
     check_study(search, fingerprints[0])
-    try:
-        return run_search(search, fingerprints[0])
-    except OSError as error:
-        print(f"train.py: {one_line(error)}", file=sys.stderr)
-        return 1
+    return run_search(search, fingerprints[0])

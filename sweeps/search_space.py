@@ -1,34 +1,27 @@
 """What a search may try: ranges as typed, checked at both ends."""
 
-from base import run_directory
-from base.errors import InputError
-from base.options import allowed
-from base.options import check_value
-from base.options import shown
-from collections.abc import Mapping
-from conf.keys import CONF
-from conf.keys import HOW
-from conf.keys import PLUGINS
-from conf.keys import fields
-from conf.overrides import check_overrides
-from conf.schema import SearchConfig
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep
-from hydra.core.override_parser.types import Override
-from hydra.core.override_parser.types import RangeSweep
-from pathlib import Path
-from sweeps.grid import check_sweep
-from sweeps.trial import Trial
-from typing import Any
 import hashlib
 import importlib.util
 import json
 import math
 import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
+from base import run_directory
+from base.errors import InputError
+from base.options import allowed, check_value, shown
+from conf.keys import CONF, HOW, PLUGINS, fields
+from conf.overrides import check_overrides
+from conf.schema import SearchConfig
+from sweeps.grid import check_sweep
+from sweeps.trial import Trial
 
 GROUP = "hparams_search"
 
@@ -48,14 +41,14 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
     choice = typed.pop(GROUP, None)
     if choice is None:
         if typed:
-            raise ValueError(f"{next(iter(typed))}: goes with {GROUP}=default")
+            raise InputError(f"{next(iter(typed))}: goes with {GROUP}=default")
         return None, [argument for argument in arguments if argument not in own]
     file = CONF / GROUP / f"{choice}.yaml"
     values = yaml.safe_load(file.read_text("utf-8")) | {key.partition(".")[2]: value for key, value in typed.items()}
     try:
         return SearchConfig(**values), [argument for argument in arguments if argument not in own]
     except TypeError as error:
-        raise ValueError(f"{GROUP}={choice}: {error}") from None
+        raise InputError(f"{GROUP}={choice}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -88,34 +81,34 @@ def make_range(override: Override) -> Range:
     metadata = field.metadata if field else {}
     log = "log" in getattr(value, "tags", ())
     if getattr(value, "shuffle", False):
-        raise ValueError(f"{text}: a search takes interval(a,b), range(a,b,step), choice(x,y) or tag(log,…) around one")
+        raise InputError(f"{text}: a search takes interval(a,b), range(a,b,step), choice(x,y) or tag(log,…) around one")
     if isinstance(value, IntervalSweep):
         numbers = [each for each in (typing.get_args(hint) or (hint,)) if each in (int, float)]
         if not numbers:
-            raise ValueError(f"{text}: {key} takes {allowed(hint, metadata)}; list the values: {key}=choice(x,y)")
+            raise InputError(f"{text}: {key} takes {allowed(hint, metadata)}; list the values: {key}=choice(x,y)")
         low, high = typing.cast(float, value.start), typing.cast(float, value.end)
         if numbers == [int]:
             low, high = math.ceil(low), math.floor(high)
         for end in (low, high):
             check_value(key, end, hint, metadata)
         if not low < high:
-            raise ValueError(f"{text}: holds no values: its first end must be below its second")
+            raise InputError(f"{text}: holds no values: its first end must be below its second")
         kind = "IntDistribution" if numbers == [int] else "FloatDistribution"
         arguments: dict[str, Any] = {"log": log}
     else:
         values: list[Any] = list(override.sweep_iterator())
         if not values:
-            raise ValueError(f"{text}: holds no values")
+            raise InputError(f"{text}: holds no values")
         texts = list(override.sweep_string_iterator())
         if not isinstance(value, RangeSweep):
             if log:
-                raise ValueError(f"{text}: tag(log,…) goes around interval(a,b)")
+                raise InputError(f"{text}: tag(log,…) goes around interval(a,b)")
             return Range(text, texts[0], texts[-1], "CategoricalDistribution", {"choices": texts})
         low, high = values[0], values[-1]
         kind = "IntDistribution" if isinstance(low, int) and isinstance(value.step, int) else "FloatDistribution"
         arguments = {"step": value.step}
     if log and low <= 0:
-        raise ValueError(f"{text}: tag(log,…) needs a first end above 0")
+        raise InputError(f"{text}: tag(log,…) needs a first end above 0")
     return Range(text, as_typed(low), as_typed(high), kind, {"low": low, "high": high, **arguments})
 
 

@@ -1,22 +1,18 @@
 """Trials of a sweep as SLURM jobs, which submitit submits."""
 
-from base.errors import InputError
-from base.errors import one_line
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from contextlib import redirect_stderr
-from dataclasses import dataclass
-from pathlib import Path
-from sweeps.trial import Outcome
-from sweeps.trial import Trial
-from sweeps.trial_processes import receiving
-from sweeps.trial_processes import run_trials
-from typing import Any
 import io
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from base.errors import InputError, one_line
+from sweeps.trial import Outcome, Trial
+from sweeps.trial_processes import receiving, run_trials
 
 SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
 MANY = 10**6  # times that a job may come to the end of its time

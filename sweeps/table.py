@@ -1,22 +1,18 @@
 """sweep.csv, the leaderboard and the last lines of a sweep."""
 
-from base import processes
-from base import run_directory
-from base.files import write_text
-from base.options import shown
-from base.progress import clock
-from base.progress import say
-from collections.abc import Iterable
-from collections.abc import Mapping
-from pathlib import Path
-from sweeps.trial import Outcome
-from sweeps.trial import Trial
 import csv
 import io
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from base import processes, run_directory
+from base.files import write_text
+from base.progress import clock, say
+from sweeps.trial import Outcome, Trial
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 SHOWN = 20  # trials on the leaderboard

@@ -1,21 +1,19 @@
 """One trial of a sweep: its name, its command, and whether it has finished."""
 
-from base import run_directory
-from base.errors import InputError
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from conf.keys import HOW
-from conf.resume import changed
-from conf.resume import read_config
-from conf.schema import Config
-from dataclasses import dataclass
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from pathlib import Path
 import hashlib
 import re
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from base import run_directory
+from base.errors import InputError
+from conf.keys import HOW
+from conf.resume import changed, read_config
+from conf.schema import Config
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 LONGEST = 100  # characters of a trial's name

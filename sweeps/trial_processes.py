@@ -1,20 +1,18 @@
 """Run each trial in a process of its own: start, watch, signal and reap it."""
 
-from base import run_directory
-from base import run_lock
-from base.errors import one_line
-from base.processes import cpus
-from base.progress import say
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from sweeps.trial import Outcome
-from sweeps.trial import Trial
-from typing import Any
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from base import run_directory, run_lock
+from base.errors import one_line
+from base.processes import cpus
+from base.progress import say
+from sweeps.trial import Outcome, Trial
 
 STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from base.errors import InputError
 from benchmarks import gpu, parse_share, plain_loop, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
-from base.errors import InputError
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
 from gpt.model import GPT

@@ -1,6 +1,5 @@
 """`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
 
-from base import run_lock
 import re
 import shutil
 from collections.abc import Callable
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
+from base import run_lock
 from base.files import write_text
-from data.open_text import open_text
 from data.config import DataConfig
-from base import run_directory
+from data.open_text import open_text
 from tests.conftest import Ended, summary
 
 Train = Callable[..., Ended]

@@ -3,7 +3,6 @@
 The processes are real and talk over gloo; they are forked from one that has loaded torch.
 """
 
-from data import passages
 import csv
 import signal
 from collections.abc import Callable
@@ -17,11 +16,10 @@ import torch.nn.functional as F
 
 from conf.schema import Config, from_yaml
 from data import passages
+from data.batches import train_batch
 from data.open_text import open_text
 from data.text import Text
-from data.batches import train_batch
 from gpt.checkpoint import load_checkpoint
-from training.machine import missing_to_compile
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
@@ -29,6 +27,7 @@ from tests.conftest import Ended, last, missing, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.reference.losses import surprisal
+from training.machine import missing_to_compile
 
 pytestmark = pytest.mark.slow
 EXACT = ["trainer.precision=32-true", "trainer.max_steps=20", "trainer.val_check_interval=20"]

@@ -16,8 +16,8 @@ import torch
 import sample as sample_script
 import score as score_script
 from data.batches import evaluation_windows
-from gpt.cuda_graph import REHEARSALS
 from gpt.checkpoint import load_checkpoint
+from gpt.cuda_graph import REHEARSALS
 from gpt.evaluate import evaluate
 from tests.conftest import Ended, caller
 from tests.faults import faults

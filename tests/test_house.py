@@ -56,7 +56,9 @@ ONLY: dict[str, tuple[str, ...] | None] = {
     "base/": (),
     **dict.fromkeys(("gpt/config.py", "data/config.py", "base/options.py"), ("base.options",)),
     "base/progress.py": ("base.options", "base.processes", "tqdm"),
-    **dict.fromkeys(("sweeps/grid.py", "sweeps/submit.py"), ("conf", "base.run_directory", "base.processes", "submitit", *HYDRA)),
+    **dict.fromkeys(
+        ("sweeps/grid.py", "sweeps/submit.py"), ("conf", "base.run_directory", "base.processes", "submitit", *HYDRA)
+    ),
     "sweeps/search.py": ("conf", "base.run_directory", "yaml", "optuna", "sqlalchemy", *HYDRA),
     "conf/": ("conf", "gpt.config", "data.config", "yaml", *HYDRA),
     **dict.fromkeys(("base/run_directory.py", "base/processes.py"), ("base.options", "filelock", "base.processes")),
@@ -169,7 +171,11 @@ def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
     assert {*fast, "sample.py", "score.py", "export.py"} - set(light(files)) == set()
     # What is wrong is seen, also through others.
     assert len(violations("gpt/optim.py", "from . import fit\n__import__('lightning')")) == 3
-    files = {"sample.py": "from base.run_directory import newest", "base/run_directory.py": "import gpt.fit", "gpt/fit.py": "import hydra"}
+    files = {
+        "sample.py": "from base.run_directory import newest",
+        "base/run_directory.py": "import gpt.fit",
+        "gpt/fit.py": "import hydra",
+    }
     assert light(files) == [] and light(files | {"gpt/fit.py": ""}) == list(files)
 
 

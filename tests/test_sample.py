@@ -19,8 +19,8 @@ import torch
 
 from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
-from gpt.inference.sampling import random_numbers
 from gpt.inference.continuation import Continuation
+from gpt.inference.sampling import random_numbers
 from tests.conf.test_progress import Terminal
 from tests.conftest import ROOT, Ended, less_progress
 from tests.reference import model as reference

@@ -16,10 +16,10 @@ import pytest
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from sweeps.search_space import Range, plan_search
-from training.study import judge, open_study
 from tests.conftest import Ended, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
+from training.study import judge, open_study
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
 # Of three learning rates one is hopeless; after two trials the median decides. With this seed it is the fourth's.

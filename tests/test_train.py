@@ -23,18 +23,18 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import train as train_script
 from benchmarks import plain_loop
 from conf.schema import from_yaml
-from data.open_text import open_text
 from data.batches import train_batch
 from data.config import DataConfig
+from data.open_text import open_text
 from data.passages import prompt as prompt_of
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig, OptimConfig
-from training.machine import missing_to_compile
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
 from tests.conftest import ROOT, TINY, Ended, assert_same_weights, board, last, less_progress, missing, needs, summary
 from tests.faults import faults, processes
+from training.machine import missing_to_compile
 
 Train = Callable[..., Ended]
 

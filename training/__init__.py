@@ -1,1 +1,1 @@
-"""TODO."""
+"""Train one run, from the settled configuration to the final report."""

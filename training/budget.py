@@ -4,23 +4,23 @@ What comes out is an ordinary configuration (a model preset, a batch, a number o
 nothing is measured again when the run is resumed.
 """
 
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
 from base.errors import InputError
 from base.progress import Progress
-from collections.abc import Callable
 from conf.keys import presets
 from conf.schema import Config
-from dataclasses import dataclass
-from dataclasses import replace
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH
 from training.machine import Runtime
-from training.step_timing import Cost
-from training.step_timing import measure
-from typing import TYPE_CHECKING
-import math
-import time
-import torch
+from training.step_timing import Cost, measure
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -134,7 +134,7 @@ def turn_dial(
     from data.batches import VALIDATION_CHARACTERS
     from data.datamodule import TextDataModule
     from training.callbacks import samples
-    from training.step_timing import Cost, EVALUATED, measure
+    from training.step_timing import EVALUATED, Cost
 
     minutes = config.minutes
     assert minutes is not None

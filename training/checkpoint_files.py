@@ -1,13 +1,13 @@
 """The checkpoints of a run: the newest valid one, their names, which are kept."""
 
-from base.files import link
 from contextlib import suppress
-from gpt import model_file
-from gpt.checkpoint import read
-from gpt.checkpoint import write_model
-from gpt.model_file import CheckpointError
 from pathlib import Path
 from typing import Any
+
+from base.files import link
+from gpt import model_file
+from gpt.checkpoint import read, write_model
+from gpt.model_file import CheckpointError
 
 KEEP = 2  # step-*.ckpt files of a run
 

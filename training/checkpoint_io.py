@@ -1,14 +1,12 @@
 """Lightning's CheckpointIO on our checkpoint files: atomic writes, checked reads."""
 
-from gpt.checkpoint import is_finite
-from gpt.checkpoint import read
-from gpt.checkpoint import save
-from gpt.checkpoint import write_model
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from pathlib import Path
-from training.errors import Diverged
 from typing import Any
 
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+from gpt.checkpoint import is_finite, read, save, write_model
+from training.errors import Diverged
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -6,7 +6,6 @@ from base.options import shown
 from conf.schema import Config
 
 
-
 def share_out(config: Config, keys: list[str]) -> None:
     """Put what torchrun or srun have started into the configuration, and see that the batch can be shared out.
 

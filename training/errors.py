@@ -3,7 +3,6 @@
 import signal
 
 
-
 class RunFailed(Exception):
     """A run that could not go on, in one line."""
 

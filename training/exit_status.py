@@ -1,19 +1,18 @@
 """Run one configuration, and turn how it ended into a message and an exit status."""
 
-from base import processes
-from base import run_directory
-from base import run_lock
-from base.errors import InputError
-from base.errors import one_line
-from conf.schema import Config
-from training.errors import RunFailed
-from training.run import main
 import os
 import platform
 import signal
 import sys
 import time
 import traceback
+from typing import Any
+
+from base import processes, run_directory, run_lock
+from base.errors import InputError, one_line
+from conf.schema import Config
+from training.errors import Diverged, RunFailed, Stopped
+from training.run import main
 
 REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
 
@@ -42,6 +41,18 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
     return status
 
 
+def requeue_before_start() -> None:
+    """On SLURM's SIGUSR1, requeue the job: its time is up before there is anything to save."""
+
+    def requeue(number: int, _: Any) -> None:
+        if processes.rank() == 0:
+            processes.requeue()
+        os._exit(128 + number)
+
+    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, requeue)
+
+
 def refuse(error: Exception) -> int:
     """Answer wrong input in one line, which of several processes the first writes."""
     where = ""
@@ -52,16 +63,16 @@ def refuse(error: Exception) -> int:
     return 2
 
 
+def fail(error: OSError) -> int:
+    """Answer a file, terminal or network that failed in one line."""
+    print(f"train.py: {one_line(error)}", file=sys.stderr)
+    return 1
+
+
 def explain(error: Exception) -> int | None:
     """Answer what went wrong in the world; None for a failure of our own."""
     if isinstance(error, OSError):
-        print(f"train.py: {one_line(error)}", file=sys.stderr)
-        return 1
-    if "lightning" not in sys.modules:
-        return None
-    from training.errors import Stopped
-    from training.errors import Diverged
-
+        return fail(error)
     if isinstance(error, Diverged | RunFailed):
         if processes.first_here():  # it is much the same for all
             print(f"train.py: {error}", file=sys.stderr)

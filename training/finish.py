@@ -1,30 +1,26 @@
 """After training: exact losses on whole splits, a sample, report.html, the last lines."""
 
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from base import run_directory
 from base.errors import one_line
 from base.files import write_text
 from base.progress import Progress
-from conf.schema import Config
-from conf.schema import to_yaml
-from functools import partial
-from pathlib import Path
+from conf.schema import Config, to_yaml
 from reports.terminal import describe
-from training.callbacks.samples import FINAL_SAMPLE_LENGTH
-from training.callbacks.samples import FINAL_SAMPLE_TEMPERATURE
-from training.summary import hyperparameters
-from training.summary import write_summary
-from typing import Any
-from typing import TYPE_CHECKING
-import shlex
+from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
+from training.summary import hyperparameters, write_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
     from data.text import Text
     from gpt.model import GPT
     from reports.terminal import Speaker
     from training.callbacks.pictures import Pictures
-
 
 
 def finish(
@@ -42,20 +38,19 @@ def finish(
     """
     import torch
 
-    from data.batches import evaluation_windows
-    from data.batches import EVALUATION_BATCH
+    from base.files import link
+    from data.batches import EVALUATION_BATCH, evaluation_windows
     from data.passages import occurrences, prompt
     from gpt import model_file
-    from base.files import link
     from gpt.checkpoint import build, read
     from gpt.evaluate import Score, evaluate, measured
-    from training.machine import device_kind
-    from reports.tensorboard import append, log_result
-    from reports.projector import write_projector
-    from reports.terminal import describe_score, describe_training, farewell
-    from training.summary import as_summary
     from gpt.inference.generate import generate
     from gpt.model import GPT
+    from reports.projector import write_projector
+    from reports.tensorboard import append, log_result
+    from reports.terminal import describe_score, describe_training, farewell
+    from training.machine import device_kind
+    from training.summary import as_summary
 
     context, tokenizer = config.model.context, text.tokenizer
     device = device_kind(config.trainer.accelerator)
@@ -112,7 +107,9 @@ def finish(
     summary |= {"status": "finished"} | as_summary(best, scores[last_step][0], test, best_step, context)
     begun = prompt(text)
     with Progress("writing a sample"):
-        tokens = generate(model, begun, FINAL_SAMPLE_LENGTH, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+        tokens = generate(model, begun, FINAL_SAMPLE_LENGTH, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[
+            0
+        ].numpy()
     going_on = tokenizer.decode(tokens[len(begun) :])
     sample = [FINAL_SAMPLE_TEMPERATURE, tokenizer.decode(begun.numpy()), going_on]
     reported = write_report(run, config, text, say, summary, callbacks, model, sample)
@@ -147,8 +144,8 @@ def write_report(
 
     from conf.defaults import differences, overrides
     from data.passages import passage
-    from training.errors import Stopped
     from reports.run_page import page
+    from training.errors import Stopped
 
     path, tokenizer = run / "report.html", text.tokenizer
     try:

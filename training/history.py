@@ -3,7 +3,6 @@
 from typing import Any
 
 
-
 class History:
     """Entries of a series, at most so many: when it is full, every second one goes, and is not taken from then on.
 

@@ -1,15 +1,14 @@
 """The trained model that a fresh run starts from."""
 
-from base import run_directory
-from base.errors import InputError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from base import run_directory
+from base.errors import InputError
 
 if TYPE_CHECKING:
     from gpt.model import GPT
-
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The loggers that write for TensorBoard."""
 
 from collections.abc import Callable
+
+import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import Summary
-import lightning as L
-
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:

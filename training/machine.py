@@ -1,16 +1,5 @@
 """Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
 
-from base.errors import InputError
-from base.options import shown
-from conf.resume import settings
-from conf.schema import Config
-from dataclasses import dataclass
-from gpt.cuda_graph import Recorder
-from gpt.cuda_graph import record
-from pathlib import Path
-from training.devices import rows_per_device
-from typing import Any
-from typing import TYPE_CHECKING
 import ctypes
 import hashlib
 import json
@@ -18,7 +7,18 @@ import platform
 import shutil
 import sys
 import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import torch
+
+from base.errors import InputError
+from base.options import shown
+from conf.resume import settings
+from conf.schema import Config
+from gpt.cuda_graph import Recorder, record
+from training.devices import rows_per_device
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -36,7 +36,7 @@ def device_kind(accelerator: str) -> str:
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
     if not wanted or wanted[0] not in present:
-        raise ValueError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
+        raise InputError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
     return wanted[0]
 
 
@@ -94,7 +94,7 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]
         ValueError: `compile=true` on a machine without what compiling needs, or `compile=graph` without CUDA.
     """
     if compile == "graph" and device != "cuda":
-        raise ValueError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
+        raise InputError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if compile == "auto":
         if sys.platform != "linux":
@@ -107,7 +107,7 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]
             return "false", f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
         return "true", "pays in a run this long"
     if compile != "false" and missing:
-        raise ValueError(f"compile={compile}: there is no {missing}; compile=false goes without")
+        raise InputError(f"compile={compile}: there is no {missing}; compile=false goes without")
     return compile, "as asked"
 
 
@@ -166,7 +166,7 @@ def choose(config: Config, text: "Text") -> Runtime:
         device = device_kind(config.trainer.accelerator)
         precision, why_precision = choose_precision(config.trainer.precision, device)
         if device == "cpu" and isinstance(config.trainer.devices, list):
-            raise ValueError(
+            raise InputError(
                 f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many"
             )
         seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))

@@ -1,37 +1,28 @@
 """The model as Lightning fits it."""
 
-from base.errors import InputError
-from base.errors import one_line
-from collections.abc import Callable
-from contextlib import nullcontext
-from gpt.config import ModelConfig
-from gpt.config import OptimConfig
-from gpt.cuda_graph import REHEARSALS
-from gpt.cuda_graph import Recorder
-from gpt.cuda_graph import Repeated
-from gpt.evaluate import Score
-from gpt.evaluate import first_totals
-from gpt.evaluate import measured
-from gpt.evaluate import score
-from gpt.evaluate import window_totals
-from gpt.model import GPT
-from gpt.model_file import FORMAT
-from gpt.optim import lr_at
-from gpt.optim import make_optimizer
-from gpt.sharded_tensors import whole
-from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from training.errors import Diverged
-from typing import Any
 import hashlib
 import importlib
-import lightning as L
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import lightning as L
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+from base.errors import InputError, one_line
+from gpt.config import ModelConfig, OptimConfig
+from gpt.cuda_graph import REHEARSALS, Recorder, Repeated
+from gpt.evaluate import Score, first_totals, measured, score, window_totals
+from gpt.model import GPT
+from gpt.model_file import FORMAT
+from gpt.optim import lr_at, make_optimizer
+from gpt.sharded_tensors import whole
+from training.errors import Diverged
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:

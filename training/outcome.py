@@ -1,17 +1,17 @@
 """Tell how a run ended: the command that continues it, the key to lower when memory runs out."""
 
+import shlex
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from base.errors import InputError
 from conf.defaults import typed_again
 from conf.schema import Config
-from contextlib import contextmanager
-from pathlib import Path
 from training.devices import rows_per_device
-from typing import TYPE_CHECKING
-import shlex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
 
 
 def way_on(run: Path, config: Config) -> str:

@@ -1,6 +1,7 @@
 """What a GPU could compute at best, to say which share of it training reaches (MFU)."""
 
 import re
+
 import torch
 
 # TFLOP/s by the name that CUDA gives a device: of dense bf16 products that add up in fp32 (data sheets print twice as

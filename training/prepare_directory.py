@@ -1,12 +1,11 @@
 """Make a run directory, and clean up after a killed process."""
 
-from base import run_directory
-from base import run_lock
-from base.files import remove_unfinished
-from pathlib import Path
-from training.resume import ResumePoint
 import shutil
+from pathlib import Path
 
+from base import run_directory, run_lock
+from base.files import remove_unfinished
+from training.resume import ResumePoint
 
 
 def clean_up(run: Path, point: ResumePoint | None) -> None:

@@ -1,18 +1,15 @@
 """Where the time of a training step goes: Lightning's own profilers, or a few steps operator by operator."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from lightning.pytorch.profilers import AdvancedProfiler
-from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.profilers import SimpleProfiler
-from pathlib import Path
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile
-from typing import Any
-import lightning as L
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
 import torch
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
+from torch.profiler import ProfilerActivity, profile
 
 SKIPPED = 10  # steps before those that are recorded: the first are slower, and may compile
 RECORDED = 3

@@ -5,7 +5,6 @@ import threading
 import warnings
 
 
-
 def quieten_lightning() -> None:
     """Leave out what Lightning tells everyone; its warnings stay, but for those that do not hold here."""
     for name in ("lightning.pytorch", "lightning.fabric"):

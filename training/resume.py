@@ -1,22 +1,15 @@
 """Find the run and the checkpoint to resume from."""
 
-from base import processes
-from base import run_directory
-from base import run_lock
-from base.errors import InputError
-from base.errors import one_line
-from base.errors import printable
-from base.options import shown
-from conf.resume import merge_resumed
-from conf.resume import read_config
-from conf.resume import untrusted
-from conf.schema import Config
-from conf.schema import to_yaml
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-import os
 
+from base import processes, run_directory, run_lock
+from base.errors import InputError, one_line, printable
+from base.options import shown
+from conf.resume import merge_resumed, read_config, untrusted
+from conf.schema import Config, to_yaml
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:

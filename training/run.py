@@ -1,59 +1,38 @@
 """Train one run: settle its configuration, assemble its parts, fit, finish."""
 
-from base import processes
-from base import run_directory
-from base.errors import InputError
-from base.errors import one_line
-from base.errors import printable
+import os
+import sys
+import threading
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import processes, run_directory
+from base.errors import InputError, one_line, printable
 from base.files import write_text
 from base.progress import Progress
 from conf.keys import leaves
 from conf.plugins import make
-from conf.resume import check_unchanged
-from conf.resume import merge_started
-from conf.schema import Config
-from conf.schema import to_dict
-from conf.schema import to_yaml
-from contextlib import nullcontext
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from conf.resume import check_unchanged, merge_started
+from conf.schema import Config, to_dict, to_yaml
 from reports.picture_data import what_is_shown
-from reports.terminal import describe_start
-from reports.terminal import introduce
+from reports.terminal import describe_start, introduce
 from training.budget import turn_dial
 from training.devices import share_out
 from training.errors import RunFailed
 from training.finish import finish
-from training.init_from import InitModel
-from training.init_from import load_start
-from training.machine import Runtime
-from training.machine import choose
-from training.machine import conditions
-from training.outcome import naming_what_takes_memory
-from training.outcome import way_on
-from training.prepare_directory import clean_up
-from training.prepare_directory import make_directory
-from training.quiet_lightning import hide_failed_writes
-from training.quiet_lightning import quieten_lightning
-from training.resume import ResumePoint
-from training.resume import find_point
-from training.resume import resolve
+from training.init_from import InitModel, load_start
+from training.machine import Runtime, choose, conditions
+from training.outcome import naming_what_takes_memory, way_on
+from training.prepare_directory import clean_up, make_directory
+from training.quiet_lightning import hide_failed_writes, quieten_lightning
+from training.resume import ResumePoint, find_point, resolve
 from training.study import judge
-from training.summary import as_trained
-from training.summary import write_summary
-from typing import Any
-from typing import TYPE_CHECKING
-import os
-import sys
-import threading
+from training.summary import as_trained, write_summary
 
 if TYPE_CHECKING:
     from data.text import Text
-    from reports.terminal import Speaker
-    from training.callbacks.pictures import Pictures
-    from training.module import LitGPT
-
 
 
 def main(typed: Config, keys: list[str], started: float) -> float | None:
@@ -72,9 +51,9 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         what = f"going on in {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
         print(f"resume: {printable(what)}")
 
-    from data.open_text import open_text
     from data.corpus import DataError
     from data.downloads import cache_dir
+    from data.open_text import open_text
 
     # What is compiled once serves later runs; torch reads this later.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
@@ -154,25 +133,23 @@ def fit(
     from data.datamodule import TextDataModule
     from data.passages import prompts
     from gpt.checkpoint import CheckpointError
-    from training.machine import choose_recorder, keep_freed_memory
-    from reports.tensorboard import append
-    from training.callbacks.metrics import Watch
-    from training.callbacks.prune import Prune
-    from reports.tensorboard import cut_events
-    from training.callbacks.checkpoints import Checkpoints
-    from training.callbacks.same_start import SameStart
-    from training.callbacks.stop_signals import StopSignals
-    from training.checkpoint_io import AtomicCheckpointIO
-    from training.errors import Stopped, is_lost_process
-    from training.strategy import make_environment, make_strategy
-    from training.errors import Diverged
-    from training.module import LitGPT
-    from training.callbacks.pictures import Pictures
-    from training.callbacks.samples import Samples
-    from training.profiler import StepProfiler, make_profiler
-    from reports.terminal import Speaker
-    from training.callbacks.waiting import Waits
     from gpt.transfer import init_from
+    from reports.tensorboard import append, cut_events
+    from reports.terminal import Speaker
+    from training.callbacks.checkpoints import Checkpoints
+    from training.callbacks.metrics import Watch
+    from training.callbacks.pictures import Pictures
+    from training.callbacks.prune import Prune
+    from training.callbacks.same_start import SameStart
+    from training.callbacks.samples import Samples
+    from training.callbacks.stop_signals import StopSignals
+    from training.callbacks.waiting import Waits
+    from training.checkpoint_io import AtomicCheckpointIO
+    from training.errors import Diverged, Stopped, is_lost_process
+    from training.machine import choose_recorder, keep_freed_memory
+    from training.module import LitGPT
+    from training.profiler import StepProfiler, make_profiler
+    from training.strategy import make_environment, make_strategy
 
     if processes.started_by_another_rank():
         processes.end_with(int(os.environ["CHARGPT_PARENT"]))

@@ -1,14 +1,16 @@
 """Time steps, evaluation and sampling of one model."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from gpt.inference.generate import generate
-from training.module import LitGPT
-from typing import Any
-import lightning as L
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
 import torch
+
+from gpt.inference.generate import generate
+from training.module import LitGPT
 
 MEASURED = 2.0  # seconds of steps that are timed
 SKIPPED = 3  # steps before that, which are slower

@@ -1,30 +1,25 @@
 """Fitting a model whose weights, gradients and optimizer state are spread over devices (FSDP2)."""
 
-from base import processes
-from collections.abc import Mapping
-from datetime import timedelta
-from gpt.checkpoint import build
-from gpt.checkpoint import model_state
-from gpt.model import GPT
-from gpt.sharded_tensors import shard_like
-from gpt.sharded_tensors import whole
-from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.strategies import Strategy
-from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
-from training.module import LitGPT
-from typing import Any
 import copy
-import lightning as L
 import os
 import signal
 import time
-import torch
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
+import lightning as L
+import torch
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from base import processes
+from gpt.checkpoint import build, model_state
+from gpt.model import GPT
+from gpt.sharded_tensors import shard_like, whole
+from training.module import LitGPT
 
 
 class ShardedStrategy(ModelParallelStrategy):

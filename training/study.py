@@ -1,10 +1,10 @@
 """The Optuna study of a search: open it, and ask whether to prune a trial."""
 
-from base.errors import InputError
-from base.errors import one_line
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from base.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import optuna

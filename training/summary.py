@@ -1,26 +1,22 @@
 """The contents of summary.json, and the hyperparameters that TensorBoard compares."""
 
-from base.files import write_text
-from conf.keys import HOW
-from conf.keys import leaves
-from conf.resume import settings
-from conf.schema import Config
-from conf.schema import to_dict
-from gpt.evaluate import Score
-from gpt.evaluate import measured
-from importlib.metadata import version
-from pathlib import Path
-from training.machine import Runtime
-from training.machine import untrained
-from typing import Any
-from typing import TYPE_CHECKING
 import json
 import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base.files import write_text
+from conf.keys import HOW, leaves
+from conf.resume import settings
+from conf.schema import Config, to_dict
+from gpt.evaluate import Score, measured
+from training.machine import Runtime, untrained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from data.text import Text
 
+    from data.text import Text
 
 
 def as_trained(

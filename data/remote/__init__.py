@@ -1,1 +1,1 @@
-"""TODO."""
+"""Texts that do not fit on this machine: listed, fetched and read in shards."""

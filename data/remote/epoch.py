@@ -1,11 +1,10 @@
 """The order of shards, blocks and windows in an epoch of a remote text."""
 
-from data.order import GOLDEN
-from data.order import mix
-from data.order import permute
 from dataclasses import dataclass
+
 import numpy as np
 
+from data.order import GOLDEN, mix, permute
 
 
 @dataclass(frozen=True)

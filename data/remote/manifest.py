@@ -4,33 +4,27 @@ The manifest is `<cache>/shards/<path>/manifest.jsonl`, a line for each document
 in several processes. What has been read is kept in `scanned.jsonl` beside it until all is: a kill costs little.
 """
 
-from base.errors import printable
-from base.files import remove_unfinished
-from base.files import write_text
-from base.processes import end_with_parent
-from base.progress import Progress
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures import as_completed
-from contextlib import contextmanager
-from data.corpus import Corpus
-from data.corpus import DataError
-from data.corpus import Document
-from data.encode import scan
-from data.encoded_files import cannot_keep
-from data.encoded_files import count_characters
-from data.remote.store import Version
-from data.remote.store import download
-from data.remote.store import list_documents
-from dataclasses import asdict
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 import hashlib
 import json
 import multiprocessing
-import numpy as np
 import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from base.errors import printable
+from base.files import remove_unfinished, write_text
+from base.processes import end_with_parent
+from base.progress import Progress
+from data.corpus import Corpus, DataError, Document
+from data.encode import scan
+from data.encoded_files import cannot_keep, count_characters
+from data.remote.store import Version, download, list_documents
 
 EACH = 2**27  # bytes: starting another process to read pays from so many on
 

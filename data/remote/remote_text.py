@@ -1,41 +1,27 @@
 """Open a remote text: its manifest, its shards, its splits."""
 
-from base.errors import printable
-from base.progress import Progress
-from data.config import DataConfig
-from data.corpus import Corpus
-from data.corpus import DataError
-from data.corpus import Document
-from data.downloads import cache_dir
-from data.encode import make_tokenizer
-from data.encoded_files import FORMAT
-from data.encoded_files import cannot_keep
-from data.encoded_files import keep
-from data.encoded_files import load
-from data.remote.manifest import Scanned
-from data.remote.manifest import fetch
-from data.remote.manifest import make_manifest
-from data.remote.shard_cache import Cache
-from data.remote.shard_cache import GB
-from data.remote.shards import BLOCK
-from data.remote.shards import SHARD
-from data.remote.shards import Shards
-from data.remote.shards import encode
-from data.remote.shards import in_shards
-from data.remote.shards import length_of
-from data.split import SPLITS
-from data.split import check_lengths
-from data.split import cuts
-from data.text import Text
-from filelock import FileLock
-from functools import partial
-from pathlib import Path
-from typing import Any
 import hashlib
 import json
 import math
-import numpy as np
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from filelock import FileLock
+
+from base.errors import printable
+from base.progress import Progress
+from data.config import DataConfig
+from data.corpus import Corpus, DataError, Document
+from data.downloads import cache_dir
+from data.encode import make_tokenizer
+from data.encoded_files import FORMAT, cannot_keep, keep, load
+from data.remote.manifest import Scanned, fetch, make_manifest
+from data.remote.shard_cache import GB, Cache
+from data.remote.shards import BLOCK, SHARD, Shards, encode, in_shards, length_of
+from data.split import SPLITS, check_lengths, cuts
+from data.text import Text
 
 
 def open_shards(config: DataConfig, context: int, known: str, *, as_before: bool) -> Text:

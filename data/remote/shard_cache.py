@@ -5,22 +5,21 @@ makes it holds `7.lock`, and sets the bytes that making it may take aside with `
 contents. What a process that dies leaves, the next one removes.
 """
 
-from base.errors import printable
-from base.files import atomic
-from base.files import remove_unfinished
-from base.progress import Progress
-from collections.abc import Callable
-from collections.abc import Iterable
-from contextlib import suppress
-from data.corpus import DataError
-from filelock import FileLock
-from filelock import Timeout
-from pathlib import Path
-import numpy as np
 import os
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from base.errors import printable
+from base.files import atomic, remove_unfinished
+from base.progress import Progress
+from data.corpus import DataError
 
 try:
     import fcntl

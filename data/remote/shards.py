@@ -4,23 +4,21 @@ A shard is the training part of one document, or of several small ones that foll
 Shards are encoded when they are needed, and kept in a `Cache`. Validation and test are kept whole, as of any text.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
+import random
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from data.corpus import Corpus
-from data.corpus import DataError
-from data.corpus import Document
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from data.corpus import Corpus, DataError, Document
 from data.encode import pieces
-from data.remote.epoch import Epoch
-from data.remote.epoch import plan_epoch
+from data.remote.epoch import Epoch, plan_epoch
 from data.remote.shard_cache import Cache
 from data.split import Part
 from data.tokenizer import Tokenizer
-from dataclasses import replace
-from pathlib import Path
-import numpy as np
-import random
-import threading
 
 SHARD = 2**22  # tokens: smaller documents are joined until they have so many
 BLOCK = 2**27  # tokens: the windows of about so many are shuffled together

@@ -1,16 +1,16 @@
 """List and fetch remote documents through fsspec."""
 
-from base.errors import nearest
-from base.errors import one_line
-from base.errors import printable
-from data.corpus import DataError
-from data.sources import entries
-from pathlib import Path
-from typing import Any
 import errno
-import fsspec
 import glob
 import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from base.errors import nearest, one_line, printable
+from data.corpus import DataError
+from data.sources import entries
 
 PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"

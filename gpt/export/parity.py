@@ -1,11 +1,13 @@
 """Whether an exported model still says what the checkpoint says."""
 
-from base.errors import InputError
 from collections.abc import Callable
-from gpt.model import GPT
 from math import isqrt
-from torch import Tensor
+
 import torch
+from torch import Tensor
+
+from base.errors import InputError
+from gpt.model import GPT
 
 TOLERANCE = 1e-5  # of the largest logit
 MAX_SCORES = 2**23  # numbers of attention that a comparison may take for a text

@@ -4,18 +4,19 @@ Learned positions are GPT-2's, and sinusoidal ones or none are learned ones that
 Starcoder2's, with or without a window. Neither has ALiBi, key_offset, token_shift or qk_norm.
 """
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from base.errors import InputError
 from base.options import shown
-from collections.abc import Callable
 from gpt.config import ModelConfig
-from gpt.export.parity import check_tables
-from gpt.export.parity import largest_difference
+from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
-from pathlib import Path
-from torch import Tensor
-from typing import Any
-import json
-import torch
 
 State = dict[str, Tensor]
 
@@ -116,7 +117,7 @@ def gpt2(model: GPT) -> tuple[Any, State]:
 
 
 def starcoder2(model: GPT) -> tuple[Any, State]:
-    """Starcoder2, whose window gives it the window rule of gpt/inference/decoder.py, too: text of any length is ours."""
+    """Starcoder2, whose window is the window rule of gpt/inference/decoder.py: text of any length is ours."""
     from transformers import Starcoder2Config
 
     ours = model.config

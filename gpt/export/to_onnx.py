@@ -1,18 +1,20 @@
 """To ONNX, for runtimes in other languages and on other devices."""
 
-from base.errors import InputError
-from collections.abc import Iterator
-from contextlib import contextmanager
-from gpt.export.parity import largest_difference
-from gpt.export.to_torch_program import trace
-from gpt.model import GPT
-from pathlib import Path
-from typing import Any
 import json
 import logging
 import os
-import torch
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from base.errors import InputError
+from gpt.export.parity import largest_difference
+from gpt.export.to_torch_program import trace
+from gpt.model import GPT
 
 LARGEST = 2**31 - 2**24  # bytes of weights: what one protobuf message holds, less the graph
 

@@ -1,15 +1,14 @@
 """To a program of `torch.export`, which runs without this project's code."""
 
-from gpt.export.parity import check_tables
-from gpt.export.parity import largest_difference
-from gpt.model import GPT
-from pathlib import Path
-from torch.export import Dim
-from torch.export import ExportedProgram
-from typing import Any
 import json
-import torch
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch.export import Dim, ExportedProgram
+
+from gpt.export.parity import check_tables, largest_difference
+from gpt.model import GPT
 
 
 def trace(model: GPT) -> ExportedProgram:

@@ -3,16 +3,17 @@
 The page is plain HTML, CSS and JavaScript from `page/`; what it computes is in `page/gpt.js`.
 """
 
-from base.html import embedded
-from base.html import sha256
-from gpt.model import GPT
+import base64
 from pathlib import Path
 from string import Template
-from torch import Tensor
 from typing import Any
-import base64
 
-PAGE = Path(__file__).with_name("page")
+from torch import Tensor
+
+from base.html import embedded, sha256
+from gpt.model import GPT
+
+PAGE = Path(__file__).with_name("web_page")
 
 
 def write_web(model: GPT, meta: dict[str, Any], path: Path) -> None:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Generate text: decoder, sampling rules, many texts at once."""

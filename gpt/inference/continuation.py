@@ -1,11 +1,10 @@
 """A text that grows: stop strings, whole characters, log-probabilities."""
 
-from typing import TYPE_CHECKING
 import codecs
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
-
 
 
 class Continuation:

@@ -21,12 +21,11 @@ places attention sees, and slots of the cache), V = vocabulary.
 """
 
 from collections.abc import Callable
-from gpt.inference.weights import Array
-from gpt.inference.weights import EPS
-from gpt.inference.weights import Layer
-from gpt.inference.weights import Weights
 from typing import Any
+
 import numpy as np
+
+from gpt.inference.weights import EPS, Array, Layer, Weights
 
 PIECE = 256  # tokens worth reading at once, slots that a cache begins with, positions tabulated at once
 MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read

@@ -1,23 +1,19 @@
 """From logits to text: which token comes next, again and again."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
-from gpt.inference.decoder import Decoder
-from gpt.inference.decoder import needed
-from gpt.inference.parallel import side_by_side
-from gpt.inference.sampling import Drawing
-from gpt.inference.sampling import draw
-from gpt.inference.sampling import probabilities
-from gpt.inference.sampling import random_numbers
-from gpt.inference.weights import Weights
-from gpt.inference.weights import weights_of
-from typing import Any
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
+from gpt.inference.decoder import Decoder, needed
+from gpt.inference.parallel import side_by_side
+from gpt.inference.sampling import Drawing, draw, probabilities, random_numbers
+from gpt.inference.weights import Weights, weights_of
+
 if TYPE_CHECKING:
-    from gpt.model import GPT
     import torch
+
+    from gpt.model import GPT
 
 BLOCK = 256  # random numbers drawn at once
 

@@ -1,19 +1,18 @@
 """Generate many texts at once: over threads on a CPU, in batches on a GPU."""
 
-from base.processes import cores
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from gpt.inference.weights import Weights
 from threading import Event
-from threadpoolctl import threadpool_limits
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import numpy as np
+from threadpoolctl import threadpool_limits
+
+from base.processes import cores
+from gpt.inference.weights import Weights
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 LEAST_ROWS = 8  # texts that are worth a thread of their own
 MOST_ROWS = 64  # texts read side by side in a thread

@@ -1,9 +1,9 @@
 """Turn logits into the next token: temperature, top-k, top-p, min-p, random numbers."""
 
-from dataclasses import dataclass
-import numpy as np
 import zlib
+from dataclasses import dataclass
 
+import numpy as np
 
 
 @dataclass(frozen=True)

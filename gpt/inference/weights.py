@@ -1,20 +1,19 @@
 """The weights of a model as the decoder uses them, in NumPy or torch."""
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.device import to_device
-from pathlib import Path
-from typing import Any
-from typing import NamedTuple
-from typing import TYPE_CHECKING
-import math
-import numpy as np
 
 if TYPE_CHECKING:
     from gpt.model import GPT
-    import torch
 
 Array = Any  # numpy.ndarray or torch.Tensor
 EPS = 1e-5  # of the norms in gpt/model.py

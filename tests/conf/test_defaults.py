@@ -6,8 +6,8 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from conf.defaults import differences, overrides, plain
 from conf.compose import apply_literals
+from conf.defaults import differences, overrides, plain
 from conf.keys import HOW
 from conf.overrides import check_overrides, split_literals
 from conf.schema import Config, from_dict, to_dict

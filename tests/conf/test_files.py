@@ -10,9 +10,9 @@ import yaml
 
 from conf.keys import CONF, choice_values, leaves
 from conf.schema import to_dict
-from sweeps.search_space import take_search
 from gpt.config import ModelConfig
 from gpt.model import GPT
+from sweeps.search_space import take_search
 from tests.conf.test_defaults import compose
 from tests.conftest import Ended, needs, summary
 

@@ -1,6 +1,5 @@
 """What slow work shows, in a real terminal and without one."""
 
-from base import progress
 import os
 import re
 import select

@@ -12,10 +12,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.submit import launch_trials
 from conf.overrides import split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
+from sweeps.submit import launch_trials
 from sweeps.trial import LONGEST, make_trial, sweep_name, trial_name, varied_keys
 from tests.conf.test_defaults import compose
 from tests.conftest import Ended, assert_same_weights, last, needs, summary, table

@@ -1,7 +1,7 @@
 import pytest
 
-from data.open_text import open_text
 from data.config import DataConfig
+from data.open_text import open_text
 
 
 @pytest.fixture

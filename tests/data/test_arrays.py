@@ -1,4 +1,3 @@
-from data import encode
 import hashlib
 import itertools
 import json
@@ -13,11 +12,11 @@ import time
 import numpy as np
 import pytest
 
-from data import open_text
-from data.open_text import open_text
-from data.split import SPLITS, split_by_file, split_within
+from data import encode, open_text
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
+from data.open_text import open_text
+from data.split import SPLITS, split_by_file, split_within
 from data.tokenizer import ByteTokenizer
 from tests.conftest import refusal
 from tests.faults import faults

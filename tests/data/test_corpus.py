@@ -1,5 +1,3 @@
-from data import corpus
-from data import downloads
 import hashlib
 import io
 import os
@@ -18,7 +16,7 @@ from pathlib import Path
 import pooch
 import pytest
 
-from data import corpus
+from data import corpus, downloads
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError, without_rulers
 from data.sources import find_documents, open_corpus

@@ -1,9 +1,5 @@
 """Text at addresses: the same text as from this disk, in batches that follow from the seed, and nothing skipped."""
 
-from data.remote import manifest
-from data.remote import shard_cache
-from data.remote import shards
-from data.remote import store
 import json
 import os
 import random
@@ -20,14 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from data.remote import shard_cache
-from data.remote import manifest, shards
-from data.open_text import open_text
 from data.batches import train_batch
-from data.remote.shard_cache import Cache, GB
 from data.config import DataConfig
 from data.corpus import DataError
+from data.open_text import open_text
+from data.remote import manifest, shard_cache, shards, store
 from data.remote.epoch import plan_epoch
+from data.remote.shard_cache import GB, Cache
 from tests.conftest import refusal
 from tests.faults import faults
 from tests.faults.processes import fork, wait_for

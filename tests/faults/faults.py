@@ -1,6 +1,5 @@
 """What goes wrong, and exactly where: each function arranges for it in the process that calls it."""
 
-from base import processes
 import io
 import itertools
 import math
@@ -24,15 +23,15 @@ from torch.distributed.tensor import DTensor
 import data.remote.manifest
 import data.remote.shards
 import gpt.checkpoint
-import training.callbacks.stop_signals
-import training.module
-import training.callbacks.pictures
 import gpt.optim
 import train as train_script
+import training.callbacks.pictures
+import training.callbacks.stop_signals
+import training.module
 from base import processes
 from training.callbacks.checkpoints import Checkpoints
-from training.module import LitGPT
 from training.callbacks.pictures import Pictures
+from training.module import LitGPT
 
 
 def die(*_: Any, **__: Any) -> None:

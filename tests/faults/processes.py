@@ -5,7 +5,6 @@ for each run. Such a run is a process like any other, with signals, files and an
 command of `train.py`, trials and further ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
-from base import run_lock
 import ctypes
 import faulthandler
 import gc
@@ -24,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import training.callbacks.pictures
 import train as train_script
-from base import run_directory
+import training.callbacks.pictures
+from base import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
 

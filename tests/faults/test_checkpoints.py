@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from gpt.checkpoint import CheckpointError, load_checkpoint, read
-from training.checkpoint_files import find_newest
 from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Fault, Process, events, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
+from training.checkpoint_files import find_newest
 
 LAST = Path("runs/cut/checkpoints/step-00000020.ckpt")
 RESUMED = ["name=cut", "resume=auto", *MUON]

@@ -1,6 +1,5 @@
 """Whatever the bytes are: one clean refusal, or what was meant. Properties for all inputs, and many mutations."""
 
-from gpt import model_file
 import contextlib
 import hashlib
 import io
@@ -22,13 +21,13 @@ from conf.compose import apply_literals
 from conf.keys import fields
 from conf.overrides import check_overrides, split_literals
 from conf.schema import Config
-from data.open_text import open_text
 from data.config import DataConfig
 from data.corpus import DataError
+from data.open_text import open_text
 from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt import model_file
 from gpt.config import ModelConfig
-from gpt.model_file import CheckpointError, FIELDS
+from gpt.model_file import FIELDS, CheckpointError
 from tests.faults.programs import Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
 from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked
 from training.exit_status import refuse

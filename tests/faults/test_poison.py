@@ -1,6 +1,5 @@
 """Numbers that are none stop a run before they reach a weight, and none ever reaches a checkpoint."""
 
-from gpt import model_file
 import math
 import re
 import shutil
@@ -9,12 +8,12 @@ from typing import Any
 
 from gpt import model_file
 from gpt.checkpoint import is_finite, read
-from training.callbacks.loss_spikes import Spikes
 from tests.conftest import one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of
 from tests.faults.test_resume import assert_as_if_never_touched
+from training.callbacks.loss_spikes import Spikes
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 

@@ -1,6 +1,5 @@
 """Nobody gets in by a run's config.yaml: it is plain data, and what it may not decide is typed again."""
 
-from base import run_lock
 import json
 import os
 import pickle
@@ -19,14 +18,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 import train as train_script
-from conf.defaults import typed_again
+from base import run_lock
 from base.errors import InputError
 from conf.compose import apply_literals
+from conf.defaults import typed_again
 from conf.keys import CONF
 from conf.overrides import split_literals
 from conf.resume import read_config, untrusted
-from conf.schema import Config, MAX_YAML, to_yaml
-from base import run_directory
+from conf.schema import MAX_YAML, Config, to_yaml
 from tests.conftest import Ended, one_line
 from tests.faults.processes import fork
 from tests.faults.test_fuzz import mutated

@@ -1,6 +1,5 @@
 """SLURM itself: its own daemons, one controller and two nodes, all on the loopback address of this machine."""
 
-from base import processes
 import csv
 import os
 import platform

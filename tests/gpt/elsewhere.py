@@ -16,14 +16,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import backend_registration
 
 from data.batches import batches_on_device
+from gpt.analysis import attention_maps, calibration_totals
 from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluate import predictions, surprisals
-from training.module import LitGPT
-from gpt.analysis import attention_maps, calibration_totals
 from gpt.model import GPT
-from gpt.transfer import init_from
 from gpt.optim import make_optimizer
+from gpt.transfer import init_from
 from tests.reference.models import MIXED, PLACES, name, tiny
+from training.module import LitGPT
 
 V = 11
 CONFIGS = [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)]

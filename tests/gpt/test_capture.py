@@ -1,6 +1,5 @@
 """Work that is recorded and repeated, against the same work done each time."""
 
-from gpt import cuda_graph
 from collections.abc import Callable
 
 import pytest

@@ -11,7 +11,7 @@ import torch
 
 from conf.resume import settings
 from conf.schema import Config
-from gpt.checkpoint import CheckpointError, REQUIRED, last_component, load_checkpoint, read, save, write_model
+from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_checkpoint, read, save, write_model
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT

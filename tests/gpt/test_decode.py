@@ -11,9 +11,8 @@ import torch
 
 import gpt.inference.decoder
 from gpt.config import ModelConfig
-from gpt.inference.decoder import Decoder
+from gpt.inference.decoder import Decoder, needed
 from gpt.inference.weights import Weights, gelu, load_weights
-from gpt.inference.decoder import needed
 from gpt.model import GPT
 from tests.model_files import write_model_file
 from tests.reference import model as reference

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
-from gpt.model import Block, GPT
+from gpt.model import GPT, Block
 from gpt.transfer import init_from, with_context
 from tests.reference import model as reference
 from tests.reference.models import ALL, SOME, fill, name, normal, tiny, tolerance

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpt.model_file import CheckpointError, FORMAT, read
+from gpt.model_file import FORMAT, CheckpointError, read
 from tests.model_files import Header, description, filled, packed, unpacked, write_model_file
 from tests.reference.models import tiny
 

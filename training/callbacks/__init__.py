@@ -1,1 +1,1 @@
-"""TODO."""
+"""Lightning callbacks, in the order that training/assemble.py gives them."""

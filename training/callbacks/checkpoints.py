@@ -1,14 +1,14 @@
 """Save after every validation; keep the best model."""
 
-from base.files import link
-from pathlib import Path
-from training.checkpoint_files import remove_older
-from training.checkpoint_files import step_path
-from training.module import LitGPT
-from typing import Any
-import lightning as L
 import math
+from pathlib import Path
+from typing import Any
 
+import lightning as L
+
+from base.files import link
+from training.checkpoint_files import remove_older, step_path
+from training.module import LitGPT
 
 
 class Checkpoints(L.Callback):

@@ -1,28 +1,29 @@
 """What watches training: the progress display and the logged values."""
 
-from base.progress import clock
+import math
+import statistics
+import sys
+import time
 from collections.abc import Callable
-from gpt.cuda_graph import REHEARSALS
-from gpt.optim import lr_at
+from typing import Any
+
+import lightning as L
+import psutil
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from reports.tensorboard import layout
 from torch import Tensor
 from tqdm import tqdm
-from training.callbacks.loss_spikes import SPIKES_SAID
-from training.callbacks.loss_spikes import Spikes
+
+from base.progress import clock
+from gpt.cuda_graph import REHEARSALS
+from gpt.optim import lr_at
+from reports.tensorboard import layout
+from training.callbacks.loss_spikes import SPIKES_SAID, Spikes
 from training.callbacks.phase_timer import Laps
 from training.callbacks.weight_updates import relative_updates
 from training.history import History
 from training.module import LitGPT
 from training.peak_flops import peak_flops
-from typing import Any
-import lightning as L
-import math
-import psutil
-import statistics
-import sys
-import time
-import torch
 
 LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
 LONG = 180.0  # seconds from which a run is called long

@@ -1,8 +1,8 @@
 """Seconds of a step by phase, on the CPU or by CUDA events."""
 
-from gpt.sharded_tensors import whole
-from itertools import pairwise
 import time
+from itertools import pairwise
+
 import torch
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of the time of a step

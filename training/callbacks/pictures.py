@@ -1,26 +1,23 @@
 """What is shown of a model while it learns: texts by it, and pictures and histograms of what it has learned."""
 
-from base.errors import one_line
-from collections.abc import Callable
-from collections.abc import Iterator
-from conf.schema import WatchConfig
-from gpt.analysis import BINS
-from gpt.analysis import calibration_totals
-from reports.picture_data import Shown
-from reports.picture_data import histograms
-from reports.picture_data import learned
-from reports.picture_process import Drawer
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch import Tensor
-from training.loggers import boards
-from training.loggers import to_boards
-from training.module import LitGPT
-from training.strategy import whole_model
-from typing import Any
-import lightning as L
 import queue
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning as L
 import torch
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor
+
+from base.errors import one_line
+from conf.schema import WatchConfig
+from gpt.analysis import BINS, calibration_totals
+from reports.picture_data import Shown, histograms, learned
+from reports.picture_process import Drawer
+from training.loggers import boards, to_boards
+from training.module import LitGPT
+from training.strategy import whole_model
 
 MAX_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
 END_SECONDS = 30.0  # to wait, at the end, for the pictures that are not drawn yet

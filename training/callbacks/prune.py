@@ -1,10 +1,11 @@
 """End a trial that its search gives up."""
 
 from collections.abc import Callable
-from training.module import LitGPT
 from typing import Any
+
 import lightning as L
 
+from training.module import LitGPT
 
 
 class Prune(L.Callback):

@@ -1,14 +1,15 @@
 """Check that all processes start from the same code, text and step."""
 
+import platform
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch
+
 from base.errors import InputError
 from base.options import shown
 from base.run_directory import RUNS
-from datetime import timedelta
-from typing import Any
-import lightning as L
-import platform
-import torch
-
 
 
 class SameStart(L.Callback):

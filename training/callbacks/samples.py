@@ -1,16 +1,18 @@
 """Generate texts at each validation."""
 
 from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch import Tensor
+
 from gpt.inference.generate import generate
 from reports.tensorboard import as_markdown
-from torch import Tensor
 from training.history import History
 from training.loggers import boards
 from training.module import LitGPT
 from training.strategy import whole_model
-from typing import Any
-import lightning as L
-import numpy as np
 
 FINAL_SAMPLE_LENGTH = 500
 FINAL_SAMPLE_TEMPERATURE = 0.6

@@ -1,12 +1,13 @@
 """What keeps a run from losing anything: checkpoints, stops between two steps, and processes that end together."""
 
-from training.callbacks.checkpoints import Checkpoints
-from training.errors import Stopped
-from typing import Any
-import lightning as L
 import os
 import signal
+from typing import Any
 
+import lightning as L
+
+from training.callbacks.checkpoints import Checkpoints
+from training.errors import Stopped
 
 
 class StopSignals(L.Callback):

@@ -1,11 +1,12 @@
 """What a run shows while it takes no steps: what comes before the first one, validations, and what follows them."""
 
-from base.progress import Progress
-from torch import Tensor
-from training.module import LitGPT
 from typing import Any
-import lightning as L
 
+import lightning as L
+from torch import Tensor
+
+from base.progress import Progress
+from training.module import LitGPT
 
 
 class Waits(L.Callback):

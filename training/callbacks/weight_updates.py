@@ -1,10 +1,10 @@
 """How far each group of weights moves: ||change|| / ||weight||."""
 
+import torch
+from torch import Tensor
+
 from gpt.model import GPT
 from gpt.sharded_tensors import whole
-from torch import Tensor
-import torch
-
 
 
 def group_of(name: str) -> str:

@@ -1,6 +1,5 @@
 """Choices for a machine: what decides, and what the reason says."""
 
-from training import machine
 import os
 import platform
 import re
@@ -15,9 +14,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from training import machine
 from training.machine import COMPILE_FROM, choose_compile, choose_precision
-from tests.conftest import ROOT
 
 
 @pytest.fixture

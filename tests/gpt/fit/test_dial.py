@@ -1,7 +1,5 @@
 """What `minutes` chooses, from made-up costs and a clock that stands still."""
 
-from training import budget
-from training import step_timing
 import time
 import warnings
 from collections.abc import Callable
@@ -13,16 +11,16 @@ import pytest
 import torch
 
 from conf.keys import presets
-from data.open_text import open_text
 from data.config import DataConfig
 from data.datamodule import TextDataModule
+from data.open_text import open_text
 from gpt.config import ModelConfig, OptimConfig
-from training import budget
-from training.budget import AROUND, DROPOUT, Plan, VALIDATIONS, Work, plan
-from training.step_timing import Cost, measure
-from training.module import LitGPT
 from gpt.model import GPT
+from training import budget, step_timing
+from training.budget import AROUND, DROPOUT, VALIDATIONS, Plan, Work, plan
+from training.module import LitGPT
 from training.quiet_lightning import quieten_lightning
+from training.step_timing import Cost, measure
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)

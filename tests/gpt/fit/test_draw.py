@@ -1,6 +1,5 @@
 """Pictures looked at one pixel at a time, and characters that are hard to show."""
 
-from reports import pictures
 import io
 import os
 import subprocess
@@ -10,8 +9,8 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from reports.glyphs import kind, visible
 from reports import pictures
+from reports.glyphs import kind, visible
 from tests.conftest import ROOT
 
 ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
@@ -68,7 +67,9 @@ def test_everything_can_be_drawn() -> None:
     for png in (
         pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
         pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
-        pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
+        pictures.surprisal(
+            1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)
+        ),  # more than there is room for
         pictures.surprisal(1, ["\n"], np.zeros(1)),
         pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
     ):

@@ -17,10 +17,10 @@ import torch
 from conf.defaults import differences
 from conf.schema import from_yaml
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gpt.checkpoint import load_checkpoint, read, save
-from reports.run_page import HEADS, LOOKED_AT, page
 from gpt.analysis import attention_maps
+from gpt.checkpoint import load_checkpoint, read, save
 from gpt.model import GPT
+from reports.run_page import HEADS, LOOKED_AT, page
 from tests.conftest import Ended, needs, pages
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write

@@ -18,9 +18,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from gpt.checkpoint import load_checkpoint
+from gpt.inference.generate import generate
 from reports.picture_data import HEADS_DRAWN, spread_over
 from reports.tensorboard import as_markdown
-from gpt.inference.generate import generate
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import Process, run, wait_for

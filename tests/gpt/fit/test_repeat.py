@@ -17,8 +17,6 @@ import torch
 
 from base.errors import InputError
 from gpt.cuda_graph import REHEARSALS
-from training.machine import choose_recorder
-from training.module import LitGPT
 from gpt.model import GPT
 from tests.conftest import Ended
 from tests.faults import faults
@@ -26,6 +24,8 @@ from tests.faults.test_resume import assert_same
 from tests.gpt.fit.test_watch import last, scalars
 from tests.reference.capture import record
 from tests.reference.models import tiny
+from training.machine import choose_recorder
+from training.module import LitGPT
 
 Train = Callable[..., Ended]
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_every_n_steps=4", "compile=false")

@@ -1,6 +1,5 @@
 """What is logged of training, against what a naive loop makes of the same run; and that watching changes nothing."""
 
-from reports import terminal
 import io
 import json
 import math
@@ -20,15 +19,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import training.callbacks.metrics
-from data.open_text import open_text
 from data.config import DataConfig
+from data.open_text import open_text
 from reports import terminal
-from training.callbacks.phase_timer import Laps, PARTS
 from reports.terminal import ASCII, BLOCKS, describe_training, sparkline
 from tests.conftest import Ended
 from tests.faults import faults
 from tests.faults.processes import run_ranks
 from tests.gpt.fit.test_pictures import TAGS, images
+from training.callbacks.phase_timer import PARTS, Laps
 
 Train = Callable[..., Ended]
 
