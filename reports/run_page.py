@@ -3,7 +3,7 @@
 import base64
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from base.html import embedded
 from base.progress import clock
+from data.tokenizer import Tokenizer
 from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluate import predictions
@@ -29,9 +30,7 @@ def page(
     callbacks: Mapping[str, Any],
     model: GPT,
     passage: Tensor,
-    names: Sequence[str],
-    starts: Tensor,
-    decode: Callable[[Any], str],
+    tokenizer: Tokenizer,
 ) -> str:
     """Make the page.
 
@@ -43,12 +42,10 @@ def page(
         callbacks: what the last checkpoint keeps of `Watch` and `Samples`.
         model: of the best checkpoint.
         passage: tokens of the validation text, (T,) int64 with 1 <= T <= context + 1.
-        names: each token as text.
-        starts: (V,) whether a token begins a character.
-        decode: tokens to text.
+        tokenizer: of the text.
     """
     passage = passage[: LONGEST + 1]
-    unit = "character" if all(starts.tolist()) else "byte"
+    unit = "character" if all(tokenizer.characters_per_token.tolist()) else "byte"
     data = {
         "name": about["name"],
         "text": about["text"],
@@ -58,8 +55,8 @@ def page(
         "curves": curves(callbacks, summary, unit),
         "samples": callbacks["Samples"]["history"]["entries"],
         "sample": about["sample"],
-        "attention": attention(model, passage[: min(LOOKED_AT, model.config.context)], names),
-        "passage": surprise(model, passage, names, starts, decode),
+        "attention": attention(model, passage[: min(LOOKED_AT, model.config.context)], tokenizer.names),
+        "passage": surprise(model, passage, tokenizer),
         "differences": about["differences"],
         "command": about["command"],
         "config": about["config"],
@@ -163,29 +160,27 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
     }
 
 
-def surprise(
-    model: GPT, tokens: Tensor, names: Sequence[str], starts: Tensor, decode: Callable[[Any], str]
-) -> dict[str, Any]:
+def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
     """What each character of a passage costs, read as a text of its own, and what was likely in its place.
 
     Args:
         model: the model.
         tokens: (T,) int64, at most a context and one more.
-        names: each token as text.
-        starts: (V,) whether a token begins a character.
-        decode: tokens to text.
+        tokenizer: of the text.
 
     Returns:
         `letters`, one code point for each character; `bits` in thousandths; `likely` as lists of [name, probability].
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
+    starts = torch.from_numpy(tokenizer.characters_per_token)  # (V,) whether a token begins a character
     (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, LIKELY), starts, len(tokens))
     rows = zip(found.likely.tolist(), found.chances.tolist(), strict=True)
     return {
-        "letters": letters(found, decode),
+        "letters": letters(found, tokenizer.decode),
         "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MOST).int().tolist(),
         "likely": [
-            [[names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0] for row in rows
+            [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
+            for row in rows
         ],
     }

@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from base.errors import for_output, printable
+from base.errors import for_output
 from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.evaluate import Score
-from training.init_from import InitModel
-from training.machine import Runtime
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -128,7 +126,7 @@ LEARNED = 25  # nats that a window of a text known by heart costs, until it is c
 
 
 def introduce(
-    say: "Speaker", run: Path, config: Config, text: "Text", choices: Runtime, parameters: int, notes: list[str]
+    say: "Speaker", run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]
 ) -> None:
     """Say what will be trained, on what, and how it will be measured."""
     from data.batches import VALIDATION_CHARACTERS
@@ -140,11 +138,7 @@ def introduce(
         f"{f', window {shape.window}' if shape.window else ''}: "
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
-    say(
-        f"machine    {choices.device}, {config.trainer.precision} ({choices.why_precision}), "
-        f"{'not ' if config.compile == 'false' else ''}compiled "
-        f"({choices.why_compiled if config.compile == choices.compile else 'it failed'})"
-    )
+    say(f"machine    {machine}")
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
     say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
@@ -156,13 +150,6 @@ def introduce(
     for note in notes:
         say(note)
     say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
-
-
-def describe_start(start: InitModel, vocabulary: dict[str, Any]) -> str:
-    """What a run starts from in one line."""
-    new = "".join(sorted(set(vocabulary.get("characters", "")) - set(start.characters)))
-    added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
-    return f"from       {printable(start.path)}, step {start.meta['step']}{added}"
 
 
 def describe(text: "Text") -> str:

@@ -16,11 +16,13 @@ from base.errors import InputError
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
+from data.batches import VALIDATION_CHARACTERS
+from data.datamodule import TextDataModule
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from training.callbacks.samples import FINAL_SAMPLE_LENGTH
-from training.machine import Runtime
-from training.step_timing import Cost, measure
+from training.callbacks.samples import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
+from training.run_plan import RunPlan
+from training.step_timing import EVALUATED, Cost, measure
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -42,7 +44,7 @@ AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
 
 
 @dataclass(frozen=True)
-class Plan:
+class Budget:
     """What was chosen, and what it costs."""
 
     model: ModelConfig
@@ -59,6 +61,7 @@ class Work:
     finally_evaluated: int
     sampled_per_validation: int
     finally_sampled: int
+    interval: int | None = None  # steps between validations, where that is given
 
     def seconds(self, cost: Cost, validations: int) -> float:
         """How long all of it takes."""
@@ -67,16 +70,15 @@ class Work:
         return AROUND + evaluated * cost.evaluated + sampled * cost.sampled
 
 
-def plan(
+def choose_budget(
     left: Callable[[], float],
     presets: list[ModelConfig],
     measure: Callable[[ModelConfig], Cost],
     work: Work,
-    characters_per_step: Callable[[ModelConfig], int],
+    batch: int,
     vocabulary: int,
     text: int,
-    interval: int | None = None,
-) -> Plan:
+) -> Budget:
     """Choose a preset, its dropout, a number of steps and one of validations.
 
     Args:
@@ -84,10 +86,9 @@ def plan(
         presets: from small to large; a single one is taken as it is.
         measure: times one of them on this machine.
         work: what the run does besides.
-        characters_per_step: how many characters a step trains on.
+        batch: windows of a step.
         vocabulary: number of tokens.
         text: characters to train on.
-        interval: steps between two validations, where the number of validations is not to be chosen.
     """
 
     def shape(config: ModelConfig) -> tuple[int, int]:
@@ -97,7 +98,7 @@ def plan(
 
     chosen = presets[0]
     cost = measure(chosen)
-    flops_per_second = shape(chosen)[0] * characters_per_step(chosen) / cost.step
+    flops_per_second = shape(chosen)[0] * batch * chosen.context / cost.step
     for larger in presets[1:]:
         flops, parameters = shape(larger)
         seen = left() * flops_per_second / flops
@@ -112,16 +113,18 @@ def plan(
     validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
     validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATING * seconds), 1)
     steps = int((seconds - work.seconds(cost, validations)) / cost.step)
-    if interval is not None:
-        steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / interval))
-        validations = max(1, steps // interval)
-    return Plan(chosen, max(0, steps), validations, cost)
+    if work.interval is not None:
+        steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / work.interval))
+        validations = max(1, steps // work.interval)
+    return Budget(chosen, max(0, steps), validations, cost)
 
 
-def turn_dial(
-    config: Config, keys: list[str], text: "Text", choices: Runtime, make_module: "Callable[[], LitGPT]", started: float
-) -> str:
-    """Settle what `minutes` leaves open, in `config`: the preset, the batch, the steps, how often to validate.
+def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
+    """Settle what `minutes` leaves open, in the configuration: preset, batch, steps, how often to validate.
+
+    Args:
+        plan: of the run; its configuration is changed.
+        make_module: makes a module of the configuration as it stands.
 
     Returns:
         A line that says what was settled and from what.
@@ -129,19 +132,12 @@ def turn_dial(
     Raises:
         InputError: there is more than one device, or no time for a step.
     """
-    import torch
-
-    from data.batches import VALIDATION_CHARACTERS
-    from data.datamodule import TextDataModule
-    from training.callbacks import samples
-    from training.step_timing import EVALUATED, Cost
-
-    minutes = config.minutes
+    config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
-    if choices.devices > 1:
+    if plan.runtime.devices > 1:
         raise InputError(f"minutes={minutes:g}: is for one device; trainer.devices=1, or trainer.max_steps=N")
 
-    def measured(model: "ModelConfig") -> Cost:
+    def measured(model: ModelConfig) -> Cost:
         config.model = model
         data = TextDataModule(text, config.data, model.context, config.seed)
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
@@ -149,30 +145,15 @@ def turn_dial(
         return measure(make_module(), data, some, **where)
 
     def left() -> float:
-        return started + 60 * minutes - time.perf_counter()
+        return plan.started + 60 * minutes - time.perf_counter()
 
-    validated = min(VALIDATION_CHARACTERS, len(text.validation))
-    work = Work(
-        validated=validated,
-        finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
-        sampled_per_validation=len(samples.TEMPERATURES) * samples.SAMPLE_LENGTH if config.logger else 0,
-        finally_sampled=FINAL_SAMPLE_LENGTH,
-    )
+    work = work_besides_steps(config, keys, text)
     first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
     print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
 
-    def settle(models: "list[ModelConfig]") -> Plan:
+    def settle(models: list[ModelConfig]) -> Budget:
         with Progress("timing"):
-            return plan(
-                left,
-                models,
-                measured,
-                work,
-                lambda model: config.data.batch * model.context,
-                text.tokenizer.size,
-                len(text.train),
-                config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
-            )
+            return choose_budget(left, models, measured, work, config.data.batch, text.tokenizer.size, len(text.train))
 
     given = config.init_from is not None or any(key.startswith("model.") for key in keys)
     settled = settle([config.model] if given else presets())
@@ -185,6 +166,18 @@ def turn_dial(
         needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
         raise InputError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:g}")
     config.trainer.max_steps = settled.steps
-    if "trainer.val_check_interval" not in keys:
+    if work.interval is None:
         config.trainer.val_check_interval = -(-settled.steps // settled.validations)
     return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
+
+
+def work_besides_steps(config: Config, keys: list[str], text: "Text") -> Work:
+    """What a run with this configuration evaluates and samples."""
+    validated = min(VALIDATION_CHARACTERS, len(text.validation))
+    return Work(
+        validated=validated,
+        finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
+        sampled_per_validation=len(TEMPERATURES) * SAMPLE_LENGTH if config.logger else 0,
+        finally_sampled=FINAL_SAMPLE_LENGTH,
+        interval=config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from base import run_directory
-from base.errors import InputError
+from base.errors import InputError, printable
 
 if TYPE_CHECKING:
     from gpt.model import GPT
@@ -23,6 +23,12 @@ class InitModel:
     def characters(self) -> str:
         """Those of its vocabulary; none where tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
+
+    def describe(self, vocabulary: dict[str, Any]) -> str:
+        """What a run with this vocabulary starts from, in one line."""
+        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
+        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 
 def load_start(init_from: str) -> InitModel:

@@ -18,11 +18,11 @@ from base.options import shown
 from conf.resume import settings
 from conf.schema import Config
 from gpt.cuda_graph import Recorder, record
+from gpt.model import GPT
 from training.devices import rows_per_device
 
 if TYPE_CHECKING:
     from data.text import Text
-    from gpt.model import GPT
 
 COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
 
@@ -153,6 +153,12 @@ class Runtime:
     compile: str  # as it was chosen; where that fails, `config` has what is done instead
     why_compiled: str
 
+    def describe(self, config: Config) -> str:
+        """Return device, precision and compilation in one line, with reasons."""
+        compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
+        why = self.why_compiled if config.compile == self.compile else "it failed"
+        return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
+
 
 def choose(config: Config, text: "Text") -> Runtime:
     """Settle what depends on the machine; what config.yaml keeps of it is written into `config`.
@@ -160,45 +166,32 @@ def choose(config: Config, text: "Text") -> Runtime:
     Raises:
         InputError: this machine cannot do what was asked.
     """
-    pass
-
-    try:
-        device = device_kind(config.trainer.accelerator)
-        precision, why_precision = choose_precision(config.trainer.precision, device)
-        if device == "cpu" and isinstance(config.trainer.devices, list):
-            raise InputError(
-                f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many"
-            )
-        seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
-        compile, why_compiled = choose_compile(config.compile, device, seconds)
-    except ValueError as error:
-        raise InputError(error) from None
+    device = device_kind(config.trainer.accelerator)
+    precision, why_precision = choose_precision(config.trainer.precision, device)
+    if device == "cpu" and isinstance(config.trainer.devices, list):
+        raise InputError(f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many")
+    seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
+    compiled, why_compiled = choose_compile(config.compile, device, seconds)
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
     rows_per_device(config, devices)  # raises where the batch cannot be shared out
-    config.trainer.precision, config.compile = precision, compile
-    return Runtime(device, devices, why_precision, compile, why_compiled)
+    config.trainer.precision, config.compile = precision, compiled
+    return Runtime(device, devices, why_precision, compiled, why_compiled)
 
 
-def conditions(config: Config, text: "Text", choices: Runtime) -> dict[str, Any]:
+def conditions(config: Config, text: "Text", runtime: Runtime) -> dict[str, Any]:
     """All that the bits of a run depend on, by name, as plain data."""
-    pass
-
-    sharded = config.trainer.strategy == "fsdp" and choices.devices > 1
+    sharded = config.trainer.strategy == "fsdp" and runtime.devices > 1
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     return settings(config) | {
         "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
         "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
-        "world_size": f"{choices.devices} with fsdp" if sharded else choices.devices,
-        **machine(choices.device),
+        "world_size": f"{runtime.devices} with fsdp" if sharded else runtime.devices,
+        **machine(runtime.device),
     }
 
 
-def untrained(config: Config, text: "Text") -> "GPT":
+def untrained(config: Config, text: "Text") -> GPT:
     """The model that a configuration describes, without its numbers."""
-    import torch
-
-    from gpt.model import GPT
-
     with torch.device("meta"):
         return GPT(config.model, text.tokenizer.size)
 

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from base.errors import InputError, one_line
-from gpt.config import ModelConfig, OptimConfig
+from conf.schema import Config
+from data.tokenizer import Tokenizer
 from gpt.cuda_graph import REHEARSALS, Recorder, Repeated
 from gpt.evaluate import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
@@ -38,17 +39,10 @@ class LitGPT(L.LightningModule):
     only ever stops between two steps.
 
     Args:
-        model: shape and parts of the model.
-        optim: the optimizer.
-        vocabulary: the tokenizer's vocabulary as plain data, kept in every checkpoint.
-        characters: (V,) how many characters each token stands for.
-        bytes: (V,) how many UTF-8 bytes each token stands for.
+        config: of the run; it is read here, and not again later.
+        tokenizer: of the text.
         data: what to remember of the text in every checkpoint, as plain data.
         conditions: what the bits of the run depend on, by name, as plain data; kept in every checkpoint.
-        max_steps: optimizer steps of the whole run, which the learning rate follows.
-        micro_batch: windows per forward and backward on this device; None is all at once.
-        seed: seed of the weights and of dropout.
-        compile: whether to `torch.compile` the blocks for the training step.
         record: what records a whole step, for a GPU to repeat (see gpt/cuda_graph.py); None has Python take every step.
         fell_back: told when compiling or capturing fails, and when a checkpoint is saved after that: what `compile` is
             from then on, and a line that says why, once.
@@ -56,31 +50,29 @@ class LitGPT(L.LightningModule):
 
     def __init__(
         self,
-        model: ModelConfig,
-        optim: OptimConfig,
-        *,
-        vocabulary: dict[str, Any],
-        characters: Tensor,
-        bytes: Tensor,
+        config: Config,
+        tokenizer: Tokenizer,
         data: dict[str, Any],
         conditions: dict[str, Any],
-        max_steps: int,
-        micro_batch: int | None = None,
-        seed: int = 0,
-        compile: bool = False,
         record: Recorder | None = None,
-        fell_back: Callable[[str, str | None], None] = lambda compile, line: None,
+        fell_back: Callable[[str, str | None], None] = lambda compiled, line: None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        torch.manual_seed(seed)
-        self.net = GPT(model, len(characters))
-        self.model_config, self.optim_config = model, optim
-        self.vocabulary, self.characters, self.bytes = vocabulary, characters, bytes
+        torch.manual_seed(config.seed)
+        self.net = GPT(config.model, tokenizer.size)
+        self.model_config, self.optim_config = config.model, config.optim
+        self.vocabulary = tokenizer.vocabulary
+        self.characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
+        self.bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,), of UTF-8
         self.data, self.conditions = data, conditions
-        self.max_steps, self.micro_batch, self.seed, self.compile_step = max_steps, micro_batch, seed, compile
+        self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
+        self.compile_step = config.compile != "false"
         self.record, self.fell_back = record, fell_back
-        self.untried, self.fallen = compile, False  # whether a compiled step has yet to run, and whether one failed
+        self.untried, self.fallen = (
+            self.compile_step,
+            False,
+        )  # whether a compiled step has yet to run, and whether one failed
         self.repeated: Repeated | None = None  # the whole step, where it is recorded
         self.rows = self.outcome = torch.empty(0)  # of the step that is repeated: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
@@ -163,25 +155,25 @@ class LitGPT(L.LightningModule):
             InputError: several processes take the step, and might not all fail.
         """
         failed = "graph" if self.record else "true"
-        compile = "false" if self.untried or not self.compile_step else "true"
+        compiled = "false" if self.untried or not self.compile_step else "true"
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
         reason = f"compile={failed}: failed ({type(error).__name__}: {what})"
         if self.trainer.world_size > 1:
-            raise InputError(f"{reason}; compile={compile} goes without") from error
+            raise InputError(f"{reason}; compile={compiled} goes without") from error
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        for block in self.net.blocks if compile == "false" else ():
+        for block in self.net.blocks if compiled == "false" else ():
             block._compiled_call_impl = None
-        if compile == "false":
+        if compiled == "false":
             torch.compiler.set_stance("default")
-        self.compile_step, self.record = compile == "true", None
+        self.compile_step, self.record = compiled == "true", None
         self.untried, self.fallen = False, True
         self.net.zero_grad()
         self.conditions.setdefault("compile_asked", self.conditions["compile"])  # the same command may resume
-        self.conditions["compile"] = compile
+        self.conditions["compile"] = compiled
         if self.behind:
             self._seed_dropout(self.global_step, 0)
-        self.fell_back(compile, f"{reason}; the run goes on as with compile={compile}")
+        self.fell_back(compiled, f"{reason}; the run goes on as with compile={compiled}")
 
     def on_train_end(self) -> None:
         """Let go of the recorded step and its memory."""

@@ -1,11 +1,31 @@
-"""Make a run directory, and clean up after a killed process."""
+"""The run directory before the first step: clean it after a killed process, make it, write what is known."""
 
+import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from base import run_directory, run_lock
-from base.files import remove_unfinished
+from base.files import remove_unfinished, write_text
+from conf.keys import leaves
+from conf.resume import check_unchanged
+from conf.schema import Config, to_dict, to_yaml
+from data.downloads import cache_dir
 from training.resume import ResumePoint
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from reports.terminal import Speaker
+    from training.run_plan import RunPlan
+
+
+def share_compiled(config: Config) -> None:
+    """Have torch keep compiled kernels beside cached texts, where later runs find them."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
+    # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
+    # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def clean_up(run: Path, point: ResumePoint | None) -> None:
@@ -17,6 +37,19 @@ def clean_up(run: Path, point: ResumePoint | None) -> None:
     remove_unfinished(run / "projector")
     if point:
         restore_names(point.path, point.contents)
+
+
+def compare_with(point: ResumePoint, plan: "RunPlan", allow: list[str]) -> None:
+    """Compare a resumed run with what it was, and say what differs.
+
+    Raises:
+        InputError: something differs that `allow` does not name.
+    """
+    from training.machine import conditions
+
+    now = conditions(plan.config, plan.text, plan.runtime)
+    if differing := check_unchanged(point.contents["conditions"], now, allow):
+        print(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
 
 
 def make_directory(run: Path, fresh: bool) -> None:
@@ -31,3 +64,24 @@ def make_directory(run: Path, fresh: bool) -> None:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     (run / "checkpoints").mkdir(exist_ok=True)
     clean_up(run, None)
+
+
+def open_directory(plan: "RunPlan", trainer: "L.Trainer", log: "Speaker", parameters: int, notes: list[str]) -> None:
+    """Make the run directory, write config.yaml and summary.json, and introduce the run.
+
+    Args:
+        plan: of the run.
+        trainer: whose loggers get the hyperparameters.
+        log: what the introduction is written to.
+        parameters: of the model.
+        notes: further lines of the introduction.
+    """
+    from reports.terminal import introduce
+    from training.summary import write_summary
+
+    make_directory(plan.directory, plan.fresh)
+    write_text(plan.directory / "config.yaml", to_yaml(plan.config))
+    write_summary(plan.directory, {"status": "running"})
+    for logger in trainer.loggers:
+        logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
+    introduce(log, plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)

@@ -16,10 +16,10 @@ RECORDED = 3
 ROWS = 20  # operators in the table
 
 
-def make_profiler(kind: str, run: Path) -> tuple[Profiler, Path]:
-    """Make Lightning's profiler by hook (`simple`) or function (`advanced`); return it and the file that it writes."""
+def make_profiler(kind: str, run: Path) -> Profiler:
+    """Make Lightning's profiler by hook (`simple`) or by function (`advanced`), which writes fit-profile.txt."""
     profilers = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
-    return profilers[kind](dirpath=run, filename="profile"), run / "fit-profile.txt"
+    return profilers[kind](dirpath=run, filename="profile")
 
 
 class StepProfiler(L.Callback):

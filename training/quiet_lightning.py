@@ -3,10 +3,24 @@
 import logging
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-def quieten_lightning() -> None:
-    """Leave out what Lightning tells everyone; its warnings stay, but for those that do not hold here."""
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out what Lightning tells everyone, and those of its warnings that do not hold here."""
+    thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
+    try:
+        with warnings.catch_warnings():
+            ignore_warnings()
+            yield
+    finally:
+        threading.excepthook = thread_failed
+
+
+def ignore_warnings() -> None:
+    """Filter out warnings that do not hold here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6.6 on torch 2.13; nothing that can be done here.

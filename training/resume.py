@@ -88,6 +88,10 @@ class ResumePoint:
         """Whether the run was given up there, as a trial of a search."""
         return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
 
+    def is_end(self, config: Config) -> bool:
+        """Whether the run that continues here has nothing left to do."""
+        return self.step >= config.trainer.max_steps or self.ended_by(config.callbacks)
+
     def ended_by(self, callbacks: dict[str, Any]) -> bool:
         """Whether one of these, such as early stopping, had ended the run there; by hand, a pruned one goes on."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True

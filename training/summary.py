@@ -2,6 +2,7 @@
 
 import json
 import platform
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,22 +12,58 @@ from conf.keys import HOW, leaves
 from conf.resume import settings
 from conf.schema import Config, to_dict
 from gpt.evaluate import Score, measured
-from training.machine import Runtime, untrained
+from training.machine import untrained
+from training.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from data.text import Text
+
+@dataclass(frozen=True)
+class Summary:
+    """What summary.json says of a run; what does not apply is null.
+
+    Losses are in nats per token; bpc and bpb in bits per character and per byte.
+    """
+
+    status: str
+    val_loss: float | None = None
+    val_bpc: float | None = None
+    val_bpb: float | None = None
+    best_step: int | None = None
+    last_val_loss: float | None = None
+    test_loss: float | None = None
+    test_bpc: float | None = None
+    evaluation: dict[str, Any] | None = None
+    steps: int | None = None
+    characters: int | None = None
+    seconds: float | None = None
+    characters_per_second: float | None = None
+    mfu: float | None = None
+    init_from: str | None = None
+    parameters: int | None = None
+    precision: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    versions: dict[str, str] | None = None
 
 
-def as_trained(
-    config: Config, text: "Text", choices: Runtime, step: int, counted: "Mapping[str, Any]"
-) -> dict[str, Any]:
-    """The part of summary.json that says what training took."""
-    pass
+def write_summary(run: Path, values: "Mapping[str, Any]") -> None:
+    """Write summary.json from the fields of `Summary` that are known."""
+    write_text(run / "summary.json", json.dumps(asdict(Summary(**values)), indent=2) + "\n")
 
+
+def as_trained(plan: RunPlan, step: int, counted: "Mapping[str, Any]") -> dict[str, Any]:
+    """Return the part of `Summary` that says what training took.
+
+    Args:
+        plan: of the run.
+        step: steps taken.
+        counted: the state of the callback `Watch`.
+    """
+    config = plan.config
     per_step = config.data.batch * config.model.context
-    stepping, model, peak = counted["stepping"], untrained(config, text), counted.get("peak")
+    stepping, model, peak = counted["stepping"], untrained(config, plan.text), counted.get("peak")
     speed = counted["stepped"] * per_step / stepping if stepping else None
     return {
         "steps": step,
@@ -37,19 +74,10 @@ def as_trained(
         "init_from": config.init_from,
         "parameters": model.num_parameters(),
         "precision": config.trainer.precision,
-        "device": choices.device,
+        "device": plan.runtime.device,
         "seed": config.seed,
         "versions": versions(),
     }
-
-
-def write_summary(run: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json; what does not apply is null."""
-    keys = (
-        "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
-        "seconds characters_per_second mfu init_from parameters precision device seed versions"
-    ).split()
-    write_text(run / "summary.json", json.dumps({key: summary.get(key) for key in keys}, indent=2) + "\n")
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:

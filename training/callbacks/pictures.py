@@ -96,6 +96,14 @@ class Pictures(L.Callback):
             self.say(f"pictures   {self.waiting} were not drawn within {END_SECONDS:g} seconds")
         self.end()
 
+    def __enter__(self) -> "Pictures":
+        """Draw until the context ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process that draws."""
+        self.end()
+
     def end(self) -> None:
         """End the process, drawn or not."""
         if self.drawer:

@@ -24,7 +24,11 @@ class StopSignals(L.Callback):
         self.training = False
         self.previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
 
-    def give_back(self) -> None:
+    def __enter__(self) -> "StopSignals":
+        """Handle signals until the context ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Leave the signals to what handled them before."""
         for number, handler in self.previous.items():
             signal.signal(number, handler)

@@ -15,6 +15,7 @@ class Waits(L.Callback):
     def __init__(self, validated: int) -> None:
         self.validated = validated
         self.shown: Progress | None = None
+        self.restored = False  # whether a checkpoint that is resumed has been taken over
 
     def show(self, what: str, total: int = 0) -> None:
         """End what is shown, and show something else."""
@@ -33,6 +34,7 @@ class Waits(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first step takes longer than the others."""
+        self.restored = True
         assert isinstance(pl_module, LitGPT)
         self.show("compiling" if pl_module.compile_step else "the first step")
 

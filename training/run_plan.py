@@ -1,0 +1,40 @@
+"""All that is settled before the first step of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.schema import Config
+from training.init_from import InitModel
+from training.machine import Runtime
+from training.resume import ResumePoint
+
+if TYPE_CHECKING:
+    from data.text import Text
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is made of.
+
+    Attributes:
+        directory: `runs/<name>/`.
+        config: the configuration; `minutes` and a fallback of `compile` still change it.
+        keys: the keys that were typed.
+        text: the tokenized text.
+        runtime: device, precision and compilation, each with its reason.
+        init_model: the trained model that a fresh run starts from.
+        resume_point: the checkpoint that a resumed run continues from.
+        fresh: whether the directory must not exist yet.
+        started: `time.perf_counter()` when the process began.
+    """
+
+    directory: Path
+    config: Config
+    keys: list[str]
+    text: "Text"
+    runtime: Runtime
+    init_model: InitModel | None
+    resume_point: ResumePoint | None
+    fresh: bool
+    started: float
