@@ -38,16 +38,7 @@ def random_text(length, alphabet="abc \n", seed=0):
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-def cached(tmp_path):
-    """The one directory of encoded text in the cache."""
-    (folder,) = (tmp_path / "cache" / "encoded").iterdir()
-    return folder
-
-
-# -- Splitting and encoding ------------------------------------------------------------------------
-
-
-def test_one_file_is_cut_at_its_shares(tmp_path, opened):
+def test_one_file_is_cut_at_its_shares_in_characters_or_bytes(tmp_path, opened):
     cases = {
         "abc \n": SHARES, "aé\n": [0.5, 0.25, 0.25], "a語\U0001f600\n": [0.3, 0.7, 0.0],
         "".join(map(chr, range(40, 296))): SHARES, "".join(map(chr, range(40, 800))): [0.3, 0.7, 0.0],
@@ -64,19 +55,15 @@ def test_one_file_is_cut_at_its_shares(tmp_path, opened):
             assert tokens.tolist() == [number[character] for character in part], (alphabet, split)
             assert tokens.dtype == (np.uint8 if len(number) <= 256 else np.uint16)
             assert text.characters[split] == len(part)
-        assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)}
-        assert text.name == "text"
+        assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)} and text.name == "text"
         assert isinstance(text.train, np.memmap) and not text.train.flags.writeable
-
-
-def test_bytes_are_kept_and_characters_counted(tmp_path, opened):
+    # Bytes are kept, and characters counted.
     whole = "\ufeff" + random_text(2000, "aé語\r\n")
     write(tmp_path / "text", whole)
     text = opened(tokenizer="byte", split=[0.5, 0.25, 0.25])
     assert isinstance(text.tokenizer, ByteTokenizer)
     parts = [getattr(text, split).tobytes() for split in SPLITS]
-    assert b"".join(parts) == whole.encode()
-    assert len(parts[0]) == len(whole.encode()) // 2
+    assert b"".join(parts) == whole.encode() and len(parts[0]) == len(whole.encode()) // 2
     assert sum(text.characters.values()) == len(whole)
     # A character belongs to the split that its first byte lies in.
     begins = np.cumsum([0] + [len(character.encode()) for character in whole])[:-1]
@@ -97,16 +84,14 @@ def test_few_files_are_cut_each_and_joined_by_one_newline(tmp_path, opened):
 
 
 def test_many_files_go_to_one_split_each(tmp_path, opened):
-    texts = {f"{place:02}.txt": random_text(50 + 3 * place, "abc", place) for place in range(40)}
+    texts, shares = {f"{n:02}.txt": random_text(50 + 3 * n, "abc", n) for n in range(40)}, [0.7, 0.2, 0.1]
     folder = Folder(tmp_path / "text", texts)
-    placed = split_by_file({name: len(part) for name, part in texts.items()}, [0.7, 0.2, 0.1])
-    for tokenizer in ("char", "byte"):
-        text = opened(split=[0.7, 0.2, 0.1], tokenizer=tokenizer)
-        for split in SPLITS:
-            parts = [part for name, part in sorted(texts.items()) if placed[name] == split]
-            assert decoded(text)[split] == "\n".join(parts), (tokenizer, split)
+    placed = split_by_file({name: len(part) for name, part in texts.items()}, shares)
+    for tokenizer, split in itertools.product(("char", "byte"), SPLITS):
+        parts = [part for name, part in sorted(texts.items()) if placed[name] == split]
+        assert decoded(opened(split=shares, tokenizer=tokenizer))[split] == "\n".join(parts), (tokenizer, split)
     folder.delete("39.txt")
-    fewer = opened(split=[0.7, 0.2, 0.1])
+    fewer = opened(split=shares)
     assert decoded(fewer)["train"].startswith(texts["00.txt"][:35] + "\n" + texts["01.txt"][:37] + "\n")
 
 
@@ -124,7 +109,6 @@ def test_files_fill_validation_then_test_in_the_order_of_a_hash():
         assert placed == split_by_file(dict(sorted(sizes.items(), reverse=True)), shares)
         assert shares[2] > 0 or "test" not in placed.values()
     assert split_by_file({f"{place}": 100 for place in range(60)} | {"giant": 100_000}, SHARES)["giant"] == "train"
-
     # The shares of the benchmarks are exact.
     assert split_within(100_000_000, SHARES) == (90_000_000, 95_000_000)
     assert split_within(100_000_000, [0.3333333, 0.6666666, 0.0])[1] == 100_000_000
@@ -143,7 +127,6 @@ def test_the_standard_library_is_split_by_file(tmp_path):
 
 
 def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
-    """And the text is encoded with them, whichever vocabulary it was encoded with before."""
     whole = random_text(1000, "bc \n")
     write(tmp_path / "text", whole)
     for known in ("abc", "xyz\n", "aé語\U0001f600"):
@@ -156,26 +139,26 @@ def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
                 assert "".join(decoded(text).values()) == whole
 
 
-# -- The cache -------------------------------------------------------------------------------------
+def cached(tmp_path):
+    """The one directory of encoded text in the cache."""
+    (folder,) = (tmp_path / "cache" / "encoded").iterdir()
+    return folder
 
 
 def identity(folder):
     return sorted((path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir())
 
 
-def test_the_cache_is_used_again(tmp_path, opened):
-    write(tmp_path / "text", random_text(1000))
-    first = opened()
-    before = identity(cached(tmp_path))
-    write(tmp_path / "elsewhere/text", random_text(1000))
+def test_what_changes_the_arrays_changes_the_fingerprint_and_else_the_cache_is_used_again(
+    tmp_path, opened, monkeypatch
+):
+    path = tmp_path / "text"
+    write(path, "abab" * 250)
+    first, before = opened(), identity(cached(tmp_path))
+    write(tmp_path / "elsewhere/text", "abab" * 250)
     for again in (opened(context=8), opened("elsewhere/text")):  # which have nothing to do with the arrays
         assert again.fingerprint == first.fingerprint and decoded(again) == decoded(first)
         assert identity(cached(tmp_path)) == before
-
-
-def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened, monkeypatch):
-    path = tmp_path / "text"
-    write(path, "abab" * 250)
     settings = [{}, {"split": [0.8, 0.1, 0.1]}, {"tokenizer": "byte"}, {"encoding": "latin-1"}]
     prints, times = {opened(**each).fingerprint for each in settings}, path.stat()
     write(path, "abab" * 249 + "abba")
@@ -191,7 +174,7 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened, monke
     assert len(prints) == 4 + 1 + 2
 
 
-def test_a_damaged_cache_is_redone(tmp_path, opened):
+def test_a_cache_that_is_damaged_is_redone_and_one_that_cannot_be_written_is_one_line(tmp_path, opened):
     write(tmp_path / "text", random_text(1000))
     good = decoded(opened())
     whole = {path.name: path.read_bytes() for path in cached(tmp_path).iterdir()}
@@ -206,6 +189,9 @@ def test_a_damaged_cache_is_redone(tmp_path, opened):
         assert decoded(opened()) == good, damaged
         before = identity(cached(tmp_path))  # and there is nothing beside it
         assert decoded(opened()) == good and identity(cached(tmp_path)) == before
+    write(tmp_path / "file", "in the way")
+    with pytest.raises(DataError, match=r"file.*data\.cache_dir="):
+        opened(cache="file")
 
 
 def open_and_die(config, moment):
@@ -250,26 +236,11 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monke
     scan = encode.scan
     for change in ("abc" * 400, "abab" * 249 + "abba", "ab?c" * 250):
         write(tmp_path / "text", "abab" * 250)
-
-        def scan_and_change(*args, change=change):
-            found = scan(*args)
-            write(tmp_path / "text", change)
-            return found
-
-        monkeypatch.setattr(encode, "scan", scan_and_change)
+        monkeypatch.setattr(encode, "scan", scan)
+        faults.after(encode, "scan", lambda *_, change=change: write(tmp_path / "text", change))
         with pytest.raises(DataError, match="changed while it was being read"):
             opened()
         assert list((tmp_path / "cache" / "encoded").iterdir()) == [], change
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, opened):
-    write(tmp_path / "text", random_text(1000))
-    write(tmp_path / "cache", "a file in the way")
-    with pytest.raises(DataError, match=r"cache.*data\.cache_dir="):
-        opened()
-
-
-# -- Texts that cannot be used ---------------------------------------------------------------------
 
 
 def test_a_bad_or_short_text_is_one_line(tmp_path, opened):

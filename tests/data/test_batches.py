@@ -23,7 +23,6 @@ def test_permute_is_a_permutation_and_as_random_as_one():
             found = np.bincount(permute(np.full(20_000, place, np.uint64), size, keys).astype(np.int64), minlength=size)
             expected = 20_000 / size
             assert np.abs(found - expected).max() < 5 * expected**0.5, (size, place)
-
     assert len({tuple(permutation(4, key)) for key in range(400)}) == 24
     shuffled = np.array(permutation(10_000, 3))
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.05
@@ -48,12 +47,11 @@ def test_epochs_take_every_window_of_their_phase_once():
         assert len(orders) >= min(windows, 3)
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"))],
-)
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
-    """In pieces, from a file that cannot be written, as a run has it."""
     monkeypatch.setattr("data.batches.PIECE", 300)
     for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
         np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
@@ -81,17 +79,10 @@ def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere
         joined = torch.cat([train_batch(tokens, 1, step, batch, 9) for step in range(240 // batch)])
         assert torch.equal(joined, whole[: len(joined)])
     third = train_batch(tokens, 1, 3, 24, 9)
-    for ranks, micro in ((1, 24), (2, 4), (3, 8), (4, 1)):
-        share = 24 // ranks
-        rows = [
-            train_batch(tokens, 1, 3, 24, 9, slice(rank * share + at, rank * share + at + micro))
-            for rank in range(ranks)
-            for at in range(0, share, micro)
-        ]
+    for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
+        rows = [train_batch(tokens, 1, 3, 24, 9, slice(at, at + size)) for at in range(0, 24, size)]
         assert torch.equal(torch.cat(rows), third)
-
-
-def test_batches_depend_on_seed_and_step_and_are_the_same_tomorrow():
+    # They depend on seed and step.
     tokens = np.arange(5000, dtype=np.uint16)
     batches = [train_batch(tokens, seed, step, 8, 16) for seed in (0, 1, -1, 2**63) for step in (0, 1, 10**12)]
     assert len({tuple(batch.flatten().tolist()) for batch in batches}) == len(batches)

@@ -1,5 +1,3 @@
-"""Attention against loops over heads, queries and keys, against torch.nn, and against itself by another kernel."""
-
 import itertools
 
 import numpy as np
@@ -18,7 +16,6 @@ ODD = [tiny(dim=9, heads=n, positions="learned", key_offset=offset) for n in (1,
 
 
 def build(config: ModelConfig) -> Attention:
-    """In float64, filled, and without dropout."""
     return fill(Attention(config).double()).eval()
 
 
@@ -43,16 +40,12 @@ def test_equals_loops() -> None:
             np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_equals_torch_s_multi_head_attention(kernel: str) -> None:
-    """Weights are copied as they are: the packed projection is in torch's own order."""
-    for heads, bias in ((1, True), (3, False), (12, True)):
-        ours = build(tiny(heads=heads, bias=bias, positions="learned", qk_norm=False, attention=kernel))
-        theirs = nn.MultiheadAttention(12, heads, bias=bias, batch_first=True, dtype=torch.float64)
-        parts = {"in_proj_weight": ours.qkv.weight, "out_proj.weight": ours.proj.weight}
-        if bias:
-            parts |= {"in_proj_bias": ours.qkv.bias, "out_proj.bias": ours.proj.bias}
-        theirs.load_state_dict({key: value.detach() for key, value in parts.items()})
+def test_equals_torch_s_multi_head_attention() -> None:
+    for heads, kernel in itertools.product((1, 3, 12), KERNELS):
+        ours = build(tiny(heads=heads, bias=True, positions="learned", qk_norm=False, attention=kernel))
+        theirs = nn.MultiheadAttention(12, heads, batch_first=True, dtype=torch.float64)
+        parts = {"in_proj_": ours.qkv, "out_proj.": ours.proj}
+        theirs.load_state_dict({key + each: value for key in parts for each, value in parts[key].state_dict().items()})
         x, hidden = normal(3, 7, 12), torch.ones(7, 7, dtype=torch.bool).triu(1)
         expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
         torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-12)
@@ -74,12 +67,9 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
 
 def test_automatic_kernel_on_a_cpu() -> None:
     for time, changes, expected in (
-        (1023, {}, "explicit"),
-        (1024, {}, "sdpa"),
-        (1024, {"dropout": 0.1}, "explicit"),
-        (1024, {"window": 7}, "explicit"),
-        (1024, {"positions": "alibi"}, "sdpa"),
-    ):
+        (1023, {}, "explicit"), (1024, {}, "sdpa"), (1024, {"dropout": 0.1}, "explicit"),
+        (1024, {"window": 7}, "explicit"), (1024, {"positions": "alibi"}, "sdpa"),
+    ):  # fmt: skip
         x, outs = normal(1, time, 12), {}
         for kernel in ("auto", *KERNELS):
             torch.manual_seed(0)
@@ -89,9 +79,8 @@ def test_automatic_kernel_on_a_cpu() -> None:
         assert same == [expected], (time, changes)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_large_scores_and_queries_of_zeros_stay_finite(kernel: str) -> None:
-    for qk_norm, scale in ((False, 1e4), (True, 0)):
+def test_large_scores_and_queries_of_zeros_stay_finite() -> None:
+    for kernel, (qk_norm, scale) in itertools.product(KERNELS, ((False, 1e4), (True, 0))):
         module = build(tiny(qk_norm=qk_norm, attention=kernel)).float()
         x = (scale * normal(1, 7, 12)).float().requires_grad_()
         out = module(x)
@@ -99,10 +88,10 @@ def test_large_scores_and_queries_of_zeros_stay_finite(kernel: str) -> None:
         assert out.isfinite().all() and x.grad.isfinite().all(), qk_norm
 
 
-@pytest.mark.parametrize(
-    ("kernel", "positions", "window"),
-    [("explicit", "learned", None), ("sdpa", "learned", None), ("explicit", "alibi", None), ("sdpa", "none", 3)],
-)
+CASES = [("explicit", "learned", None), ("sdpa", "learned", None), ("explicit", "alibi", None), ("sdpa", "none", 3)]
+
+
+@pytest.mark.parametrize(("kernel", "positions", "window"), CASES)
 def test_dropout_acts_on_the_weights_in_training_only(kernel: str, positions: str, window: int | None) -> None:
     """Its mean over draws is the output without it; the first character, with one weight, is kept or lost whole."""
     time = 40 if window else 7  # several blocks

@@ -1,5 +1,3 @@
-"""Dropout from shared random bits, against what it promises and against torch's own."""
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,17 +19,13 @@ def test_values_and_their_gradients_are_lost_or_scaled() -> None:
 
 
 def test_the_share_is_met() -> None:
-    """Within four standard deviations, as is torch's own; the highest share keeps the rare one."""
     x = torch.ones(1_000_000)
     torch.manual_seed(1)
     for p in (0.001, 0.1, 0.5, 0.9):
         for drop in (dropout, F.dropout):
             assert (drop(x, p) == 0).double().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / 1e6) ** 0.5)
     assert 0 < (dropout(x, 1 - 1e-9) != 0).sum() < 60
-
-
-def test_values_that_share_a_word_are_lost_independently() -> None:
-    """Correlation of each of the four places with the others and with the next word's, over a million words."""
+    # The four places of a word are lost independently, also of the next word's.
     torch.manual_seed(2)
     lost = (dropout(torch.ones(1_000_001, 4), 0.3) == 0).double() - 0.3  # (N, 4)
     both = torch.cat((lost[:-1], lost[1:]), dim=1)  # (N - 1, 8)
@@ -39,9 +33,7 @@ def test_values_that_share_a_word_are_lost_independently() -> None:
     off = correlation - torch.eye(8, dtype=torch.float64)
     assert off.abs().max().item() < 5e-3
     assert lost.mean(0).abs().max().item() < 2e-3
-
-
-def test_the_generator_decides_and_nothing_is_drawn_for_nothing() -> None:
+    # The generator decides, and nothing is drawn for nothing.
     x, outs = torch.ones(1000), []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)

@@ -1,13 +1,13 @@
-"""Evaluation against a loop over every character, whatever the batch, the windows and the tokenizer."""
-
 import itertools
 import math
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from data.batches import evaluation_windows
 from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
@@ -24,22 +24,9 @@ Window = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def windows(tokens: list[int], length: int, batch: int, stride: int | None = None, junk: int = 0) -> Iterator[Window]:
-    """Every target once, in windows of `length` that start each `stride`; what is not counted holds `junk`."""
-    stride = stride or length
-    rows, done = [], 1
-    for start in range(0, len(tokens) - 1, stride):
-        inputs = tokens[start : start + length][: len(tokens) - 1 - start]
-        targets = tokens[start + 1 : start + 1 + len(inputs)]
-        counted = [start + 1 + i >= done for i in range(len(inputs))]
-        if not any(counted):
-            break
-        done = start + 1 + len(inputs)
-        pad = length - len(inputs)
-        targets = [t if c else junk for t, c in zip(targets, counted, strict=True)]
-        rows.append((inputs + [junk] * pad, targets + [junk] * pad, counted + [False] * pad))
-    for i in range(0, len(rows), batch):
-        columns = zip(*rows[i : i + batch], strict=True)
-        yield tuple(torch.tensor(column) for column in columns)  # type: ignore[misc]
+    """Every target once, in windows of `length` that start each `stride`; a target that is not counted is `junk`."""
+    for inputs, targets, counted in evaluation_windows(np.array(tokens), length, batch, stride=stride):
+        yield inputs, targets.masked_fill(~counted, junk), counted
 
 
 def build(**changes) -> GPT:
@@ -47,7 +34,6 @@ def build(**changes) -> GPT:
 
 
 def naive(model: GPT, length: int, stride: int | None = None) -> tuple[float, int, int, int]:
-    """Totals of the whole text by NumPy's model and a loop."""
     computed = [
         (reference.gpt(model.state_dict(), tiny(), inputs.numpy()), targets.numpy(), counted.numpy())
         for inputs, targets, counted in windows(TOKENS, length, 3, stride)
@@ -64,7 +50,6 @@ def run(model: GPT, batch: int, length: int = 7, stride: int | None = None, junk
 
 
 def test_equals_the_loop_whatever_the_batch() -> None:
-    """What is not counted has no say."""
     model = build()
     for length, stride in ((7, None), (4, None), (6, 3), (7, 1)):
         nats, tokens, characters, octets = naive(model, length, stride)
@@ -79,7 +64,6 @@ def test_equals_the_loop_whatever_the_batch() -> None:
 
 
 def test_surprisals_and_their_sums_equal_the_loop() -> None:
-    """Also where nothing is counted, and what is not counted may be no number."""
     characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -101,14 +85,9 @@ def test_surprisals_and_their_sums_equal_the_loop() -> None:
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
     """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
-    ones = torch.ones(3, dtype=torch.int64)
-    logits = torch.tensor([[[3e4, 0.0, -3e4]] * 2])
-    result = window_totals(logits, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool), ones, ones)
-    assert result[0].item() == pytest.approx(6e4)
-    count = 300_000
-    logits = torch.zeros(1, count, 3)
+    ones, count = torch.ones(3, dtype=torch.int64), 300_000
+    logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
-    targets = torch.zeros(1, count, dtype=torch.int64)
     result = window_totals(logits, targets, targets == 0, ones, ones)
     assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
 
@@ -125,9 +104,6 @@ def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
 
 
 def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
-    def broken(*_: object) -> None:
-        raise OSError("gone")
-
     expected = run(build(), 3)
     for training in (False, True):
         model = build(dropout=0.5).train(training)
@@ -135,13 +111,13 @@ def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
         assert run(model, 3) == expected
         assert all(module.training is training for module in model.modules())
         assert torch.equal(torch.get_rng_state(), state)
-        model.register_forward_pre_hook(broken)
+        model.register_forward_pre_hook(Mock(side_effect=OSError("gone")))
         with pytest.raises(OSError, match="gone"):
             run(model, 3)
         assert model.training is training
 
 
-def test_forward_is_in_full_precision_without_gradients() -> None:
+def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -> None:
     model, seen = build(), []
     expected = run(model, 3)
     model.register_forward_hook(
@@ -151,21 +127,11 @@ def test_forward_is_in_full_precision_without_gradients() -> None:
         assert run(model, 3) == expected
     assert set(seen) == {(torch.float32, False, False)}
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
-
-def test_windows_are_taken_one_at_a_time() -> None:
-    """A split need not fit in memory: batch n + 1 is asked for after batch n was computed."""
-    events: list[str] = []
-
-    def watched() -> Iterator[Window]:
-        for window in windows(TOKENS, 7, 1):
-            events.append("asked")
-            yield window
-
-    model = build()
-    model.register_forward_hook(lambda *_: events.append("computed"))
-    evaluate(model, watched(), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
-    assert len(events) >= 8 and events == ["asked", "computed"] * (len(events) // 2)
+    # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
+    seen.clear()
+    asked = (seen.append("asked") or window for window in windows(TOKENS, 7, 1))
+    evaluate(model, asked, TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
+    assert len(seen) >= 8 and set(seen[::2]) == {"asked"} and "asked" not in seen[1::2]
 
 
 def test_predictions_come_in_the_order_of_the_text() -> None:

@@ -1,7 +1,6 @@
-"""The model against NumPy, against torch.nn, and against what a causal language model may and must depend on."""
-
 import copy
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
 from gpt.model import GPT, Block
 from gpt.transfer import init_from, with_context
+from tests.conftest import refusal
 from tests.reference import model as reference
 from tests.reference.models import ALL, SOME, fill, name, normal, tiny, tolerance
 from tests.reference.positions import sinusoidal
@@ -23,7 +22,6 @@ V = 11
 
 
 def build(config: ModelConfig, seed: int = 0, vocabulary: int = V) -> GPT:
-    """In float64, filled, and without dropout."""
     return fill(GPT(config, vocabulary).double(), seed).eval()
 
 
@@ -33,9 +31,6 @@ def draw(*shape: int, seed: int = 5, vocabulary: int = V) -> torch.Tensor:
 
 def close(one: torch.Tensor, other: torch.Tensor, atol: float, config: object = None) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=atol, msg=lambda text: f"{config}: {text}")
-
-
-# The function
 
 
 def test_equals_numpy() -> None:
@@ -49,44 +44,8 @@ def test_equals_numpy() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
-def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
-    """Outputs and the gradients of the input and of every parameter; RMSNorm and ReLU^2 are put into torch's layer."""
-    pairs = {
-        "norm1.weight": "norm1.weight", "norm1.bias": "norm1.bias",
-        "norm2.weight": "norm2.weight", "norm2.bias": "norm2.bias",
-        "attention.qkv.weight": "self_attn.in_proj_weight", "attention.qkv.bias": "self_attn.in_proj_bias",
-        "attention.proj.weight": "self_attn.out_proj.weight", "attention.proj.bias": "self_attn.out_proj.bias",
-        "mlp.up.weight": "linear1.weight", "mlp.up.bias": "linear1.bias",
-        "mlp.down.weight": "linear2.weight", "mlp.down.bias": "linear2.bias",
-    }  # fmt: skip
-    for norm, activation, bias in product(("layernorm", "rmsnorm"), ("gelu", "relu2"), (False, True)):
-        config = tiny(
-            heads=3, positions="learned", qk_norm=False, norm=norm, activation=activation, bias=bias, attention=kernel
-        )
-        ours = fill(Block(config).double()).train()
-        theirs = nn.TransformerEncoderLayer(
-            12, 3, 48, dropout=0.0, norm_first=True, batch_first=True, bias=bias, dtype=torch.float64,
-            activation="gelu" if activation == "gelu" else lambda x: x.clamp(min=0) ** 2,
-        )  # fmt: skip
-        if norm == "rmsnorm":
-            theirs.norm1, theirs.norm2 = (nn.RMSNorm(12, eps=1e-5, dtype=torch.float64) for _ in range(2))
-        mine, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
-        theirs.load_state_dict({pairs[key]: value.detach() for key, value in mine.items()})
-        x, y = (normal(2, 7, 12).requires_grad_() for _ in range(2))
-        hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
-        expected, out = theirs(x, src_mask=hidden, is_causal=True), ours(y)
-        close(out, expected, 1e-11, config)
-        expected.backward(normal(2, 7, 12, seed=8))
-        out.backward(normal(2, 7, 12, seed=8))
-        close(y.grad, x.grad, 1e-10, config)
-        for key, value in mine.items():
-            close(value.grad, other[pairs[key]].grad, 1e-10, key)
-
-
 @pytest.mark.slow
 def test_derivatives() -> None:
-    """With respect to every parameter, the embedding among them, of the logits of a whole tiny model."""
     for config in [*ALL[:32:6], *ALL[33::8]]:
         config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
         model, tokens = build(config, vocabulary=3), draw(1, 3, vocabulary=3)
@@ -113,15 +72,11 @@ def test_bfloat16_autocast_is_close() -> None:
         assert losses[0] == pytest.approx(losses[1], abs=5e-3), name(config)
 
 
-# What a logit depends on
-
-
 @torch.no_grad()
 def test_no_logit_sees_what_comes_after_it() -> None:
-    """Changing token t changes no logit before t, in no other row, and does change all from t on that a window reaches.
-
-    A window of W places reaches W - 1 places back in each block, one more where a key is offset, which nobody asks
-    where there is but one, and one more through a token shift.
+    """Changing token t changes the logits of its row from t on that a window reaches, and no other.
+    A window of W places reaches W - 1 places back in each block, one more where a key is offset, and one more through
+    a token shift.
     """
     for config in ALL:
         model, tokens = build(config), draw(2, config.context)
@@ -141,7 +96,6 @@ def test_no_logit_sees_what_comes_after_it() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None) -> None:
-    """Where places are not learned one by one, a model reads on beyond the context that it was trained with."""
     tokens = draw(2, 28)
     for positions in ("sinusoidal", "rotary", "alibi", "none"):
         config = tiny(positions=positions, window=window)
@@ -160,17 +114,12 @@ def test_rows_lengths_and_a_shorter_context_do_not_matter() -> None:
     for config in SOME:
         model = build(config)
         whole = model(tokens)
-        for t in (1, 3, 6):
-            close(model(tokens[:, :t]), whole[:, :t], 1e-11, name(config))
-        close(model(tokens[1:2]), whole[1:2], 1e-11, name(config))
+        close(model(tokens[1:2, :3]), whole[1:2, :3], 1e-11, name(config))
         shorter = with_context(model, 3).eval()
         assert shorter.config == replace(config, context=3)
         close(shorter(tokens[:, :3]), whole[:, :3], 1e-11, name(config))
         with pytest.raises(ValueError, match="4 per window, must be 1 to 3"):
             shorter(tokens[:, :4])
-
-
-# Dropout
 
 
 @pytest.mark.parametrize("branch", ["attention", "mlp"])
@@ -210,9 +159,6 @@ def test_dropout_on_the_embeddings() -> None:
         close(seen[0][kept], embedded[kept] / 0.7, 1e-7, positions)
 
 
-# Parameters
-
-
 def test_initialisation() -> None:
     """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
     for layers, tied in ((1, True), (8, False)):
@@ -234,7 +180,6 @@ def test_initialisation() -> None:
 
 
 def test_number_of_parameters() -> None:
-    """By hand, and the published count of GPT-2 small, without allocating them."""
     # 2 blocks: norms 2*8, qkv 24*8, proj 8*8, up 32*8, down 8*32; biases qkv 24, proj 8, up 32, down 8, norms 2*8
     for changes, count in (
         ({"token_shift": False}, 56 + 2 * 784 + 8 + 56),
@@ -250,7 +195,6 @@ def test_number_of_parameters() -> None:
 
 
 def test_flops_are_those_that_torch_counts() -> None:
-    """Every product of forward and backward, counted by torch as they run."""
     tokens = draw(5, 12)
     for changes in ({}, {"tied": True}, {"positions": "learned", "bias": True}, {"heads": 4, "dim": 32}):
         model = build(tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes}))
@@ -260,7 +204,6 @@ def test_flops_are_those_that_torch_counts() -> None:
 
 
 def test_tied_weights_are_one() -> None:
-    """One storage, one parameter, and a gradient that is the sum of what the two places send."""
     tied, free = build(tiny(tied=True)), build(tiny())
     assert tied.head.weight.data_ptr() == tied.embedding.weight.data_ptr()
     assert free.head.weight.data_ptr() != free.embedding.weight.data_ptr()
@@ -268,51 +211,30 @@ def test_tied_weights_are_one() -> None:
     for model in (tied, free):
         F.cross_entropy(model(draw(2, 7)).flatten(0, 1), draw(14, seed=6)).backward()
     close(tied.embedding.weight.grad, free.embedding.weight.grad + free.head.weight.grad, 1e-12)
-    loaded = GPT(tiny(tied=True), V)
-    loaded.load_state_dict(tied.state_dict())
-    assert loaded.head.weight.data_ptr() == loaded.embedding.weight.data_ptr()
 
 
-# What is refused
-
-
-def test_wrong_tokens_are_named() -> None:
+def test_wrong_tokens_and_wrong_configurations_are_named() -> None:
     zeros, model = torch.zeros, build(tiny())
     for tokens, named in (
-        (zeros(1, 8, dtype=torch.int64), "tokens: 8 per window, must be 1 to 7"),
-        (zeros(1, 0, dtype=torch.int64), "tokens: 0 per window"),
+        (zeros(1, 8).long(), "tokens: 8 per window, must be 1 to 7"), (zeros(1, 0).long(), "tokens: 0 per window"),
         (torch.tensor([[0, 11, 3]]), "tokens: 11 is outside the vocabulary, must be 0 to 10"),
-        (torch.tensor([[0, 3], [4, 500]]), "tokens: 500 is outside"),
-        (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"),
-        (zeros(3, dtype=torch.int64), r"must be \(B, T\) int64, not \(3,\)"),
-        (zeros(1, 3, 2, dtype=torch.int64), r"not \(1, 3, 2\)"),
-        (zeros(1, 3), "float32"), (zeros(1, 3, dtype=torch.bool), "bool"), (zeros(1, 3, dtype=torch.uint8), "uint8"),
+        (torch.tensor([[4, 500]]), "tokens: 500 is outside"), (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"),
+        (zeros(3).long(), r"must be \(B, T\) int64, not \(3,\)"), (zeros(1, 3, 2).long(), r"not \(1, 3, 2\)"),
+        (zeros(1, 3), "float32"), (zeros(1, 3).bool(), "bool"), (zeros(1, 3, dtype=torch.uint8), "uint8"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=named) as caught:
-            model(tokens)
-        assert "\n" not in str(caught.value)
-
-
-def test_wrong_configuration_is_named() -> None:
+        assert re.search(named, message := refusal(ValueError, model, tokens)), message
     rotary = {"positions": "rotary"}
     for changes, *named in (
-        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"),
-        ({"heads": 24}, "model.heads=24", "model.dim=12"),
+        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"), ({"heads": 24}, "model.heads=24", "model.dim=12"),
         ({"heads": 4, **rotary}, "rotary", "model.heads=4", "model.dim=12", "= 3; the other positions take any"),
         ({"heads": 12, **rotary}, "rotary", "= 1;"),
         ({"heads": 2, "key_offset": True, **rotary}, "multiple of 4 (2 with model.key_offset=false)", "= 6;"),
         ({"heads": 5, "key_offset": True, **rotary}, "must divide model.dim=12: 1;"),
-        ({"layers": 0}, "model.layers=0"),
-        ({"dropout": 1.0}, "model.dropout=1"),
+        ({"layers": 0}, "model.layers=0"), ({"dropout": 1.0}, "model.dropout=1"),
         ({"norm": "layer_norm"}, "model.norm=layer_norm", "layernorm", "rmsnorm"),
-    ):
-        with pytest.raises(ValueError) as caught:
-            tiny(**changes)
-        assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in named), caught.value
+    ):  # fmt: skip
+        assert all(word in (message := refusal(ValueError, tiny, **changes)) for word in named), message
     assert tiny(heads=4, positions="learned").head_dim == 3
-
-
-# Starting from a trained model
 
 
 @torch.no_grad()

@@ -1,5 +1,3 @@
-"""Rotary positions against complex numbers and against what they are for."""
-
 import itertools
 import math
 
@@ -15,7 +13,6 @@ from tests.reference.positions import rotary
 
 
 def test_rotation_is_the_paper_s() -> None:
-    """Of all channels or of the first; the base is ten thousand unless given."""
     for turned, base in itertools.product((2, 4, 6, 16), (10000.0, 50.0)):
         x = normal(2, 3, 9, 16)
         cos, sin = rotary_tables(9, turned) if base == 10000.0 else rotary_tables(9, turned, base)
@@ -27,7 +24,6 @@ FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)  # angles in single precision wou
 
 
 def test_tables_hold_the_angles() -> None:
-    """To half of the last bit of a float32: angles are computed in float64."""
     for cos, sin in (rotary_tables(2**20, 8), shared_tables(2**20, 8, torch.device("cpu"))):
         assert cos.shape == sin.shape == (2**20, 4) and cos.dtype == sin.dtype == torch.float32
         for t, i in itertools.product(FAR, range(4)):
@@ -37,7 +33,7 @@ def test_tables_hold_the_angles() -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
-def test_the_decoder_holds_the_angles(positions: str) -> None:
+def test_the_decoder_holds_the_angles_and_longer_texts_share_the_tables(positions: str) -> None:
     config = tiny(positions=positions, context=2**20, dim=8, norm="rmsnorm")
     weights = Weights(config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()})
     size = config.turned or config.dim
@@ -48,9 +44,7 @@ def test_the_decoder_holds_the_angles(positions: str) -> None:
     else:
         wanted = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1) / config.dim**0.5
     assert found.itemsize == wanted.itemsize / 2 and np.abs(found - wanted).max() < 6e-8
-
-
-def test_a_longer_text_leaves_the_tables_as_they_were_and_layers_share_them() -> None:
+    # A longer text leaves the tables as they were, and layers share them.
     first = [table.clone() for table in shared_tables(100, 8, torch.device("cpu"))]
     longer, again = (shared_tables(n, 8, torch.device("cpu")) for n in (5000, 120))
     assert all(torch.equal(one, other[:100]) for one, other in zip(first, longer, strict=True))

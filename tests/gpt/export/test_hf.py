@@ -1,5 +1,3 @@
-"""A folder for transformers: the same logits and the same greedy text, and a tokenizer that loses nothing."""
-
 import dataclasses
 import itertools
 import re
@@ -21,33 +19,26 @@ from tests.conftest import needs
 from tests.model_files import filled
 from tests.reference.models import ALL, name, tiny
 
-# What those who write tokenizers like to change, and what serves them as a mark: blanks, line ends, accents apart from
-# their letters, ligatures and full-width forms, joined emoji, invisible marks, the letters of byte-level and sentence
-# tokenizers, brackets of special tokens.
+# What tokenizers like to change, and what serves them as a mark.
 NASTY = (
     "\x00\t\n\r \x7f\x85\xa0éE\u0301\u0345İıßﬁＡ①\u200b\u200d\u2028\ufeff\ufffd▁Ġċ中한\uac00ा"
     "\U0001f469\U0001f3fd\U0001f52c𝒜\U0010ffff#<>/s|[]UNKabc.,'"
 )
-
-
 VOCABULARY = {"kind": "char", "characters": "\n abcdefghi"}
 # Each of the two architectures with all options it has.
 FIT = [
     tiny(heads=3, attention="explicit", qk_norm=False, **options)
     for options in (
         {"positions": "learned", "activation": "gelu", "tied": True, "window": 7},
-        {"positions": "learned", "activation": "relu2", "bias": True, "dropout": 0.1},
         {"positions": "sinusoidal", "activation": "gelu", "bias": True, "tied": True},
-        {"positions": "none", "activation": "relu2"},
-        {"positions": "rotary", "activation": "gelu", "tied": True},
-        {"positions": "rotary", "activation": "relu2", "bias": True, "dropout": 0.1},
+        {"positions": "none", "activation": "relu2"}, {"positions": "rotary", "activation": "gelu", "tied": True},
+        *({"positions": each, "activation": "relu2", "bias": True, "dropout": 0.1} for each in ("learned", "rotary")),
         *({"positions": "rotary", "window": window, "bias": window == 3} for window in (1, 2, 3, 7, 20)),
     )
-]
+]  # fmt: skip
 
 
 def load(config: ModelConfig, folder: Path) -> tuple:
-    """A model, and the model and the tokenizer that transformers makes of it."""
     needs("transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,19 +51,16 @@ def load(config: ModelConfig, folder: Path) -> tuple:
 @torch.no_grad()
 @pytest.mark.parametrize("config", FIT, ids=name)
 def test_logits_and_greedy_text_are_those_of_the_model(config: ModelConfig, tmp_path: Path) -> None:
-    """A sliding window goes on beyond the context."""
     model, theirs, tokenizer = load(config, tmp_path / "folder")
     for batch, length in itertools.product((1, 3), (1, 2, 7)):
         tokens = torch.randint(11, (batch, length))
         assert torch.allclose(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
-
     prompt = tokenizer(["b a", "\n i"], return_tensors="pt")
     expected = generate(model, prompt["input_ids"], 4, temperature=0)
     found = theirs.generate(**prompt, do_sample=False, max_new_tokens=4)
     assert torch.equal(found, expected)
     characters = tokenizer_from(VOCABULARY)
     assert tokenizer.batch_decode(found) == [characters.decode(row.numpy()) for row in expected]
-
     for length in (2, 7, 12) if config.positions == "rotary" else ():
         tokens = torch.randint(11, (2, length))
         found = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=30)
@@ -81,7 +69,6 @@ def test_logits_and_greedy_text_are_those_of_the_model(config: ModelConfig, tmp_
 
 @pytest.mark.slow
 def test_generate_needs_no_settings(tmp_path: Path) -> None:
-    """It draws from the whole distribution, ends nowhere early and stays in the context after a short prompt."""
     _, theirs, tokenizer = load(FIT[0], tmp_path / "folder")
     settings = theirs.generation_config
     assert (settings.do_sample, settings.temperature, settings.top_k, settings.max_new_tokens) == (True, 0.8, 0, 4)
@@ -104,9 +91,8 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         with pytest.raises(InputError) if wrong else nullcontext() as caught:
             check(config, nearest(config)[0])
         if wrong:
-            assert (
-                str(caught.value) == f"--to hf: no architecture of transformers is the same maths: {', '.join(named)}"
-            )
+            said = "--to hf: no architecture of transformers is the same maths: "
+            assert str(caught.value) == said + ", ".join(named)
         changed = dataclasses.replace(config, **wrong)
         needed, convert = nearest(changed)
         check(changed, needed)
@@ -125,23 +111,22 @@ def tokenizer_for(vocabulary: dict, folder: Path):
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory):
-    ours = CharTokenizer(NASTY)
-    return ours, tokenizer_for(ours.vocabulary, tmp_path_factory.mktemp("nasty"))
+    vocabularies = {"nasty": CharTokenizer(NASTY).vocabulary, "bytes": {"kind": "byte"}}
+    made = (tokenizer_for(each, tmp_path_factory.mktemp(name)) for name, each in vocabularies.items())
+    return CharTokenizer(NASTY), *made
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet=NASTY))
 def test_any_text_of_the_vocabulary_comes_back(nasty, text: str) -> None:
-    ours, theirs = nasty
+    ours, theirs, _ = nasty
     tokens = theirs(text)["input_ids"]
     assert tokens == ours.encode(text).tolist()
-    assert theirs.decode(tokens) == text
-    assert theirs.decode(tokens, skip_special_tokens=True) == text
+    assert theirs.decode(tokens) == text == theirs.decode(tokens, skip_special_tokens=True)
 
 
 def test_nothing_is_added_and_numbers_are_ours(nasty) -> None:
-    """A character outside the vocabulary is an error."""
-    ours, theirs = nasty
+    ours, theirs, _ = nasty
     assert len(theirs) == ours.size and theirs.all_special_tokens == []
     assert theirs.get_vocab() == {letter: token for token, letter in enumerate(ours.characters)}
     assert [theirs.decode([token]) for token in range(ours.size)] == list(ours.characters)
@@ -150,14 +135,10 @@ def test_nothing_is_added_and_numbers_are_ours(nasty) -> None:
         theirs("abcz")
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory):
-    return tokenizer_for({"kind": "byte"}, tmp_path_factory.mktemp("bytes"))
-
-
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")) | st.text(alphabet=NASTY), raw=st.binary(max_size=20))
-def test_bytes_are_their_own_numbers(byte_level, text: str, raw: bytes) -> None:
+def test_bytes_are_their_own_numbers(nasty, text: str, raw: bytes) -> None:
+    byte_level = nasty[2]
     tokens = byte_level(text)["input_ids"]
     assert bytes(tokens) == text.encode("utf-8")
     assert byte_level.decode(tokens) == text

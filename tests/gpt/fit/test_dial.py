@@ -1,10 +1,6 @@
-"""What `minutes` chooses, from made-up costs and a clock that stands still."""
-
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +12,7 @@ from data.datamodule import TextDataModule
 from data.open_text import open_text
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import GPT
+from tests.faults import faults
 from training import budget, step_timing
 from training.budget import AROUND, DROPOUT, VALIDATIONS, Plan, Work, plan
 from training.module import LitGPT
@@ -33,32 +30,21 @@ def costs(config: ModelConfig) -> Cost:
     return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.003)
 
 
-def planned(
-    seconds: float,
-    presets: list[ModelConfig] | None = None,
-    measure: Callable[[ModelConfig], Cost] = costs,
-    work: Work = NOTHING,
-    text: int = LONG,
-    **more: Any,
-) -> Plan:
-    return plan(lambda: seconds, presets or [SMALL], measure, work, lambda _: 256, 50, text, **more)
+def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHING, text: int = LONG, **more) -> Plan:
+    return plan(lambda: seconds, list(presets), measure, work, lambda _: 256, 50, text, **more)
 
 
 def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     made = planned(10.05 + AROUND)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
-    for seconds in (0.5, -3.0):
-        made = planned(seconds, [SMALL, LARGE])
+    for made in (planned(0.5, [SMALL, LARGE]), planned(-3.0, [SMALL, LARGE])):
         assert (made.model, made.steps) == (SMALL, 0)
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
     made = planned(besides + 5.05, work=work)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
-
-
-def test_fewer_validations_where_time_is_short() -> None:
-    """At 0.2 s each and a quarter of the time: four of them need 3.2 s, five 4 s."""
+    # Fewer validations where time is short. At 0.2 s each and a quarter of the time, four of them need 3.2 s, five 4 s.
     work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
         made = planned(seconds, work=work)
@@ -70,7 +56,6 @@ def test_fewer_validations_where_time_is_short() -> None:
 
 
 def test_a_larger_model_when_it_would_see_enough() -> None:
-    """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
     small, large = GPT(SMALL, 50), GPT(LARGE, 50)
     speed = 256 * small.flops_per_token() / 0.1
     border = budget.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
@@ -87,10 +72,7 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
 
 
 def test_the_presets_that_machines_are_given() -> None:
-    """Of operations a second, minutes and characters of text, the width.
-
-    85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
-    """
+    """For 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations."""
     for speed, minutes, text, dim in (
         (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
         (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
@@ -135,12 +117,10 @@ class Slow(LitGPT):
         empty: dict = {"vocabulary": {}, "data": {}, "conditions": {}}
         super().__init__(SMALL, OptimConfig(), **empty, characters=one, bytes=one, max_steps=1)
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
-        self.net.state_dict = self._slow_weights  # type: ignore[method-assign]  # which sampling begins with
+        faults.before(
+            self.net, "state_dict", lambda: time.sleep(0.01 * step_timing.SAMPLED)
+        )  # which sampling begins with
         self.steps = 0
-
-    def _slow_weights(self) -> dict[str, torch.Tensor]:
-        time.sleep(0.01 * step_timing.SAMPLED)
-        return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
@@ -150,7 +130,6 @@ class Slow(LitGPT):
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps without the slow first ones, evaluation and sampling for a character, and nothing else changes."""
     monkeypatch.setattr("training.step_timing.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)

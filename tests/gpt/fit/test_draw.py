@@ -1,5 +1,3 @@
-"""Pictures looked at one pixel at a time, and characters that are hard to show."""
-
 import io
 import os
 import subprocess
@@ -28,13 +26,11 @@ def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
 
 
 def test_attention_has_the_colours_of_its_weights() -> None:
-    """Each cell in its place: its middle has the colour of the square root of its weight."""
     weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
     weights /= weights.sum(1, keepdims=True)
     for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
         picture = pixels(pictures.attention(7, "L0H1", list("abcdefgh"), shown))
         height, width, _ = picture.shape
-        # A square of cells in the middle of what is there for it.
         side = min(0.91 * width, 0.77 * height)
         left, top = (1.07 * width - side) / 2, (0.97 * height - side) / 2
         for row, column in np.ndindex(8, 8):
@@ -47,13 +43,10 @@ def test_what_a_character_cost_is_its_colour() -> None:
     """A line of each cost: as much of the picture has its colour as it has characters."""
     costs = [0.5, 3.0, 7.0, 30.0]
     characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
-    bits = np.repeat(costs, (4, 8, 12, 16))
-    picture = pixels(pictures.surprisal(1, characters, bits))
+    picture = pixels(pictures.surprisal(1, characters, np.repeat(costs, (4, 8, 12, 16))))
     found = [has(picture, pictures.COSTS(min(cost, 8) / 8)) for cost in costs]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
-
-
-def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
+    # The bars of calibration are as high as the accuracy.
     counts, middle, bars = np.full(10, 5), (np.arange(10) + 0.5) / 10, []
     for right in (0.0, 0.5, 1.0):
         bars.append(has(pixels(pictures.calibration(1, counts, middle, np.full(10, right), 0.3)), "#9ecae1"))
@@ -65,14 +58,10 @@ def test_everything_can_be_drawn() -> None:
     """Without a warning, such as one for a glyph that no font has."""
     nothing = np.zeros(10)
     for png in (
-        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
-        pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
-        pictures.surprisal(
-            1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)
-        ),  # more than there is room for
-        pictures.surprisal(1, ["\n"], np.zeros(1)),
-        pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
-    ):
+        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))), pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+        pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
+        pictures.surprisal(1, ["\n"], np.zeros(1)), pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
+    ):  # fmt: skip
         picture = pixels(png)
         assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
 
@@ -84,10 +73,7 @@ def test_characters_are_made_visible() -> None:
     assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
     kinds = "vowel vowel vowel consonant capital capital digit mark mark space space letter letter other other"
     assert [*map(kind, [*"aéыbBÜ3.$ \n中ب\x00", "\\xff"])] == kinds.split()
-
-
-def test_labels_are_what_the_fonts_have() -> None:
-    for character in ODD:
+    for character in ODD:  # labels are what the fonts have
         for each in pictures.label(character):
             assert any(font.get_char_index(ord(each)) for font in pictures.fonts().values()), repr(character)
     assert pictures.label("\U000e0001") == "U+E0001" and pictures.label("a") == "a"

@@ -1,5 +1,3 @@
-"""report.html: what is in it against score.py, loops and what was put in; the page itself in a real browser."""
-
 import base64
 import io
 import json
@@ -16,12 +14,12 @@ import torch
 
 from conf.defaults import differences
 from conf.schema import from_yaml
-from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt.analysis import attention_maps
-from gpt.checkpoint import load_checkpoint, read, save
+from gpt.checkpoint import load_checkpoint, save
 from gpt.model import GPT
 from reports.run_page import HEADS, LOOKED_AT, page
-from tests.conftest import Ended, needs, pages
+from tests.conftest import Ended, last, needs, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write
 
@@ -39,21 +37,12 @@ SAMPLES = [[step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0
 
 
 def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> dict[str, Any]:
-    """What a checkpoint keeps of the callbacks, as far as the page reads it."""
     history = {"losses": {"entries": losses}, "validations": {"entries": validations}}
     return {"Watch": {"history": history}, "Samples": {"history": {"entries": samples}}}
 
 
-def report(
-    text: str = TEXT[:90],
-    tokenizer: Tokenizer | None = None,
-    model: GPT | None = None,
-    callbacks: dict[str, Any] | None = None,
-    skip: int = 0,
-    file: str | Path = "report.html",
-    **summary: Any,
-) -> dict[str, Any]:
-    """Make report.html of a filled model for a passage without its first tokens; returns the data in it."""
+def report(text=TEXT[:90], tokenizer=None, model=None, callbacks=None, skip=0, file="report.html", **summary) -> dict:
+    """Make the page of a passage, which begins at its token `skip`; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
     model = model or fill(GPT(config, tokenizer.size)).eval()
@@ -71,7 +60,6 @@ def report(
 
 
 def data_of(made: str) -> dict[str, Any]:
-    """What the page draws."""
     (found,) = re.findall('<script type="application/json" id="data">(.*?)</script>', made, re.DOTALL)
     return json.loads(found)
 
@@ -95,16 +83,14 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
 
 def weights_of(attention: dict[str, Any]) -> np.ndarray:
     """(heads, T, T) as the page has it."""
-    count = len(attention["tokens"])
-    found = np.zeros((len(attention["heads"]), count, count))
-    raw = np.frombuffer(base64.b64decode(attention["weights"]), np.uint8).reshape(len(found), -1)
-    rows, columns = np.tril_indices(count)  # row by row
-    found[:, rows, columns] = raw
+    heads, count = len(attention["heads"]), len(attention["tokens"])
+    found = np.zeros((heads, count, count))
+    raw = np.frombuffer(base64.b64decode(attention["weights"]), np.uint8)
+    found[:, *np.tril_indices(count)] = raw.reshape(heads, -1)  # row by row
     return found
 
 
 def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
-    """Of very many heads some of all layers, each with its name."""
     tokenizer = CharTokenizer(TEXT)
     tokens = torch.from_numpy(tokenizer.encode(TEXT[:LOOKED_AT]))
     for layers, heads, dim in ((2, 3, 12), (9, 9, 72)):
@@ -120,7 +106,6 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
 
 
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
-    """A passage cut in the middle of one, and axes with the numbers of bytes."""
     callbacks = kept(validations=[[60, 1.5, math.nan]])
     data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, test_loss=1.0, test_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
@@ -131,22 +116,19 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 
 
 def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
-    """As many heads, losses and samples as are kept, in fewer than half a million bytes."""
     model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
     losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
-    validations = [[*entry, 1.7811234567890123] for entry in losses]
     long = [[20, [[heat, "Once\n", 3 * TEXT] for heat in (0.5, 1.0)]]] * 20
-    report(text=TEXT * 10, model=model, callbacks=kept(losses, validations, long))
+    report(TEXT * 10, model=model, callbacks=kept(losses, [[*each, 1.7811234567890123] for each in losses], long))
     assert Path("report.html").stat().st_size < 500_000
 
 
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
-    """And again where it goes on, with what its checkpoint has kept."""
-    run = Path("runs/first")
-    data, summary = data_of((run / "report.html").read_text("utf-8")), json.loads((run / "summary.json").read_text())
-    assert [figure[1] for figure in data["figures"][:2]] == [f"{summary[key]:.4f}" for key in ("val_bpc", "test_bpc")]
-    assert data["figures"][0][3].startswith(f"{summary['val_loss']:.4f} nats")
-    assert data["figures"][0][4] == f"best checkpoint, step {summary['best_step']}"
+    run, said = Path("runs/first"), summary("first")
+    data = data_of((run / "report.html").read_text("utf-8"))
+    assert [figure[1] for figure in data["figures"][:2]] == [f"{said[key]:.4f}" for key in ("val_bpc", "test_bpc")]
+    assert data["figures"][0][3].startswith(f"{said['val_loss']:.4f} nats")
+    assert data["figures"][0][4] == f"best checkpoint, step {said['best_step']}"
     config = (run / "config.yaml").read_text("utf-8")
     assert data["differences"] == [list(each) for each in differences(from_yaml(config))]
     assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
@@ -155,9 +137,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 500 and text.strip("\n") in log
     assert "report     runs/first/report.html" in log
-
-    path = run / "checkpoints/last.ckpt"
-    contents = read(path)
+    path, contents = run / "checkpoints/last.ckpt", last("first")
     histories = contents["callbacks"]["Watch"]["history"] | contents["callbacks"]["Samples"]
     for name, entries in (("losses", LOSSES), ("validations", VALIDATIONS), ("history", SAMPLES)):
         histories[name]["entries"] = entries
@@ -175,7 +155,7 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out
-    assert json.loads(Path("runs/a/summary.json").read_text())["status"] == "finished"
+    assert summary("a")["status"] == "finished"
     assert not Path("runs/a/report.html").exists() and "sample.py runs/a" in ended.out
 
 
@@ -196,8 +176,7 @@ def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
     return page
 
 
-def test_curves_are_the_numbers(shown: Any) -> None:
-    """Every point is where the marks of the axes say."""
+def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
     expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
     for view, scale in (("log", math.log), ("linear", float)):
         shown.check(f"[value={view}]")
@@ -216,10 +195,6 @@ def test_curves_are_the_numbers(shown: Any) -> None:
         nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
         assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
     assert shown.inner_text(".keys .best") == "best checkpoint, step 40"
-
-
-def test_curves_say_their_numbers(shown: Any) -> None:
-    """To the pointer and to the keys."""
 
     def said() -> list[float]:
         return [float(number) for number in re.findall(r"[\d.]+", shown.inner_text("#card"))]
@@ -244,7 +219,6 @@ def test_curves_say_their_numbers(shown: Any) -> None:
 
 
 def test_texts_are_shown_as_they_are(shown: Any) -> None:
-    """Whatever they hold, and nothing of them as HTML; a slider goes through the samples."""
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
@@ -271,7 +245,7 @@ PIXEL = """([x, y]) => {
 }"""  # red, green, blue and alpha of a pair of positions
 
 
-def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
+def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     attention = opened[1]["attention"]
     weights = (weights_of(attention) / 255) ** 2
     shown.locator("#map").scroll_into_view_if_needed()
@@ -298,16 +272,12 @@ def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any
         check(3, row, column)
     labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
     assert len(labels) == LOOKED_AT and labels[5] == "space" and labels[0] == "N"
-
-
-def test_the_passage_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     passage = opened[1]["passage"]
     shown.focus("#text")
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
         shown.keyboard.press("ArrowRight")
         nats = cost / 1000 * math.log(2)
-        line = {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)}
-        check_card(shown, line)
+        check_card(shown, {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)})
         span = shown.locator("#text p span").nth(place)
         assert f"s{min(20, cost // 500)}" in span.get_attribute("class").split()
     shown.keyboard.press("Escape")
@@ -322,8 +292,7 @@ def colours(shown: Any) -> tuple[str, list[int]]:
     return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0])[:3]
 
 
-def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> None:
-    """All samples are printed, without what only a screen has a use for."""
+def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(shown: Any) -> None:
     needs("pypdf", extra="dev")
     from pypdf import PdfReader
 
@@ -335,20 +304,15 @@ def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> No
         found.append(colours(shown))
     dark, light, again = found
     assert dark == again and dark[0] != light[0] and dark[1] != light[1]
-
     printed = PdfReader(io.BytesIO(shown.pdf(format="A4")))
     words = re.sub(r"\s", "", "".join(each.extract_text() for each in printed.pages))
-    said = [f"{step}at{heat:g}" for step in (20, 40, 60) for heat in (0.5, 1)]
-    for each in (*said, "1.8034", "Howitlearned", "bestcheckpoint,step40", "Whatsurprisesit", "data.path", "L1H1"):
-        assert each in words
-    assert "logarithmic" not in words
+    said = "1.8034 Howitlearned bestcheckpoint,step40 Whatsurprisesit data.path L1H1".split()
+    said += [f"{step}at{heat:g}" for step in (20, 40, 60) for heat in (0.5, 1)]
+    assert all(each in words for each in said) and "logarithmic" not in words
     shown.emulate_media(media="print")
     assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
     shown.emulate_media(media="screen")
-
-
-def test_nothing_is_wider_than_the_screen(shown: Any) -> None:
-    shown.evaluate("document.querySelector('details').open = true")
+    # Nothing is wider than the screen.
     for place, width in enumerate((320, 800)):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") == width

@@ -1,5 +1,3 @@
-"""What a run shows of its model in TensorBoard, in real processes, some of them killed."""
-
 import html
 import os
 import re
@@ -21,7 +19,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
 from reports.picture_data import HEADS_DRAWN, spread_over
 from reports.tensorboard import as_markdown
-from tests.conftest import Ended
+from tests.conftest import Ended, assert_same_weights, last
 from tests.faults import faults
 from tests.faults.processes import Process, run, wait_for
 from tests.faults.test_resume import assert_same
@@ -32,14 +30,12 @@ TAGS += ["view/calibration", "view/surprisal"]
 
 
 def values(name: str) -> list[tuple[Any, int]]:
-    """All that is in the event files of a run, with its step, in order."""
     files = sorted(Path("runs", name).glob("events.*"))
     events = [event for file in files for event in LegacyEventFileLoader(str(file)).Load()]
     return [(value, event.step) for event in events for value in event.summary.value]
 
 
 def images(name: str) -> dict[tuple[str, int], bytes]:
-    """Every picture in the event files of a run, by tag and step; none may be there twice."""
     shown = [(each, step) for each, step in values(name) if each.HasField("image")]
     found = [((each.tag, step), each.image.encoded_image_string) for each, step in shown]
     assert len(found) == len(dict(found)), "twice"
@@ -48,7 +44,6 @@ def images(name: str) -> dict[tuple[str, int], bytes]:
 
 @pytest.mark.slow
 def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
-    """Each validation's are there once, also where a run was stopped and goes on."""
     assert run("name=whole", *WATCHED, fault=(faults.nothing_is_drawn_here,)).status == 0
     whole = images("whole")
     assert sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20))
@@ -57,16 +52,14 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
             assert picture.format == "PNG" and picture.size[0] == 720
             assert len(np.unique(np.asarray(picture.convert("L")))) > 10
     assert len(set(whole.values())) == len(whole), "each is another"
-
     stopped = run("name=stopped", *WATCHED, fault=(faults.signal_at, 14, signal.SIGTERM))
     assert stopped.status == 143 and set(images("stopped")) <= {(tag, 10) for tag in TAGS}, stopped
     assert run("resume=runs/stopped", defaults=False, fault=(faults.nothing_is_drawn_here,)).status == 0
     resumed = images("stopped")
     assert {(tag, 20) for tag in TAGS} <= set(resumed) and resumed.items() <= whole.items()
-    ours, theirs = (torch.load(f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "stopped"))
-    assert_same(ours["callbacks"], theirs["callbacks"], "callbacks")
-    assert [step for step, _ in ours["callbacks"]["Samples"]["history"]["entries"]] == [10, 20]
-
+    ours, theirs = (last(name)["callbacks"] for name in ("whole", "stopped"))
+    assert_same(ours, theirs, "callbacks")
+    assert [step for step, _ in ours["Samples"]["history"]["entries"]] == [10, 20]
     # Trained, evaluated and drawn, but not yet called finished.
     ended = run("name=ended", *WATCHED, fault=(faults.killed_at_the_end,))
     assert ended.status == -signal.SIGKILL and images("ended") == whole
@@ -77,30 +70,24 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
 @pytest.mark.slow
 def test_watching_changes_nothing_and_a_drawer_that_fails_neither(workplace: Path) -> None:
     everything = [*WATCHED, "watch.histograms=true", "watch.attention_heads=[L1H0]"]
-    cases: dict[str, tuple[list[str], Any]] = {
-        "unwatched": (["trainer.max_steps=20"], None),
-        "watched": (everything, (faults.nothing_is_drawn_here,)),
-        "killed": (everything, (faults.drawer_gets, signal.SIGKILL)),
-        "hung and slow": ([*everything, "trainer.val_check_interval=2"], (faults.drawer_gets, signal.SIGSTOP, 5)),
-    }
-    states, said = {}, {}
-    for name, (arguments, fault) in cases.items():
-        ended = run(f"name={name.split()[0]}", *arguments, fault=fault)
+    said = {}
+    for name, arguments, *fault in (
+        ("unwatched", ["trainer.max_steps=20"]), ("watched", everything, faults.nothing_is_drawn_here),
+        ("killed", everything, faults.drawer_gets, signal.SIGKILL),
+        ("hung", [*everything, "trainer.val_check_interval=2"], faults.drawer_gets, signal.SIGSTOP, 5),
+    ):  # fmt: skip
+        ended = run(f"name={name}", *arguments, fault=tuple(fault) or None)
         assert ended.status == 0 and ended.err == "", ended
-        states[name] = torch.load(f"runs/{name.split()[0]}/checkpoints/last.ckpt")["state_dict"]
         said[name] = [line for line in ended.out.splitlines() if line.startswith("pictures ")]
-        assert_same(states["unwatched"], states[name], name)
+        assert_same_weights("unwatched", name)
     assert said["unwatched"] == said["watched"] == [] and images("unwatched") == {}
     assert said["killed"] == ["pictures   are not drawn any more: the process that draws has ended"]
     # Two validations of three pictures reach the limit; the last validation's are sent all the same.
-    assert said["hung and slow"] == [
-        "pictures   are drawn more slowly than validations come: some are left out",
-        "pictures   9 were not drawn within 1 seconds",
-    ]
+    more_slowly = "pictures   are drawn more slowly than validations come: some are left out"
+    assert said["hung"] == [more_slowly, "pictures   9 were not drawn within 1 seconds"]
     assert {tag for tag, _ in images("watched")} == {"view_attention/L1H0", "view/calibration", "view/surprisal"}
-    parts = ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp", "blocks.0.mlp")
-    histograms = {f"weights/{name.removeprefix('net.')}" for name in states["watched"]}
-    histograms |= {f"activations/{name}" for name in parts}
+    histograms = {f"weights/{name.removeprefix('net.')}" for name in last("watched")["state_dict"]}
+    histograms |= {f"activations/{name}" for name in ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp")}
     assert histograms <= {value.tag for value, step in values("watched") if step == 20}
 
 
@@ -125,7 +112,7 @@ def test_the_process_that_draws_ends_with_the_one_that_trains(workplace: Path) -
 def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert train("name=a", "trainer.max_steps=10").status == 0
     model, meta = load_checkpoint("runs/a")
-    ((step, texts),) = torch.load("runs/a/checkpoints/last.ckpt")["callbacks"]["Samples"]["history"]["entries"]
+    ((step, texts),) = last("a")["callbacks"]["Samples"]["history"]["entries"]
     assert step == 10 and [temperature for temperature, _, _ in texts] == [0.6, 0.6, 1.0, 1.0]
     assert texts[0][1] == texts[2][1] != texts[1][1], "the prompts"
     letters = meta["vocabulary"]["characters"]

@@ -18,10 +18,10 @@ import torch
 from base.errors import InputError
 from gpt.cuda_graph import REHEARSALS
 from gpt.model import GPT
-from tests.conftest import Ended
+from tests.conftest import Ended, last
 from tests.faults import faults
 from tests.faults.test_resume import assert_same
-from tests.gpt.fit.test_watch import last, scalars
+from tests.gpt.fit.test_watch import scalars
 from tests.reference.capture import record
 from tests.reference.models import tiny
 from training.machine import choose_recorder
@@ -32,8 +32,7 @@ STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_ev
 
 
 def each_time(work: Callable[[], None]) -> Callable[[], None]:
-    """Records nothing: Python does the work again."""
-    return work
+    return work  # nothing is recorded: Python does the work again
 
 
 @pytest.fixture
@@ -59,35 +58,28 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
         ],
     }  # fmt: skip
     for name, recipe in recipes.items():
-        recorded, repeated = [], []
+        repeated = []
 
-        def counting(work: Callable[[], None], recorded: list = recorded, repeated: list = repeated) -> Any:
-            recorded.append(again := record(work))
-            return lambda: (repeated.append(1), again())[1]
+        def counting(work: Callable[[], None], repeated: list = repeated) -> Any:
+            repeated.append(Mock(wraps=record(work)))
+            return repeated[-1]
 
         for run, recorder in ((f"python-{name}", each_time), (name, counting)):
             recording(recorder)
             assert train(f"name={run}", *STEPS, *recipe).status == 0
         assert_same_run(f"python-{name}", name)
         assert len(set(scalars(name, "train/loss").values())) == 3
-        assert (len(recorded), len(repeated)) == (1, 12 - REHEARSALS)
+        assert [each.call_count for each in repeated] == [12 - REHEARSALS]
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped between two logs, with steps that nobody has read; it goes on with rehearsals where others repeated."""
     recording(record)
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
     monkeypatch.setattr("training.callbacks.metrics.FIRST_STEPS", 0)
     assert train("name=whole", *typed).status == 0
-    step = LitGPT.training_step
-
-    def stop(module: LitGPT, *given: Any) -> Any:
-        if module.global_step == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(module, *given)
-
     with monkeypatch.context() as patched:
-        patched.setattr(LitGPT, "training_step", stop)
+        patched.setattr(LitGPT, "training_step", LitGPT.training_step)  # put back afterwards
+        faults.before_step(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train("name=cut", *typed).status == 143
     assert last("cut")["global_step"] == 8
     assert train("resume=runs/cut", defaults=False).status == 0
@@ -96,7 +88,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
 
 @pytest.mark.slow
 def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
-    """Of either kind, either goes on. The learning rate is a tensor in single precision there; that is all."""
     for optimizer, resumed in (("muon", ["plain"]), ("adamw", ["plain", "repeated"])):
         recorders = {f"plain-{optimizer}": None, f"repeated-{optimizer}": record}
         for name, recorder in recorders.items():
@@ -129,7 +120,6 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     recording(each_time)
     assert train("name=a", *STEPS).status == 0
     assert reads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
-
     reads.clear()
     monkeypatch.setattr(faults.gpt.fit.module, "F", faults.gpt.fit.module.F)  # put back afterwards
     faults.spoil_loss(9)
@@ -141,7 +131,6 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
 
 @pytest.mark.slow
 def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
-    """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
     error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     def in_the_middle(work: Callable[[], None]) -> Callable[[], None]:
@@ -162,10 +151,7 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
 
 
 def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
-    """Recorded only where asked for, on one GPU, and nobody looks into the steps; else, and where it fails, compiled.
-
-    A first step that fails has to do without that, too; several processes, which might not all fail, end.
-    """
+    """A first step that fails has to do without compiling, too; several processes, which might not all fail, end."""
     assert choose_recorder("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
         assert choose_recorder(*where) is None
