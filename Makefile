@@ -27,6 +27,7 @@ check: $(INSTALLED)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@$(VENV)/bin/lint-imports
 
 clean:
 	rm -rf $(VENV)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from base import run_directory
@@ -41,9 +40,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def work(options: argparse.Namespace) -> None:
     """Export, and say in one line what was written."""
     out = Path(options.out)
-    suffix, use = FORMATS[options.to]
-    if out.suffix != suffix and suffix:
-        raise InputError(f"OUT {out}: must end in {suffix}")
+    to = FORMATS[options.to]
+    if out.suffix != to.suffix and to.suffix:
+        raise InputError(f"OUT {out}: must end in {to.suffix}")
     if os.path.lexists(out):
         raise InputError(f"OUT {out}: exists; give another name or remove it first")
     if not out.parent.is_dir():
@@ -51,12 +50,12 @@ def work(options: argparse.Namespace) -> None:
 
     try:
         with atomic(out) as new:
-            (new.touch if suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
+            (new.touch if to.suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
             note = export(options, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}"))
+    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {to.use.format(str(out))}"))
 
 
 def export(options: argparse.Namespace, new: Path) -> str:
@@ -66,7 +65,7 @@ def export(options: argparse.Namespace, new: Path) -> str:
         from gpt.checkpoint import load_checkpoint
 
         model, meta = load_checkpoint(file)
-        write = getattr(import_module(f"gpt.export.{options.to}"), f"write_{options.to}")
+        write = FORMATS[options.to].load_writer()
     with Progress(f"writing {printable(options.out)} and checking it"):
         difference = write(model, meta, new)
     note = f"step {meta['step']} of {file}"

@@ -18,7 +18,7 @@ or what there is); `sampling` and `stdlib` need none.
   peak (training/peak_flops.py) by `GPT.flops_per_token`, also at 12 layers, 768 wide, context 1024.
 - best: the loss of the best checkpoint on the whole validation split after `minutes=2`, all included; then one thing
   changed at a time in the same time, with a seed that the result does not use.
-- sampling: `gpt.inference.generate` with 10.7 million weights, one text and 256 side by side, against a loop without a cache.
+- sampling: `gpt.inference.generate` with 10.7 million weights, one text and 256 at once, over a loop without a cache.
 - pipeline: a step through `train.py compile=graph` over the same captured step in a bare loop, in one process.
 - exact: the same seed twice, a run that is killed and goes on, other devices, and what determinism costs.
 - scaling: runs of several sizes and lengths with the settings of `experiment=enwik8`; `projection` fits

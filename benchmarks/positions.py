@@ -29,7 +29,7 @@ from gpt.config import ModelConfig  # noqa: E402
 from gpt.evaluate import evaluate, reduce  # noqa: E402
 from gpt.inference.decoder import Decoder  # noqa: E402
 from gpt.inference.weights import weights_of  # noqa: E402
-from gpt.model import GPT
+from gpt.model import GPT  # noqa: E402
 from gpt.transfer import with_context  # noqa: E402
 
 PLAIN = ("model.key_offset=false", "model.token_shift=false")

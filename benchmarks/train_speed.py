@@ -109,21 +109,12 @@ def run_bare(text: str) -> dict[str, float]:
     from training import machine, step_timing
     from training.module import LitGPT
 
-    config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]))
+    config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]), compile="true")
+    config.trainer.max_steps = STEPS
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(config.data).absolute() / "compiled")
     data = open_text(config.data, config.model.context)
     machine.keep_freed_memory()
-    module = LitGPT(
-        config.model,
-        config.optim,
-        vocabulary=data.tokenizer.vocabulary,
-        characters=torch.from_numpy(data.tokenizer.characters_per_token),
-        bytes=torch.from_numpy(data.tokenizer.bytes_per_token),
-        data={},
-        conditions={},
-        max_steps=STEPS,
-        compile=True,
-    )
+    module = LitGPT(config, data.tokenizer, data={}, conditions={})
     step_timing.MEASURED = 8.0
     batches = TextDataModule(data, config.data, config.model.context, config.seed)
     tokens = torch.from_numpy(data.train[: step_timing.EVALUATED].astype("int64"))

@@ -1,8 +1,8 @@
 """The process that renders pictures, from both ends.
 
-`python -m reports.picture_process PARENT NICENESS` reads pickled requests `(name of a function in reports/pictures.py, its
-arguments)` from standard input until that ends. It answers each with the pickled PNG, or with a line that says why there
-is none.
+`python -m reports.picture_process PARENT NICENESS` reads pickled requests, each the name of a function in
+reports/pictures.py and its arguments, from standard input until that ends. It answers each with the pickled PNG, or
+with a line that says why there is none.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""One self-contained HTML page that shows a text coloured by what it costs a model: `score_page.html` with data in it."""
+"""One self-contained HTML page that shows a text coloured by what it costs a model: `score_page.html` with data."""
 
 import base64
 import html

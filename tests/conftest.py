@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 TINY = (
     "model.layers=2 model.heads=2 model.dim=32 model.context=32 data.batch=8 trainer.max_steps=30 "
     "trainer.val_check_interval=10 trainer.log_every_n_steps=5 trainer.accelerator=cpu trainer.devices=1 "
-    "watch.pictures=false"  # a second process and a second; tests/gpt/fit/test_pictures.py has them
+    "watch.pictures=false"  # a second process and a second; tests/training/callbacks/test_pictures.py has them
 ).split()
 
 

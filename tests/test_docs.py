@@ -11,7 +11,6 @@ import pytest
 import export as export_script
 import sample as sample_script
 import score as score_script
-import train as train_script
 from tests.conftest import ROOT, Call, needs
 
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -30,7 +29,7 @@ def commands(script: str, *pages: str) -> list[list[str]]:
 
 @pytest.fixture(autouse=True)
 def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.FINAL_SAMPLE_LENGTH", 5)
+    monkeypatch.setattr("training.finish.FINAL_SAMPLE_LENGTH", 5)
 
 
 @pytest.mark.slow
@@ -38,8 +37,8 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
     needs("optuna", extra="search")
     needs("submitit", extra="launcher")
     begun: list[str] = []
-    for kind in ("run_one", "run_sweep", "run_search"):
-        monkeypatch.setattr(train_script, kind, lambda *_, kind=kind: begun.append(kind) or 0)
+    for kind in ("train.run_one", "sweeps.grid.run_sweep", "sweeps.search.run_search"):
+        monkeypatch.setattr(kind, lambda *_, kind=kind: begun.append(kind) or 0)
     monkeypatch.setenv("PATH", "")  # no program of SLURM's is found; tests/faults/test_slurm.py has them
     every = commands("train")
     for arguments in every:

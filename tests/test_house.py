@@ -1,120 +1,58 @@
-"""Holds the house's directions: who may import what, and that importing does nothing else."""
+"""Importing a module does nothing else, and what starts fast loads nothing heavy.
+
+Which folder may import which is in pyproject.toml, for import-linter (`make check`).
+"""
 
 import ast
 import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("base", "conf", "data", "gpt")
-LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
-HYDRA = ("hydra", "omegaconf")
-DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "base.options", "base.command_line")
-
-
-def sources() -> dict[str, str]:
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")] + list(ROOT.glob("*.py"))
-    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
+PACKAGES = ("base", "conf", "data", "gpt", "reports", "training", "sweeps")
+# What must not be loaded, and by which modules, in this order.
+LIGHT = {
+    "torch numpy lightning hydra omegaconf": ["base", "gpt.config", "data.config"],
+    "torch lightning": ["conf", "gpt.model_file", "gpt.inference", "sweeps", "training.run", "train"],
+}
 
 
 def module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-@cache
-def imports(path: str, source: str) -> list[str]:
-    found, package = [], path.split("/")[:-1]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            prefix = ".".join(base + ([node.module] if node.module else []))
-            found += [f"{prefix}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            if getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
-                found.append(str(node.args[0].value))
+def modules_of() -> list[str]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")] + list(ROOT.glob("*.py"))
+    return sorted(module(file.relative_to(ROOT).as_posix()) for file in files)
+
+
+def imports() -> set[str]:
+    """What all modules import, wherever in them."""
+    found: set[str] = set()
+    for name in modules_of():
+        path = ROOT / name.replace(".", "/")
+        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
-
-
-def within(name: str, modules: tuple[str, ...]) -> bool:
-    return any(name == each or name.startswith(each + ".") for each in modules)
-
-
-# What a module may import besides the standard library and base: that of the first name that its path begins with; None
-# where just the other rules hold.
-ONLY: dict[str, tuple[str, ...] | None] = {
-    "base/": (),
-    **dict.fromkeys(("gpt/config.py", "data/config.py", "base/options.py"), ("base.options",)),
-    "base/progress.py": ("base.options", "base.processes", "tqdm"),
-    **dict.fromkeys(
-        ("sweeps/grid.py", "sweeps/submit.py"), ("conf", "base.run_directory", "base.processes", "submitit", *HYDRA)
-    ),
-    "sweeps/search.py": ("conf", "base.run_directory", "yaml", "optuna", "sqlalchemy", *HYDRA),
-    "conf/": ("conf", "gpt.config", "data.config", "yaml", *HYDRA),
-    **dict.fromkeys(("base/run_directory.py", "base/processes.py"), ("base.options", "filelock", "base.processes")),
-    **dict.fromkeys(("gpt/model_file.py", "gpt/inference/decoder.py", "gpt/inference/generate.py"), DECODING),
-    "gpt/export/": ("torch", "numpy", "gpt", "base.options", "onnx", "onnxscript", "onnxruntime", "transformers"),
-    "gpt/fit/": None,
-    "gpt/checkpoint.py": ("torch", "gpt", "base.options", "numpy"),
-    "gpt/": ("torch", "gpt", "base.options"),
-    "": None,
-}
-
-
-def only(path: str) -> tuple[str, ...] | None:
-    return next(allowed for begin, allowed in ONLY.items() if path.startswith(begin))
-
-
-def violations(path: str, source: str) -> list[str]:
-    """One line for each import that goes the wrong way."""
-    found, fit = [], path.startswith("gpt/fit/")
-    for name in imports(path, source):
-        rules = {
-            "gpt never imports data": path.startswith("gpt/") and within(name, ("data",)),
-            "data never imports gpt": path.startswith("data/") and within(name, ("gpt",)),
-            "only gpt/fit, data/datamodule.py and train.py import lightning": within(name, LIGHTNING)
-            and not (fit or path in ("data/datamodule.py", "train.py")),
-            "only train.py and conf import hydra and omegaconf": within(name, HYDRA)
-            and not (path.startswith("conf/") or path == "train.py"),
-            "gpt/fit is not imported from gpt": path.startswith("gpt/") and not fit and within(name, ("gpt.fit",)),
-            "tests are not imported": within(name, ("tests",)),
-            "only reports/pictures.py, a process of its own, draws": within(name, ("matplotlib", "reports.pictures"))
-            and path != "reports/pictures.py",
-        }
-        allowed = only(path)
-        if allowed is not None and name.split(".")[0] not in (*sys.stdlib_module_names, "base"):
-            rules[f"only the standard library and {', '.join(allowed) or 'nothing else'}"] = not within(name, allowed)
-        found += [f"{path}: imports {name}: {rule}" for rule, broken in rules.items() if broken]
-    return found
-
-
-def light(files: dict[str, str]) -> list[str]:
-    """Paths of the modules that load neither lightning nor hydra, not through others either."""
-    names = {path: imports(path, source) for path, source in files.items()}
-    heavy: set[str] = set()
-    while more := {
-        path
-        for path in files.keys() - heavy
-        if any(within(name, (*LIGHTNING, *HYDRA, *map(module, heavy))) for name in names[path])
-    }:
-        heavy |= more
-    return [path for path in files if path not in heavy]
 
 
 PROBE = """
 import importlib, json, logging, os, random, signal, sys, threading, warnings
-first, third, modules, root = json.loads(sys.argv[1])
+light, third, modules, root = json.loads(sys.argv[1])
 sys.path.insert(0, root)
-for name in first:
-    importlib.import_module(name)
-heavy = ("torch", "numpy", "lightning", "hydra", "omegaconf")
-effects = [f"{', '.join(first)} loads {name}" for name in heavy if name in sys.modules]
+effects = []
+for heavy, names in light.items():
+    for name in names:
+        importlib.import_module(name)
+        effects += [f"{name} loads {other}" for other in heavy.split() if other in sys.modules]
 for name in third:
     try:
         importlib.import_module(name)
@@ -158,32 +96,18 @@ print(json.dumps(effects + [f"changes {key}" for key in before if before[key] !=
 """
 
 
-def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
-    files = sources()
-    assert {"gpt/model.py", "base/options.py", "sample.py", "score.py", "export.py"} <= set(files)
-    assert [line for path, source in files.items() for line in violations(path, source)] == []
-    fast = [path for path in files if path.startswith("gpt/") and not path.startswith("gpt/fit/")]
-    assert {*fast, "sample.py", "score.py", "export.py"} - set(light(files)) == set()
-    # What is wrong is seen, also through others.
-    assert len(violations("gpt/optim.py", "from . import fit\n__import__('lightning')")) == 3
-    files = {
-        "sample.py": "from base.run_directory import newest",
-        "base/run_directory.py": "import gpt.fit",
-        "gpt/fit.py": "import hydra",
-    }
-    assert light(files) == [] and light(files | {"gpt/fit.py": ""}) == list(files)
-
-
 @pytest.mark.slow
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
-    files = sources()
-    first = [module(path) for path in files if only(path) == ("base.options",)]
-    ours = {*sys.stdlib_module_names, *map(module, files), *PACKAGES}
-    used = {name for path in files for name in imports(path, files[path]) if name.split(".")[0] not in ours}
+    every = modules_of()
+    light = {
+        heavy: [each for each in every for name in names if f"{each}.".startswith(f"{name}.")]
+        for heavy, names in LIGHT.items()
+    }
+    used = {name for name in imports() if name.split(".")[0] not in (*sys.stdlib_module_names, *PACKAGES, *every)}
     third = sorted((used | {name.rpartition(".")[0] for name in used}) - {""})
     empty = tmp_path / "empty"
     empty.mkdir()
-    request = json.dumps([first, third, [module(path) for path in files], str(ROOT)])
+    request = json.dumps([light, third, every, str(ROOT)])
     own = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(empty), "MPLCONFIGDIR": str(tmp_path / "mpl")}
     command = [sys.executable, "-c", PROBE, request]
     done = subprocess.run(command, cwd=empty, env=os.environ | own, capture_output=True, text=True)

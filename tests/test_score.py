@@ -19,6 +19,7 @@ import score as score_script
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
+from reports import scoring
 from tests.conftest import Call, pages
 from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
@@ -88,8 +89,8 @@ def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkey
         (["--stride", "1"], 1, 1, 7),
         (["--stride", "7", "--window", "strided"], 7, 14, 1),
     ):
-        monkeypatch.setattr(score_script, "BATCH", batch)
-        monkeypatch.setattr(score_script, "PIECE", piece)
+        monkeypatch.setattr(scoring, "BATCH", batch)
+        monkeypatch.setattr(scoring, "PIECE", piece)
         ended = score("model.st", "text.txt", "--per-char", *arguments)
         assert ended.status == 0, ended
         lines = lines_of(ended.out)
@@ -257,7 +258,7 @@ def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
 
 
 def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_script, "PIECE", 11)
+    monkeypatch.setattr(scoring, "PIECE", 11)
     write("other.st", seed=1)
     text = TEXT + "abc " * 50 + "\ntext, abc text\nabc Naïve\n" + TEXT + "Naïve text"
     Path("long.txt").write_text(text, encoding="utf-8", newline="")
@@ -509,14 +510,14 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
     Path("a.html").write_text("old")
     before = sorted(os.listdir())
     for target, value, status, said in (
-        ("pieces", Mock(side_effect=KeyboardInterrupt), 130, ""),
-        ("page", Mock(side_effect=OSError("disk on fire")), 1, "score.py: disk on fire\n"),
-        ("LONGEST_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
+        ("score.pieces", Mock(side_effect=KeyboardInterrupt), 130, ""),
+        ("reports.score_page.page", Mock(side_effect=OSError("disk on fire")), 1, "score.py: disk on fire\n"),
+        ("reports.scoring.LONGEST_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr("reports.score_page.page" if target == "page" else f"score.{target}", value)
+            patched.setattr(target, value)
             ended = score("model.st", "text.txt", "--html", "a.html")
         assert ended.status == status and said in ended.err, (target, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
-    monkeypatch.setattr(score_script, "LONGEST_PAGE", len(TEXT))
+    monkeypatch.setattr(scoring, "LONGEST_PAGE", len(TEXT))
     assert score("model.st", "text.txt", "--html", "a.html").status == 0

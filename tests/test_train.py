@@ -17,7 +17,6 @@ import yaml
 from lightning_utilities.core.imports import RequirementCache
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-import train as train_script
 from benchmarks import plain_loop
 from conf.schema import from_yaml
 from data.batches import train_batch
@@ -33,7 +32,9 @@ from tests.conftest import ROOT, TINY, Call, Ended, assert_same_weights, board, 
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
+from training import exit_status
 from training.machine import missing_to_compile
+from training.quiet_lightning import hide_failed_writes
 
 PYTHON = os.environ | {"PYTHONPATH": str(ROOT)}
 
@@ -44,8 +45,8 @@ def assert_refused(ended: Ended, said: str) -> None:
 
 
 def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    returned, main = [], train_script.main
-    monkeypatch.setattr(train_script, "main", lambda *given: returned.append(main(*given)))
+    returned, main = [], exit_status.main
+    monkeypatch.setattr(exit_status, "main", lambda *given: returned.append(main(*given)))
     ended = train("name=first")
     assert ended.status == 0 and ended.err == ""
     assert os.listdir("runs") == ["first"]
@@ -145,7 +146,7 @@ def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypat
     monkeypatch.setattr("training.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
     before = threading.excepthook
     assert train("trainer.max_steps=1").status == 0
-    assert threading.excepthook is before and seen == [train_script.hide_failed_writes]
+    assert threading.excepthook is before and seen == [hide_failed_writes]
 
 
 def test_training_is_what_a_plain_loop_does(train: Call) -> None:

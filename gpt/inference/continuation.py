@@ -1,16 +1,25 @@
 """A text that grows: stop strings, whole characters, log-probabilities."""
 
 import codecs
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from data.tokenizer import Tokenizer
+
+class Decodes(Protocol):
+    """What a tokenizer must offer."""
+
+    @property
+    def vocabulary(self) -> dict[str, Any]:
+        """The vocabulary as plain data; `kind` is `char` or `byte`."""
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        """Tokens to text."""
 
 
 class Continuation:
     """What is written after a prompt, as it grows."""
 
-    def __init__(self, tokenizer: "Tokenizer", stops: list[str]) -> None:
+    def __init__(self, tokenizer: Decodes, stops: list[str]) -> None:
         self.tokenizer, self.stops = tokenizer, stops
         self.pieces: list[str] = []  # what is sure to stay
         self.held = ""  # what may turn out to begin a stop

@@ -23,16 +23,23 @@ from torch.distributed.tensor import DTensor
 
 import data.remote.manifest
 import data.remote.shards
+import data.remote.store
 import gpt.checkpoint
 import gpt.optim
-import train as train_script
+import reports.picture_process
+import training.assemble
 import training.callbacks.pictures
-import training.callbacks.stop_signals
+import training.checkpoint_io
+import training.finish
+import training.machine
 import training.module
+import training.outcome
+import training.summary
 from base import processes
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.pictures import Pictures
 from training.module import LitGPT
+from training.run_plan import RunPlan
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -125,7 +132,7 @@ def in_write(number: int, size: int) -> None:
 
         gpt.checkpoint.open = opened  # type: ignore[attr-defined]
 
-    before(training.callbacks.stop_signals, "save", the(number, arrange))
+    before(training.checkpoint_io, "save", the(number, arrange))
 
 
 def before_rename(number: int, name: str) -> None:
@@ -135,7 +142,10 @@ def before_rename(number: int, name: str) -> None:
 
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
-    before(train_script, name, the(call, sending(number)))
+    action = the(call, sending(number))
+    for module in (training.machine, training.summary, training.outcome, training.finish):
+        if hasattr(module, name):
+            before(module, name, action)
 
 
 def without(protection: str) -> None:
@@ -149,7 +159,7 @@ def without(protection: str) -> None:
             training.module.dropout_seed = lambda *_: torch.initial_seed()
             torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
         case "cut":
-            reports.tensorboard.cut_events = lambda *_: None
+            training.assemble.cut_events = lambda *_: None
 
 
 def no_links(step: int) -> None:
@@ -158,13 +168,13 @@ def no_links(step: int) -> None:
 
 
 def break_best() -> None:
-    def damage(run: Path, *_: Any) -> None:
-        best = run / "checkpoints/best.safetensors"
+    def damage(plan: RunPlan, *_: Any) -> None:
+        best = plan.directory / "checkpoints/best.safetensors"
         data = best.read_bytes()
         best.unlink()
         best.write_bytes(data[:-100])
 
-    before(train_script, "finish", damage)
+    before(training.finish, "finish", damage)
 
 
 def limit_file_size(step: int, size: int) -> None:
@@ -301,7 +311,7 @@ def count_graphs(backend: str) -> None:
     def say(*_: Any) -> None:
         print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
 
-    before(train_script, "finish", say)
+    before(training.finish, "finish", say)
 
 
 def killed_at_the_end() -> None:

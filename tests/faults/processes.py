@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import train as train_script
-import training.callbacks.pictures
 from base import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
+from training import finish
+from training.callbacks import samples
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 SCRIPT = str(ROOT / "train.py")
@@ -208,7 +209,7 @@ def _run(
     _begin(variables, given)
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
-        train_script.FINAL_SAMPLE_LENGTH = training.callbacks.pictures.FINAL_SAMPLE_LENGTH = 20
+        samples.SAMPLE_LENGTH = finish.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
     if network:

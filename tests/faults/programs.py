@@ -72,8 +72,9 @@ class Nursery:
 
 def _serve(asked: Connection, folder: Path) -> None:
     for name in (
-        "sample score export train gpt.checkpoint gpt.inference.decoder gpt.inference.generate gpt.evaluate gpt.analysis gpt.export.to_web_page "
-        "gpt.export.to_torch_program safetensors.numpy sweeps.submit hydra.main tests.model_files"
+        "sample score export train gpt.checkpoint gpt.inference.decoder gpt.inference.generate gpt.evaluate "
+        "gpt.analysis reports.scoring gpt.export.to_web_page gpt.export.to_torch_program safetensors.numpy "
+        "sweeps.submit hydra.main tests.model_files"
     ).split():
         importlib.import_module(name)
     with suppress(EOFError):

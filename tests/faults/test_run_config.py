@@ -17,7 +17,6 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-import train as train_script
 from base import run_lock
 from base.errors import InputError
 from conf.compose import apply_literals
@@ -29,6 +28,8 @@ from conf.schema import MAX_YAML, Config, to_yaml
 from tests.conftest import Call, one_line
 from tests.faults.processes import fork
 from tests.faults.test_fuzz import mutated
+from training.outcome import way_on
+from training.resume import resolve
 
 RESUME = ("resume=runs/first", "trainer.max_steps=40")
 SECONDS = 10  # of the CPU for one config.yaml, which takes a tenth of one
@@ -105,7 +106,7 @@ def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[s
     address = f"file://{Path('book.txt').absolute()}"
     changed(run, data={**data, "path": address})
     one_line(train(*RESUME, defaults=False), 2, "its data.path is not taken")
-    command = train_script.way_on(Path("runs/first"), read_config(Path("runs/first"))).partition("train.py ")[2]
+    command = way_on(Path("runs/first"), read_config(Path("runs/first"))).partition("train.py ")[2]
     assert shlex.split(command) == ["resume=runs/first", f"data.path={address}"]
     assert train(*shlex.split(command), "trainer.max_steps=40", "allow=[text]", defaults=False).status == 0
     assert json.loads(Path("runs/first/summary.json").read_text())["steps"] == 40
@@ -159,7 +160,7 @@ def _resume_each(folder: str) -> None:
         for what, limit in ((resource.RLIMIT_AS, used + 2**30), (resource.RLIMIT_CPU, spent)):
             resource.setrlimit(what, (limit, resource.getrlimit(what)[1]))
         try:
-            results.append(train_script.resolve(Config(resume="runs/a"), [])[0])
+            results.append(resolve(Config(resume="runs/a"), [])[0])
         except InputError as error:
             results.append(str(error))
         finally:

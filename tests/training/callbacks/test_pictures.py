@@ -96,7 +96,11 @@ def test_the_process_that_draws_ends_with_the_one_that_trains(workplace: Path) -
     process = Process("name=a", "watch.pictures=true", "trainer.max_steps=100000")
 
     def drawers() -> list[psutil.Process]:
-        return [each for each in psutil.Process(process.process.pid).children() if "reports.pictures" in each.cmdline()]
+        return [
+            each
+            for each in psutil.Process(process.process.pid).children()
+            if "reports.picture_process" in each.cmdline()
+        ]
 
     try:
         wait_for(lambda: bool(drawers()))

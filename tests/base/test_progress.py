@@ -90,7 +90,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-termi
 
 WORK = """
 import sys, time
-from conf import progress
+from base import progress
 seconds, total, progress.EVERY, progress.PATIENCE = map(float, sys.argv[1:5])
 print("before", flush=True)
 with progress.Progress("encoding", total, "B") as work:
@@ -145,8 +145,8 @@ def test_what_stays_in_a_terminal() -> None:
 
 SLOW = """
 import sys, time
-import data.open_text, data.datamodule, gpt.evaluate, training.module, tqdm, train
-from conf import progress
+import data.encode, data.datamodule, tqdm, training.final_evaluation, training.finish, training.module, train
+from base import progress
 
 def slow(owner, name):
     work, called = getattr(owner, name), []
@@ -157,12 +157,12 @@ def slow(owner, name):
     setattr(owner, name, slowly)
 
 for owner, name in (
-    (data.corpus.Corpus, "digest"), (data.open_text, "scan"), (data.datamodule, "train_batch"),
-    (training.module, "window_totals"), (gpt.evaluate, "evaluate"),
+    (data.corpus.Corpus, "digest"), (data.encode, "scan"), (data.datamodule, "train_batch"),
+    (training.module, "window_totals"), (training.final_evaluation, "evaluate"),
 ):
     slow(owner, name)
 progress.PATIENCE = 0.2
-train.FINAL_SAMPLE_LENGTH = 5
+training.finish.FINAL_SAMPLE_LENGTH = 5
 sys.exit(train.cli())
 """
 

@@ -9,7 +9,7 @@ from base.errors import InputError
 from gpt.export.to_onnx import write_onnx
 from gpt.model import GPT
 from tests.conftest import ROOT, needs
-from tests.gpt.export.test_torch import CONFIGS, meta, shapes
+from tests.gpt.export.test_to_torch_program import CONFIGS, meta, shapes
 from tests.model_files import filled
 from tests.reference.models import name, tiny
 

@@ -28,9 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr(
-            "reports.picture_process.NICENESS", 0
-        )  # many tests at a time leave nothing for the lowest priority
+        patch.setattr("reports.picture_process.NICENESS", 0)  # many tests at a time leave nothing for the lowest
         Path("harsh.txt").write_text(HARSH * 300)
         for name, rate in (("a", "2e-3"), ("b", "1e-2")):
             arguments = ["data.path=harsh.txt", f"name={name}", f"optim.lr={rate}"]

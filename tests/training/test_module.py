@@ -21,9 +21,9 @@ from gpt.model import GPT
 from tests.conftest import Ended, last
 from tests.faults import faults
 from tests.faults.test_resume import assert_same
-from tests.gpt.fit.test_watch import scalars
 from tests.reference.capture import record
 from tests.reference.models import tiny
+from tests.training.callbacks.test_metrics import scalars
 from training.machine import choose_recorder
 from training.module import LitGPT
 
@@ -39,7 +39,7 @@ def each_time(work: Callable[[], None]) -> Callable[[], None]:
 def recording(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Sets what records the steps of the runs that follow."""
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    return lambda recorder: monkeypatch.setattr("training.machine.choose_recorder", lambda *_: recorder)
+    return lambda recorder: monkeypatch.setattr("training.assemble.choose_recorder", lambda *_: recorder)
 
 
 def assert_same_run(one: str, other: str) -> None:
@@ -121,7 +121,7 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     assert train("name=a", *STEPS).status == 0
     assert reads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
     reads.clear()
-    monkeypatch.setattr(faults.gpt.fit.module, "F", faults.gpt.fit.module.F)  # put back afterwards
+    monkeypatch.setattr(faults.training.module, "F", faults.training.module.F)  # put back afterwards
     faults.spoil_loss(9)
     ended = train("name=b", *STEPS)
     assert ended.status == 1 and reads == [[0, 1, 2, 3], [4, 5], [6, 7]]

@@ -26,7 +26,7 @@ LINEAR = 4 * LAYERS + 1  # products in a forward pass: two of attention, two of 
 
 @pytest.fixture(autouse=True)
 def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.FINAL_SAMPLE_LENGTH", 5)
+    monkeypatch.setattr("training.finish.FINAL_SAMPLE_LENGTH", 5)
 
 
 def recorded(trace: Path) -> list[float]:

@@ -58,8 +58,9 @@ def test_everything_can_be_drawn() -> None:
     """Without a warning, such as one for a glyph that no font has."""
     nothing = np.zeros(10)
     for png in (
-        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))), pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
-        pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
+        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
+        pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+        pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than fit
         pictures.surprisal(1, ["\n"], np.zeros(1)), pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
     ):  # fmt: skip
         picture = pixels(png)
@@ -80,6 +81,6 @@ def test_characters_are_made_visible() -> None:
 
 
 def test_the_process_ends_with_its_input_and_with_the_one_that_started_it() -> None:
-    call = [sys.executable, "-m", "reports.pictures"]
+    call = [sys.executable, "-m", "reports.picture_process"]
     for parent, status in ((str(os.getpid()), 0), ("1", 1)):
         assert subprocess.run([*call, parent, "0"], cwd=ROOT, stdin=subprocess.DEVNULL, timeout=60).returncode == status

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from data import encode, open_text
+from data import encode
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 from data.open_text import open_text

@@ -1,5 +1,5 @@
 import time
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -7,16 +7,18 @@ import pytest
 import torch
 
 from conf.keys import presets
+from conf.schema import Config
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.open_text import open_text
-from gpt.config import ModelConfig, OptimConfig
+from data.tokenizer import Tokenizer
+from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.faults import faults
 from training import budget, step_timing
-from training.budget import AROUND, DROPOUT, VALIDATIONS, Plan, Work, plan
+from training.budget import AROUND, DROPOUT, VALIDATIONS, Budget, Work, choose_budget
 from training.module import LitGPT
-from training.quiet_lightning import quieten_lightning
+from training.quiet_lightning import quiet_lightning
 from training.step_timing import Cost, measure
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
@@ -30,8 +32,8 @@ def costs(config: ModelConfig) -> Cost:
     return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.003)
 
 
-def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHING, text: int = LONG, **more) -> Plan:
-    return plan(lambda: seconds, list(presets), measure, work, lambda _: 256, 50, text, **more)
+def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHING, text: int = LONG) -> Budget:
+    return choose_budget(lambda: seconds, list(presets), measure, work, 8, 50, text)
 
 
 def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
@@ -50,8 +52,8 @@ def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
         made = planned(seconds, work=work)
         assert made.validations == validations
         assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
-    # ParsedRun, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
-    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=work, interval=10)
+    # Typed, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
+    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=replace(work, interval=10))
     assert (made.steps, made.validations) == (100, 10)
 
 
@@ -84,7 +86,7 @@ def test_the_presets_that_machines_are_given() -> None:
 
         with torch.device("meta"):
             left = Mock(return_value=60 * minutes)
-            made = plan(left, presets(), measure, NOTHING, lambda model: 8 * model.context, 96, text)
+            made = choose_budget(left, presets(), measure, NOTHING, 8, 96, text)
         assert made.model.dim == dim, (speed, minutes, text)
 
 
@@ -112,14 +114,11 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
 class Slow(LitGPT):
     """Every forward pass takes 10 ms and a step 30, the first three 0.5 s."""
 
-    def __init__(self, characters: int) -> None:
-        one = torch.ones(characters, dtype=torch.int64)
-        empty: dict = {"vocabulary": {}, "data": {}, "conditions": {}}
-        super().__init__(SMALL, OptimConfig(), **empty, characters=one, bytes=one, max_steps=1)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(Config(model=SMALL, compile="false"), tokenizer, data={}, conditions={})
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
-        faults.before(
-            self.net, "state_dict", lambda: time.sleep(0.01 * step_timing.SAMPLED)
-        )  # which sampling begins with
+        # Sampling begins with its weights.
+        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * step_timing.SAMPLED))
         self.steps = 0
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
@@ -133,12 +132,11 @@ def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("training.step_timing.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)
-    module = Slow(text.tokenizer.size)
+    module = Slow(text.tokenizer)
     tokens = torch.from_numpy(text.train[: 5 * SMALL.context + 7].astype("int64"))
     state = torch.random.get_rng_state()
     data = TextDataModule(text, config, SMALL.context, 0)
-    with warnings.catch_warnings():
-        quieten_lightning()
+    with quiet_lightning():
         cost = measure(module, data, tokens, accelerator="cpu", devices=1, precision="32-true")
     assert 0.03 <= cost.step < 0.3
     assert 0.01 <= cost.evaluated * 5 * SMALL.context < 0.1, "of whole windows"

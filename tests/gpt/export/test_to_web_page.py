@@ -15,10 +15,10 @@ from gpt.config import ModelConfig
 from gpt.export.to_web_page import facts, write_web
 from gpt.model import GPT
 from tests.conftest import pages
-from tests.gpt.fit.test_page import report
 from tests.model_files import filled
 from tests.reference import model as naive
 from tests.reference.models import PLACES, SOME, name, tiny
+from tests.reports.test_run_page import report
 from tests.test_score import TEXT, contrasts
 from tests.test_score import write as write_model
 

@@ -51,10 +51,8 @@ def report(text=TEXT[:90], tokenizer=None, model=None, callbacks=None, skip=0, f
         "differences": [("data.path", TEXT, "null"), ("compile", "true", "auto")],
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
-    made = page(
-        about, SUMMARY | summary, callbacks or kept(), model, torch.from_numpy(tokenizer.encode(text))[skip:],
-        tokenizer.names, torch.from_numpy(tokenizer.characters_per_token), tokenizer.decode,
-    )  # fmt: skip
+    tokens = torch.from_numpy(tokenizer.encode(text))[skip:]
+    made = page(about, SUMMARY | summary, callbacks or kept(), model, tokens, tokenizer)
     Path(file).write_text(made, encoding="utf-8")
     return data_of(made)
 
@@ -151,7 +149,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.run_page.page", Mock(side_effect=RuntimeError("no room\nfor it")))
+    monkeypatch.setattr("training.finish.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out

@@ -41,8 +41,8 @@ def small(monkeypatch):
 def fetched(monkeypatch):
     """Tells how often each document of a store was fetched since it was last asked."""
     addresses = []
-    monkeypatch.setattr(store, "download", store.download)  # so that it is restored
-    faults.before(store, "download", lambda address, copy: addresses.append(address))
+    monkeypatch.setattr(manifest, "download", manifest.download)  # so that it is restored
+    faults.before(manifest, "download", lambda address, copy: addresses.append(address))
 
     def tell(store):
         prefix = f"{store.address}/"  # threads of earlier tests, of other stores, may be left

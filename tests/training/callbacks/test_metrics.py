@@ -14,6 +14,7 @@ import torch
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import training.callbacks.metrics
+import training.callbacks.phase_timer
 from data.config import DataConfig
 from data.open_text import open_text
 from reports import terminal
@@ -21,7 +22,7 @@ from reports.terminal import ASCII, BLOCKS, describe_training, sparkline
 from tests.conftest import Ended, assert_same_weights, board, last, summary
 from tests.faults import faults
 from tests.faults.processes import run_ranks
-from tests.gpt.fit.test_pictures import TAGS, images
+from tests.training.callbacks.test_pictures import TAGS, images
 from training.callbacks.phase_timer import PARTS, Laps
 
 Train = Callable[..., Ended]
@@ -120,7 +121,8 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
         owner = resolve_name(owner)
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
         faults.before(owner, name, lambda *_, takes=seconds, **__: now.append(now[-1] + takes))
-    monkeypatch.setattr(training.callbacks.metrics, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    for module in (training.callbacks.metrics, training.callbacks.phase_timer):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
     for part, share in zip(PARTS, (1, 4, 8, 2, 1), strict=True):
