@@ -297,7 +297,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     measure = step_timing.measure
     monkeypatch.setattr(step_timing, "MEASURED", 0.1)
-    monkeypatch.setattr(step_timing, "measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
+    monkeypatch.setattr("training.budget.measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
 
 
 @pytest.fixture
