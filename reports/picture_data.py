@@ -116,8 +116,6 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
     from data.batches import evaluation_windows
     from data.passages import ATTENDED, lines_to_show
 
-    pass
-
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
     passage = tokens[begin : begin + COLOURED].astype("int64")
     owners = np.maximum(tokenizer.characters_per_token[passage].cumsum() - 1, 0)

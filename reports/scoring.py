@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from base.command_line import to_device
 from base.errors import InputError, printable
 from base.progress import Progress
-from gpt.device import to_device
 
 if TYPE_CHECKING:
     import numpy as np

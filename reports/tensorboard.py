@@ -59,8 +59,6 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
         return
     from torch.utils.tensorboard.summary import hparams
 
-    pass
-
     plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
     _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]

@@ -17,9 +17,8 @@ from base.options import shown
 from base.progress import Progress, say
 from conf.compose import ParsedRun
 from conf.keys import HOW
-from sweeps.preflight import check_world
 from sweeps.table import conclude, describe, rows, write_table
-from sweeps.trial import Outcome, Runner, Trial, group, has_finished, make_trial, sweep_name, varied_keys
+from sweeps.trial import Outcome, Runner, Trial, check_world, group, has_finished, make_trial, sweep_name, varied_keys
 from sweeps.trial_processes import run_trials
 
 if TYPE_CHECKING:

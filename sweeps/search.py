@@ -18,10 +18,9 @@ from base.options import shown
 from base.progress import Progress, say
 from conf.compose import compose_configs, hydra_errors
 from conf.schema import SearchConfig
-from sweeps.preflight import check_world
 from sweeps.search_space import Search, described, kept, plan_search
 from sweeps.table import conclude, describe, rows, write_table
-from sweeps.trial import Outcome, Trial
+from sweeps.trial import Outcome, Trial, check_world
 from sweeps.trial_processes import run_trials
 from training.study import FILE, open_study
 

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from base import run_directory
 from base.errors import InputError
 from conf.keys import HOW
-from conf.resume import changed, read_config
+from conf.resume import changed, merge_started, read_config
 from conf.schema import Config
+from training.devices import rows_per_device
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 LONGEST = 100  # characters of a trial's name
@@ -119,3 +120,27 @@ class Outcome:
 
 
 Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]
+
+
+def check_world(config: Config, keys: Sequence[str] = ()) -> str | None:
+    """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
+
+    Returns:
+        The fingerprint of the text; None where it depends on the model that the run starts from.
+
+    Raises:
+        ValueError: it is not, in one line.
+    """
+    from data.open_text import open_text
+    from data.sources import open_corpus
+
+    if isinstance(config.trainer.devices, int):
+        rows_per_device(config, config.trainer.devices)
+    if config.init_from is not None:  # which may bring a context of its own
+        from gpt import model_file
+
+        model, _, meta = model_file.read(run_directory.find_model(config.init_from))
+        merge_started(config, list(keys), vars(model), meta["vocabulary"]["kind"])
+        open_corpus(config.data)
+        return None
+    return open_text(config.data, config.model.context).fingerprint

@@ -37,8 +37,8 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
     needs("optuna", extra="search")
     needs("submitit", extra="launcher")
     begun: list[str] = []
-    for kind in ("train.run_one", "sweeps.grid.run_sweep", "sweeps.search.run_search"):
-        monkeypatch.setattr(kind, lambda *_, kind=kind.rpartition(".")[2]: begun.append(kind) or 0)
+    for module, kind in (("train", "run_one"), ("sweeps.grid", "run_sweep"), ("sweeps.search", "run_search")):
+        monkeypatch.setattr(f"{module}.{kind}", lambda *_, kind=kind: begun.append(kind) or 0)
     monkeypatch.setenv("PATH", "")  # no program of SLURM's is found; tests/faults/test_slurm.py has them
     every = commands("train")
     for arguments in every:

@@ -14,7 +14,7 @@ from lightning.pytorch.profilers import Profiler
 from base import processes
 from base.errors import InputError
 from base.files import write_text
-from conf.plugins import make
+from conf.compose import make
 from conf.schema import to_dict, to_yaml
 from data.batches import VALIDATION_CHARACTERS
 from data.datamodule import TextDataModule
@@ -31,12 +31,11 @@ from training.callbacks.same_start import SameStart
 from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waits
-from training.checkpoint_io import AtomicCheckpointIO
 from training.machine import choose_recorder, conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler, make_profiler
 from training.run_plan import RunPlan
-from training.strategy import make_environment, make_strategy
+from training.strategy import AtomicCheckpointIO, make_environment, make_strategy
 from training.study import judge
 
 

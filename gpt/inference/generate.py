@@ -19,11 +19,7 @@ BLOCK = 256  # random numbers drawn at once
 
 
 def stream(
-    weights: Weights,
-    prompts: Sequence[np.ndarray],
-    count: int,
-    drawing: Drawing,
-    seeds: Sequence[int],
+    weights: Weights, prompts: Sequence[np.ndarray], count: int, drawing: Drawing, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue prompts side by side, one token of each at a time.
 

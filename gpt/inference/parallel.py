@@ -3,16 +3,13 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from base.processes import cores
 from gpt.inference.weights import Weights
-
-if TYPE_CHECKING:
-    pass
 
 LEAST_ROWS = 8  # texts that are worth a thread of their own
 MOST_ROWS = 64  # texts read side by side in a thread

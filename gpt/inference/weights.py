@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from base.command_line import to_device
 from gpt import model_file
 from gpt.config import ModelConfig
-from gpt.device import to_device
 
 if TYPE_CHECKING:
     from gpt.model import GPT

@@ -15,7 +15,7 @@ from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, learned
 from reports.picture_process import Drawer
-from training.loggers import boards, to_boards
+from training.callbacks.samples import boards, to_boards
 from training.module import LitGPT
 from training.strategy import whole_model
 

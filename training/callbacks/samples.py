@@ -5,12 +5,13 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from gpt.inference.generate import generate
 from reports.tensorboard import as_markdown
 from training.history import History
-from training.loggers import boards
 from training.module import LitGPT
 from training.strategy import whole_model
 
@@ -58,3 +59,18 @@ class Samples(L.Callback):
                 written = as_markdown([(prompt, text) for _, prompt, text in texts[-len(tokens) :]])
                 board.experiment.add_text(f"samples/temperature_{temperature:.1f}", written, trainer.global_step)
         self.history.add([trainer.global_step, texts])
+
+
+def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
+    """The loggers that write for TensorBoard."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def to_boards(trainer: L.Trainer) -> Callable[[int, Summary], None]:
+    """Write a summary for a step wherever TensorBoard is written."""
+
+    def write(step: int, summary: Summary) -> None:
+        for board in boards(trainer):
+            board.experiment.file_writer.add_summary(summary, step)
+
+    return write
