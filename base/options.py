@@ -18,38 +18,30 @@ NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 def option(
     default: Any,
-    help: str,
+    meaning: str,
     *,
     choices: Sequence[str] = (),
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
     on_resume: str = "",
     literal: bool = False,
     per_trial: bool = True,
+    **limits: float | None,
 ) -> Any:
     """Declare a dataclass field together with its meaning, its range and where it may change.
 
     Args:
         default: value when nothing is given; lists are copied per instance.
-        help: one line of meaning, shown by `--help`.
+        meaning: one line, shown by `--help`.
         choices: allowed values, for text.
-        least: smallest allowed value (of each item, for a list).
-        most: largest allowed value.
-        above: value must be larger than this.
-        below: value must be smaller than this.
         on_resume: whether a resumed run may have another value: `free`, `allow` (with allow=) or `fixed` (never);
             empty for what the field of the whole group says, or `allow`.
         literal: whether the value is taken as it is typed, without Hydra's grammar.
         per_trial: whether it may differ between the trials of a sweep; else it says where and how they run, and is
             free on resume.
+        limits: `least` and `most` allowed value, or what it must be `above` and `below`; of each item, for a list.
     """
-    metadata = {
-        "help": help, "choices": tuple(choices),
-        "least": least, "most": most, "above": above, "below": below,
-        "on_resume": on_resume, "literal": literal, "per_trial": per_trial,
-    }  # fmt: skip
+    assert limits.keys() <= {"least", "most", "above", "below"}
+    metadata = {"help": meaning, "choices": tuple(choices), "on_resume": on_resume, "literal": literal}
+    metadata |= {"per_trial": per_trial, **limits}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -9,9 +9,8 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from base.errors import InputError, one_line
+from conf.hydra_grammar import parse
 from conf.keys import CONF, GLOBAL, PLUGGED, choice_values, fields, groups, leaves, set_leaf
 from conf.schema import Config, from_dict, to_dict
 
@@ -128,8 +127,7 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
             prefix = "" if group in GLOBAL else f"{group}."
             keys.extend(key for key, _ in leaves(content, prefix) if key in known)
 
-    for argument in arguments:
-        override = OverridesParser.create().parse_override(argument)
+    for override in parse(arguments):
         key = override.key_or_group
         if key in choices:
             decided(key, str(override.value()))

@@ -6,12 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from hydra.errors import HydraException
 
 from base.errors import InputError, nearest
 from base.options import check_value, shown
+from conf.hydra_grammar import Override, OverrideType, ValueType, parse
 from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, groups
 from conf.schema import REFUSED
 
@@ -106,7 +105,7 @@ def check_overrides(
             near = nearest(argument, [*known, *choices])
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
-            override = OverridesParser.create().parse_override(argument)
+            override = parse([argument])[0]
         except HydraException as error:
             key = argument.partition("=")[0]
             reason = " ".join(str(error).split("\n")[0].split())

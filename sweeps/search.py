@@ -60,6 +60,86 @@ def make_sampler(config: SearchConfig, count: int) -> Any:
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=config.startup, constant_liar=True)
 
 
+class SearchRun:
+    """A search under way: its study, its trials and what came of them."""
+
+    def __init__(self, search: Search, text: str | None) -> None:
+        import optuna
+        from optuna.trial import TrialState
+
+        self.search, self.states = search, TrialState
+        self.study = open_study(search.directory)
+        self.study.set_user_attr("search", kept(search, text))
+        for left in self.study.get_trials(states=[TrialState.RUNNING]):
+            if left.params.keys() != search.space.keys():  # killed while it was proposed
+                self.study.tell(left.number, state=TrialState.FAIL)
+        self.distributions = {
+            key: getattr(optuna.distributions, each.kind)(**each.arguments) for key, each in search.space.items()
+        }
+        self.trials: dict[str, Trial] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.progress = Progress("trials", search.config.trials, lines=False)
+
+    def run(self) -> int | None:
+        """Run the trials that are left; return the number of a signal that has stopped them."""
+        for frozen in self.study.trials:
+            if frozen.state.is_finished() and frozen.state != self.states.FAIL:
+                self.known(frozen)
+        self.table()
+        ranges = ", ".join(each.text for each in self.search.space.values())
+        say(f"search     {self.search.directory}: {self.search.config.trials} trials of {ranges}")
+        with self.progress:
+            self.progress.update(len(self.trials))
+            return run_trials(self.proposals(), self.search.workers, self.ended)
+
+    def known(self, frozen: "optuna.trial.BaseTrial") -> Trial:
+        """The trial that Optuna has proposed so."""
+        trial = self.search.trial(frozen.number, {key: frozen.params[key] for key in self.search.space})
+        self.trials[trial.name] = trial
+        if reason := self.study.user_attrs.get(f"{trial.name} failed"):
+            self.outcomes[trial.name] = Outcome("failed", reason, by_settings=True)
+        return trial
+
+    def proposals(self) -> Iterator[Trial]:
+        """Trials that were begun and have not finished, and then new ones."""
+        count = self.search.config.trials
+        for frozen in self.study.get_trials(states=[self.states.RUNNING]):
+            trial = self.known(frozen)
+            status = run_directory.summary_of(trial.directory).get("status")
+            if status in ENDED:  # and this search before it was told
+                self.ended(trial, Outcome(str(status)))
+            else:
+                say(f"{trial.name} of {count}  {described(trial)}: goes on")
+                yield trial
+        while len(begun := [each for each in self.study.trials if each.state != self.states.FAIL]) < count:
+            self.study.sampler = make_sampler(self.search.config, len(begun))
+            trial = self.known(self.study.ask(self.distributions))
+            say(f"{trial.name} of {count}  {described(trial)}")
+            yield trial
+
+    def ended(self, trial: Trial, result: Outcome) -> None:
+        """Tell the study what came of a trial."""
+        assert trial.number is not None
+        self.outcomes[trial.name] = result
+        if result.status == "finished":
+            self.study.tell(trial.number, run_directory.rank_of(trial.directory))
+        elif result.status == "pruned":
+            self.study.tell(trial.number, state=self.states.PRUNED)
+        elif result.by_settings:
+            self.study.set_user_attr(f"{trial.name} failed", result.reason)
+            # The sampler then takes it for one of the worst, and looks elsewhere.
+            self.study.tell(trial.number, state=self.states.PRUNED)
+        self.table()
+        self.progress.update(1)
+        say(f"{trial.name} of {self.search.config.trials}  {describe(trial, result)}")
+
+    def table(self) -> list[dict[str, str]]:
+        """Write sweep.csv and return its rows."""
+        results = rows(self.search.name, self.trials.values(), self.outcomes)
+        write_table(self.search.name, results)
+        return results
+
+
 def run_search(search: Search, text: str | None) -> int:
     """Run the trials of a search to their number, and show what came of them.
 
@@ -71,88 +151,25 @@ def run_search(search: Search, text: str | None) -> int:
         RunError: another process is at work in it.
     """
     import optuna
-    from optuna.trial import TrialState
 
     search.directory.mkdir(parents=True, exist_ok=True)
     lock = run_lock.claim(search.directory)
     if lock is None:
-        raise run_directory.RunError(
-            f"{search.directory}: another process is searching there; wait for it or stop it first"
-        )
-    study = open_study(search.directory)
-    study.set_user_attr("search", kept(search, text))
-    for left in study.get_trials(states=[TrialState.RUNNING]):
-        if left.params.keys() != search.space.keys():  # killed while it was proposed
-            study.tell(left.number, state=TrialState.FAIL)
-    distributions = {
-        key: getattr(optuna.distributions, each.kind)(**each.arguments) for key, each in search.space.items()
-    }
-    trials: dict[str, Trial] = {}
-    outcomes: dict[str, Outcome] = {}
-    count = search.config.trials
-
-    def known(frozen: "optuna.trial.BaseTrial") -> Trial:
-        trial = search.trial(frozen.number, {key: frozen.params[key] for key in search.space})
-        trials[trial.name] = trial
-        if reason := study.user_attrs.get(f"{trial.name} failed"):
-            outcomes[trial.name] = Outcome("failed", reason, by_settings=True)
-        return trial
-
-    def proposals() -> Iterator[Trial]:
-        for frozen in study.get_trials(states=[TrialState.RUNNING]):
-            trial = known(frozen)
-            if run_directory.summary_of(trial.directory).get("status") in ENDED:  # and this search before it was told
-                ended(trial, Outcome(str(run_directory.summary_of(trial.directory)["status"])))
-            else:
-                say(f"{trial.name} of {count}  {described(trial)}: goes on")
-                yield trial
-        while len(begun := [each for each in study.trials if each.state != TrialState.FAIL]) < count:
-            study.sampler = make_sampler(search.config, len(begun))
-            trial = known(study.ask(distributions))
-            say(f"{trial.name} of {count}  {described(trial)}")
-            yield trial
-
-    def ended(trial: Trial, result: Outcome) -> None:
-        assert trial.number is not None
-        outcomes[trial.name] = result
-        if result.status == "finished":
-            study.tell(trial.number, run_directory.rank_of(trial.directory))
-        elif result.status == "pruned":
-            study.tell(trial.number, state=TrialState.PRUNED)
-        elif result.by_settings:
-            study.set_user_attr(f"{trial.name} failed", result.reason)
-            # The sampler then takes it for one of the worst, and looks elsewhere.
-            study.tell(trial.number, state=TrialState.PRUNED)
-        table()
-        progress.update(1)
-        say(f"{trial.name} of {count}  {describe(trial, result)}")
-
-    def table() -> list[dict[str, str]]:
-        results = rows(search.name, trials.values(), outcomes)
-        write_table(search.name, results)
-        return results
-
+        busy = f"{search.directory}: another process is searching there; wait for it or stop it first"
+        raise run_directory.RunError(busy)
     try:
-        for frozen in study.trials:
-            if frozen.state.is_finished() and frozen.state != TrialState.FAIL:
-                known(frozen)
-        table()
-        say(
-            f"search     {search.directory}: {count} trials of {', '.join(each.text for each in search.space.values())}"
-        )
-        with Progress("trials", count, lines=False) as progress:
-            progress.update(len(trials))
-            received = run_trials(proposals(), search.workers, ended)
-        results = table()
+        under_way = SearchRun(search, text)
+        received = under_way.run()
+        results = under_way.table()
     except optuna.exceptions.StorageInternalError as error:  # such as a full disk
         raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error
     finally:
         lock.release()
-    failed = [name for name, each in outcomes.items() if each.status == "failed" and not each.by_settings]
-    status = conclude(results, failed, len(trials), search.directory / "sweep.csv", received)
+    failed = [name for name, each in under_way.outcomes.items() if each.status == "failed" and not each.by_settings]
+    status = conclude(results, failed, len(under_way.trials), search.directory / "sweep.csv", received)
     if not results or not results[0]["val_loss"]:
         return status or 1  # none has finished
-    best = trials[Path(results[0]["directory"]).name]
+    best = under_way.trials[Path(results[0]["directory"]).name]
     say(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
     return status
 

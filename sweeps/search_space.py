@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from base import run_directory
 from base.errors import InputError
 from base.options import allowed, check_value, shown
+from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
 from conf.keys import CONF, HOW, PLUGINS, fields
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
@@ -37,7 +36,7 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
     """
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
     check_overrides(own, {})
-    typed = {each.key_or_group: each.value() for each in OverridesParser.create().parse_overrides(own)}
+    typed = {each.key_or_group: each.value() for each in parse(own)}
     choice = typed.pop(GROUP, None)
     if choice is None:
         if typed:
@@ -160,8 +159,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     Raises:
         ValueError: what is wrong, in one line.
     """
-    parser = OverridesParser.create()
-    given = {override.key_or_group: override for override in parser.parse_overrides(arguments)}
+    given = {override.key_or_group: override for override in parse(arguments)}
     if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
         raise InputError(
             "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
@@ -172,7 +170,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given and key not in literals]
     check_overrides(ranges, {}, search=True)
-    swept = [*parser.parse_overrides(ranges), *(each for each in given.values() if each.is_sweep_override())]
+    swept = [*parse(ranges), *(each for each in given.values() if each.is_sweep_override())]
     for override in swept:
         if not override.is_sweep_override():
             raise InputError(f"{GROUP}: {override.input_line} is no range such as interval(a,b) or choice(x,y)")

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from base import run_directory
 from base.errors import InputError
+from conf.hydra_grammar import parse
 from conf.keys import HOW
 from conf.resume import changed, merge_started, read_config
 from conf.schema import Config
@@ -76,7 +75,7 @@ def _hash(parts: Iterable[str]) -> str:
 
 def varied_keys(arguments: Iterable[str]) -> list[str]:
     """The keys of typed overrides that have several values, as they are typed; all of them where none has."""
-    parsed = OverridesParser.create().parse_overrides(list(arguments))
+    parsed = parse(list(arguments))
     several = [each.get_key_element() for each in parsed if each.is_sweep_override()]
     return several or [key for each in parsed if group(key := each.get_key_element()) not in HOW]
 

@@ -8,6 +8,7 @@ from base.files import link
 from gpt import model_file
 from gpt.checkpoint import read, write_model
 from gpt.model_file import CheckpointError
+from training.lightning_private import steps_completed
 
 KEEP = 2  # step-*.ckpt files of a run
 
@@ -39,10 +40,9 @@ def _can_go_on(contents: dict[str, Any]) -> bool:
     try:
         (optimizer,) = contents["optimizer_states"]
         numbers = sum(len(group["params"]) for group in optimizer["param_groups"])
-        taken = contents["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]["total"]
         callbacks = contents["callbacks"]
         return (
-            taken["completed"] == contents["global_step"]
+            steps_completed(contents) == contents["global_step"]
             and len(optimizer["state"]) == numbers > 0
             and isinstance(contents["conditions"], dict)
             and isinstance(callbacks["Checkpoints"]["best_step"], int)

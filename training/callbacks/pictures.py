@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from base.errors import one_line
@@ -15,6 +14,7 @@ from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, learned
 from reports.picture_process import Drawer
+from reports.tensorboard import Summary
 from training.callbacks.samples import boards, to_boards
 from training.module import LitGPT
 from training.strategy import whole_model

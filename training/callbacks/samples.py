@@ -6,11 +6,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 
 from gpt.inference.generate import generate
-from reports.tensorboard import as_markdown
+from reports.tensorboard import Summary, as_markdown
 from training.history import History
 from training.module import LitGPT
 from training.strategy import whole_model
