@@ -56,9 +56,9 @@ def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
             raise
 
 
-def count_characters(tokens: np.ndarray, bytes: bool) -> int:
+def count_characters(tokens: np.ndarray, are_bytes: bool) -> int:
     """How many characters begin in these tokens: each is one, or where they are bytes, all but 10xxxxxx begin one."""
-    return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if bytes else 0)
+    return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if are_bytes else 0)
 
 
 def checked(folder: Path) -> "tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None":

@@ -79,11 +79,11 @@ def machine(device: str) -> dict[str, Any]:
     return {"torch": str(torch.__version__), "device": device, "threads": torch.get_num_threads()}
 
 
-def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]:
+def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
     """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU from `COMPILE_FROM` on.
 
     Args:
-        compile: `auto`, `true`, `false` or `graph`.
+        asked: `auto`, `true`, `false` or `graph`.
         device: the kind of device.
         seconds: how long the run is expected to be, see `expected_seconds`.
 
@@ -93,10 +93,10 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]
     Raises:
         ValueError: `compile=true` on a machine without what compiling needs, or `compile=graph` without CUDA.
     """
-    if compile == "graph" and device != "cuda":
+    if asked == "graph" and device != "cuda":
         raise InputError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if compile == "auto":
+    if asked == "auto":
         if sys.platform != "linux":
             return "false", "compiling was not tried on this system"
         if missing:
@@ -106,14 +106,14 @@ def choose_compile(compile: str, device: str, seconds: float) -> tuple[str, str]
         if seconds < COMPILE_FROM:
             return "false", f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
         return "true", "pays in a run this long"
-    if compile != "false" and missing:
-        raise InputError(f"compile={compile}: there is no {missing}; compile=false goes without")
-    return compile, "as asked"
+    if asked != "false" and missing:
+        raise InputError(f"compile={asked}: there is no {missing}; compile=false goes without")
+    return asked, "as asked"
 
 
-def choose_recorder(compile: str, devices: int, looked_into: bool) -> Recorder | None:
+def choose_recorder(asked: str, devices: int, looked_into: bool) -> Recorder | None:
     """What captures a whole step: with `compile=graph` on one GPU, unless something looks into its steps."""
-    return record if compile == "graph" and devices == 1 and not looked_into else None
+    return record if asked == "graph" and devices == 1 and not looked_into else None
 
 
 def missing_to_compile() -> str:

@@ -205,7 +205,7 @@ def scan_document(address: str, version: Version, encoding: str | None, copy: Pa
             if encoding is None:
                 file.seek(0)
                 characters = sum(
-                    count_characters(np.frombuffer(chunk, np.uint8), bytes=True)
+                    count_characters(np.frombuffer(chunk, np.uint8), are_bytes=True)
                     for chunk in iter(lambda: file.read(1 << 20), b"")
                 )
             return Scanned(address, version, size, sha256, tokens, characters, distinct)
