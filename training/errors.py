@@ -22,5 +22,6 @@ class Stopped(Exception):
 
 def is_lost_process(error: BaseException) -> bool:
     """Whether an error says that another process of this run has died or is silent."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "NCCL")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out")
+    nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
