@@ -67,3 +67,16 @@ def test_a_trained_model_brings_its_shape() -> None:
     assert refusal(ValueError, merge_started, typed, keys, TRAINED, "char") == f"init_from=a: cannot change {listed}"
     said = refusal(ValueError, merge_started, typed, ["model.context"], TRAINED, "char")
     assert said == "init_from=a: cannot change model.context=128 (the model has 64)"
+
+
+def test_what_no_permission_helps_with() -> None:
+    same = settings(Config()) | {"vocabulary": "9 tokens"}
+    said = refusal(ValueError, check_unchanged, same, dict(same), ["vocabulary"])
+    assert said.startswith("allow=[vocabulary]: cannot be allowed")
+    assert "no such field; nearest: vocabulary" in refusal(ValueError, check_unchanged, same, same, ["vocabular"])
+    for heads, wrong in (
+        (["L1"], "L1 is no head"),
+        (["L0H9"], "L0H9 is not in the model"),
+        (["L9H0"], "L9H0 is not in"),
+    ):
+        assert wrong in refusal(ValueError, changed, watch__attention_heads=heads)

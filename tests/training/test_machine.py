@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Call, one_line
 from training import machine
-from training.machine import COMPILE_FROM, choose_compile, choose_precision
+from training.machine import COMPILE_FROM, choose_compile, choose_precision, device_kind
 
 
 @pytest.fixture
@@ -90,3 +90,9 @@ def test_freed_memory_is_kept() -> None:
     usual, kept = map(int, ended.stdout.split())
     pages = 4 * 10 * 2**20 / os.sysconf("SC_PAGE_SIZE")
     assert kept < 0.01 * pages < 0.5 * pages < usual
+
+
+def test_a_device_that_is_not_there(train: Call) -> None:
+    needed = [kind for kind in ("mps", "cuda") if kind not in str(device_kind("auto"))][0]
+    one_line(train(f"trainer.accelerator={needed}"), 2, f"trainer.accelerator={needed}: this machine has only ")
+    one_line(train("trainer.devices=[0]"), 2, "trainer.devices=[0]: numbers are for GPUs; a CPU takes how many")
