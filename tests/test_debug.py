@@ -16,6 +16,7 @@ SMALL = "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.cont
 SMALL += ["trainer.devices=1"]
 
 
+@pytest.mark.slow
 def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, sample: Call) -> None:
     for _ in range(2):
         ended = train("debug=fast", *SMALL, defaults=False)
@@ -33,6 +34,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, samp
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
 
+@pytest.mark.slow
 def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Call) -> None:
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
@@ -78,6 +80,7 @@ def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_lightning_s_own_profilers_report_beside_the_run(train: Call) -> None:
     for kind in ("simple", "advanced"):
         ended = train("debug=profile", f"trainer.profiler={kind}", *SMALL, "trainer.max_steps=7", defaults=False)

@@ -121,6 +121,7 @@ def test_scoring_and_exporting(
     assert Path("first.html").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_api_page_runs(trained: Path) -> None:
     code = re.search(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
     assert code
@@ -130,6 +131,7 @@ def test_the_example_of_the_api_page_runs(trained: Path) -> None:
     assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", ended.stdout)
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_the_page_on_clusters_says() -> None:
     command = [sys.executable, ROOT / "benchmarks/scaling.py", "--communication"]
     computed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -62,6 +62,7 @@ def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.M
 PLAIN = {"qk_norm": False, "key_offset": False, "token_shift": False}  # what transformers has, too
 
 
+@pytest.mark.slow
 def test_a_model_that_says_something_else_is_not_kept(export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("transformers")
     make("runs/first/checkpoints/best.safetensors", **PLAIN)

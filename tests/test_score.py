@@ -82,6 +82,7 @@ def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str
         yield surprisal(logits, tokens[place]), {tokenizer.names[kind]: chances[kind] for kind in best}
 
 
+@pytest.mark.slow
 def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, stride, batch, piece in (
         (["--window", "disjoint"], None, 30, 50),
@@ -111,6 +112,7 @@ def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkey
             assert figures(ended.err) == figures(score("model.st", "text.txt").out) == both
 
 
+@pytest.mark.slow
 def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call) -> None:
     lines = lines_of(score("bytes.st", "text.txt", "--per-char").out)
     assert "".join(line["character"] for line in lines) == TEXT
@@ -335,6 +337,7 @@ PLACE = """([word, offset]) => {
 }"""  # the middle of a character on the screen
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> None:
     page, lines, _ = shown[0]
     page.focus("#text")

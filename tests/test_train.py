@@ -247,6 +247,7 @@ def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: p
     assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 2.5" in other.err
 
 
+@pytest.mark.slow
 def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given = "data.path=book.txt minutes=2 compile=false logger=none trainer.accelerator=cpu".split()
     given += ["model.layers=1", "model.dim=32", "model.context=32"]

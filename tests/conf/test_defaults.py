@@ -1,6 +1,7 @@
 from typing import Any
 
 import hydra
+import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
@@ -25,6 +26,7 @@ def of_the_run(config: Config) -> dict[str, Any]:
     return {key: value for key, value in to_dict(config).items() if key not in HOW}
 
 
+@pytest.mark.slow
 def test_the_command_makes_the_same_configuration() -> None:
     for typed in (
         ["model.heads=8", "optim.lr=3e-5", "optim.betas=[0.8,0.95]", "compile=true", "trainer.precision=32-true"],

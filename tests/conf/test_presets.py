@@ -34,6 +34,7 @@ def chosen(file: str) -> str:
     return f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if file != "train" and "hparams_search" not in file])
 def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
     config = compose([chosen(file)])

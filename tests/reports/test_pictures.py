@@ -5,6 +5,7 @@ import sys
 
 import matplotlib
 import numpy as np
+import pytest
 from PIL import Image
 
 from reports import pictures
@@ -54,6 +55,7 @@ def test_what_a_character_cost_is_its_colour() -> None:
     np.testing.assert_allclose(np.array(bars) / bars[2], [0, 0.5, 1], atol=0.05)
 
 
+@pytest.mark.slow
 def test_everything_can_be_drawn() -> None:
     """Without a warning, such as one for a glyph that no font has."""
     nothing = np.zeros(10)

@@ -39,6 +39,7 @@ def test_what_a_trial_is_called() -> None:
     assert sweep == sweep_name(["model.heads=2", "seed=1,2"]) != sweep_name(["model.heads=2", "seed=1,3"])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4), max_size=8))
 def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]]) -> None:
@@ -49,6 +50,7 @@ def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]])
         assert len(name) <= LONGEST + 7 and not set(name) & set("/\\$*?[]~'\" \n")
 
 
+@pytest.mark.slow
 def test_values_survive_the_trial_s_command_line() -> None:
     rates, betas, path = [1e-12, 0.25], [(0.1, 0.9), (1e-7, 0.5)], 'it\'s my [book], a=b (1)* {x}: "日本".txt'
     names = ["a b,c=d", "it's {x: [1]}", ' "q" #~&é😀', "", "null"]
@@ -72,6 +74,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     assert made == list(itertools.product(rates, betas, names))
 
 
+@pytest.mark.slow
 def test_what_is_another_run() -> None:
     for typed, said in (
         ([], []),

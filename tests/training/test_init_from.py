@@ -46,6 +46,7 @@ def naive_loss(characters: str, text: str, context: int) -> float:
     return total / len(text)
 
 
+@pytest.mark.slow
 def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
@@ -54,6 +55,7 @@ def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
 
 
+@pytest.mark.slow
 def test_what_a_run_started_from_is_said(base: Call) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path("runs/first").rglob("*.*")}
     ended = base("name=fine", *FINE)
@@ -117,6 +119,7 @@ def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
 
 
+@pytest.mark.slow
 def test_going_on_and_starting_from_a_model(base: Call) -> None:
     job = ["name=fine", "resume=auto", *FINE]
     assert "nothing to go on from, starting afresh" in base(*job, "trainer.max_steps=10").out
@@ -154,6 +157,7 @@ def test_stopped_before_the_first_step(base: Call) -> None:
     assert [step for step, _ in events(Path("runs/fine"))["val/loss"]] == [0, 10, 20, 30]
 
 
+@pytest.mark.slow
 def test_known_characters_that_were_tampered_with(base: Call) -> None:
     base("name=fine", *FINE)
     for known in (5, ["a"], "\ud800", "xyz", None):

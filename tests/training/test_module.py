@@ -49,6 +49,7 @@ def assert_same_run(one: str, other: str) -> None:
         assert scalars(one, tag) == scalars(other, tag), tag
 
 
+@pytest.mark.slow
 def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None:
     recipes = {
         "muon": ["model.dropout=0.2", "data.micro_batch=4", "model.positions=learned"],
@@ -72,6 +73,7 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
         assert [each.call_count for each in repeated] == [12 - REHEARSALS]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     recording(record)
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
@@ -105,6 +107,7 @@ def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recor
             assert train(f"resume=runs/{name}-{optimizer}", "trainer.max_steps=16", defaults=False).status == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
     train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

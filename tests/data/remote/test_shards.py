@@ -304,6 +304,7 @@ CHANGES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_document_that_changes_is_named_or_read_anew(tmp_path, request, opened, fetched, change, capsys):
     documents = differing(20)
