@@ -76,7 +76,7 @@ def run_ours(text: str, arguments: list[str]) -> dict[str, float]:
 
     LitGPT.training_step = timed  # type: ignore[method-assign]
     sys.argv = [
-        "train.py", "name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]",
+        "train.py", "name=run", f"data.path={text}", "data.text=[0.9,0.1,0.0]",
         f"trainer.max_steps={STEPS}", f"trainer.val_check_interval={STEPS}", *arguments,
     ]  # fmt: skip
     if train.cli():
@@ -106,7 +106,7 @@ def run_bare(text: str) -> dict[str, float]:
     from data.datamodule import TextDataModule
     from data.downloads import cache_dir
     from data.open_text import open_text
-    from training import machine, step_timing
+    from training import budget, machine
     from training.module import LitGPT
 
     config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]), compile="true")
@@ -115,11 +115,11 @@ def run_bare(text: str) -> dict[str, float]:
     data = open_text(config.data, config.model.context)
     machine.keep_freed_memory()
     module = LitGPT(config, data.tokenizer, data={}, conditions={})
-    step_timing.MEASURED = 8.0
+    budget.MEASURED = 8.0
     batches = TextDataModule(data, config.data, config.model.context, config.seed)
-    tokens = torch.from_numpy(data.train[: step_timing.EVALUATED].astype("int64"))
+    tokens = torch.from_numpy(data.train[: budget.EVALUATED].astype("int64"))
     precision = machine.choose_precision("auto", "cpu")[0]
-    cost = step_timing.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
+    cost = budget.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
     speed = config.data.batch * config.model.context / cost.step
     return {"characters_per_second": speed, "gflops": speed * module.net.flops_per_token() / 1e9, **peak()}
 

@@ -56,17 +56,18 @@ def timed(owner: Any, method: str, name: str) -> None:
 def watched() -> None:
     """A run that says, at the end, what each part of watching took."""
     import train
-    from reports import picture_process, projector, tensorboard
+    from reports import picture_process
+    from training import assemble, finish
     from training.callbacks import metrics, pictures, samples
 
     for kind in (metrics.Watch, samples.Samples, pictures.Pictures):
         for method in vars(kind):
             if method.startswith("on_") or method == "finish":
                 timed(kind, method, kind.__name__)
-    timed(tensorboard, "log_result", "table of settings")
-    timed(projector, "write_projector", "projector")
-    timed(train, "write_report", "report.html")
-    timed(train, "what_is_shown", "Pictures")
+    timed(finish, "log_result", "table of settings")
+    timed(finish, "write_projector", "projector")
+    timed(finish, "write_report", "report.html")
+    timed(assemble, "what_is_shown", "Pictures")
     end = picture_process.Drawer.end
 
     def end_and_ask(drawer: picture_process.Drawer) -> None:

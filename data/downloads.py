@@ -12,7 +12,6 @@ from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 
 
-# -- Downloads -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Remote:
     """A text on the network: its address, the sha256 of the file there, its name within it if that is a zip."""

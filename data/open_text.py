@@ -14,11 +14,9 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import DataError
 from data.downloads import cache_dir
-from data.encode import encode
-from data.encoded_files import FORMAT, cannot_keep, checked
+from data.encode import FORMAT, cannot_keep, checked, encode
 from data.sources import is_remote, open_corpus
-from data.split import SPLITS, check_lengths
-from data.text import Text
+from data.text import SPLITS, Text, check_lengths
 
 
 def open_text(config: DataConfig, context: int, known: str = "", *, as_before: bool = False) -> Text:

@@ -13,7 +13,6 @@ from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
 from data.downloads import REMOTE, REMOTE_NAMES, cache_dir, download
 
-# -- The standard library ------------------------------------------------------------------------
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
@@ -41,7 +40,6 @@ def _stdlib(encoding: str | None) -> Corpus:
     return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
 
 
-# -- A text of one's own -------------------------------------------------------------------------
 def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[Document]:
     """All regular files below `root` that are not hidden, sorted; directories named in `without` left out."""
 

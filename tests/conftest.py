@@ -293,10 +293,10 @@ def trained(trained_once: Path, workplace: Path) -> Path:
 @pytest.fixture
 def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`minutes` are filled by steps that take 6 s as far as it knows, so that few steps fill them."""
-    from training import step_timing
+    from training import budget
 
-    measure = step_timing.measure
-    monkeypatch.setattr(step_timing, "MEASURED", 0.1)
+    measure = budget.measure
+    monkeypatch.setattr(budget, "MEASURED", 0.1)
     monkeypatch.setattr("training.budget.measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
 
 

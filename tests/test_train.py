@@ -260,8 +260,8 @@ def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch
 
 
 def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.step_timing.MEASURED", 0.1)
-    monkeypatch.setattr("training.step_timing.EVALUATED", 16)  # less than a window
+    monkeypatch.setattr("training.budget.MEASURED", 0.1)
+    monkeypatch.setattr("training.budget.EVALUATED", 16)  # less than a window
     fsdp = ["trainer=fsdp", "trainer.devices=2"]
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
@@ -276,7 +276,7 @@ def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rates_that_ruin_the_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.step_timing.MEASURED", 0.1)
+    monkeypatch.setattr("training.budget.MEASURED", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
         assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
@@ -289,7 +289,7 @@ def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.Monkey
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
         stop = lambda *_, number=number: os.kill(os.getpid(), number)  # noqa: E731
-        monkeypatch.setattr("training.step_timing._Clock.on_train_batch_end", stop)
+        monkeypatch.setattr("training.budget._Clock.on_train_batch_end", stop)
         ended = train("name=a", "minutes=1")
         assert ended.status == 128 + number and f"stopped by {number.name}" in ended.err
         assert not Path("runs").exists()

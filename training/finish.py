@@ -1,32 +1,100 @@
 """After training: exact losses on whole splits, a sample, report.html, the last lines."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from base import processes, run_directory
 from base.errors import one_line
-from base.files import write_text
+from base.files import link, write_text
 from base.progress import Progress
 from conf.defaults import differences, overrides
 from conf.schema import to_yaml
+from data.batches import EVALUATION_BATCH, evaluation_windows
 from data.passages import occurrences, passage, prompt
-from gpt.checkpoint import read
+from gpt import model_file
+from gpt.checkpoint import build, read
+from gpt.evaluate import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
-from reports.projector import write_projector
 from reports.run_page import page
-from reports.tensorboard import append, log_result
+from reports.tensorboard import append, log_result, write_projector
 from reports.terminal import Speaker, describe, describe_score, describe_training, farewell
 from training.assemble import Callbacks, profile_path
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
 from training.errors import Stopped
-from training.final_evaluation import Evaluated, evaluate_models, evaluate_split
+from training.machine import device_kind
 from training.run_plan import RunPlan
 from training.summary import as_summary, as_trained, hyperparameters, write_summary
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A model of a run with its score on the whole validation split."""
+
+    step: int
+    score: Score
+    model: GPT
+
+
+def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
+    """Evaluate a model on a whole split.
+
+    Args:
+        plan: of the run.
+        model: the model.
+        split: `validation` or `test`.
+        which: what progress calls the model.
+    """
+    tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
+    characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
+    utf8_bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,)
+    with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
+
+        def windows() -> Iterator[tuple[Any, Any, Any]]:
+            for each in evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context)):
+                yield each
+                progress.update(each[0].numel())
+
+        return evaluate(model, windows(), int(tokens[0]), characters, utf8_bytes)
+
+
+def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:
+    """Evaluate the best and the last model on the whole validation split, and write what was found into their files.
+
+    Training has chosen the best by a part of the split; the whole split may prefer the last.
+
+    Returns:
+        The best and the last.
+    """
+    device, found = device_kind(plan.config.trainer.accelerator), dict[int, Evaluated]()
+    for name in ("last", "best"):
+        path = run_directory.model_of(plan.directory, name)
+        try:
+            shape, weights, meta = model_file.read(path)
+        except model_file.CheckpointError as error:
+            if name == "last":
+                raise
+            log(f"passes over {error}")
+            continue
+        step = meta["step"]
+        if step not in found:
+            model = build(shape, weights).to(device)
+            score = evaluate_split(plan, model, "validation", name)
+            found[step] = Evaluated(step, score, model)
+            whole = {"val_loss": score.loss, "evaluation": measured(score, plan.config.model.context)}
+            model_file.write(path, weights, meta | whole)
+    last = found[max(found)]
+    best = min(found.values(), key=lambda each: each.score.loss)
+    if best is last:
+        link(run_directory.model_of(plan.directory, "last"), run_directory.model_of(plan.directory, "best"))
+    return best, last
 
 
 def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any], log: Speaker) -> float | None:

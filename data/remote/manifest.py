@@ -22,8 +22,7 @@ from base.files import remove_unfinished, write_text
 from base.processes import end_with_parent
 from base.progress import Progress
 from data.corpus import Corpus, DataError, Document
-from data.encode import scan
-from data.encoded_files import cannot_keep, count_characters
+from data.encode import cannot_keep, count_characters, scan
 from data.remote.store import Version, download, list_documents
 
 EACH = 2**27  # bytes: starting another process to read pays from so many on
@@ -69,7 +68,6 @@ def changed(address: str, how: str) -> DataError:
     return DataError(f"{printable(address)}: has changed since it was read: {how}")
 
 
-# -- The manifest ----------------------------------------------------------------------------------
 def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool) -> list[Scanned]:
     """Open the manifest of the text that `path` names; where it is missing or out of date, read what it lacks.
 

@@ -15,13 +15,11 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
 from data.downloads import cache_dir
-from data.encode import make_tokenizer
-from data.encoded_files import FORMAT, cannot_keep, keep, load
+from data.encode import FORMAT, cannot_keep, keep, load, make_tokenizer
 from data.remote.manifest import Scanned, fetch, make_manifest
 from data.remote.shard_cache import GB, Cache
 from data.remote.shards import BLOCK, SHARD, Shards, encode, in_shards, length_of
-from data.split import SPLITS, check_lengths, cuts
-from data.text import Text
+from data.text import SPLITS, Text, check_lengths, cuts
 
 
 def open_shards(config: DataConfig, context: int, known: str, *, as_before: bool) -> Text:
@@ -77,7 +75,7 @@ def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], 
     if needed > config.cache_gb:
         raise DataError(
             f"data.cache_gb={config.cache_gb:g}: is too little for {corpus.name}, which needs at least "
-            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.split)"
+            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.text)"
         )
     folder = cache_dir(config) / "encoded" / fingerprint
     if load(folder) is None:

@@ -17,7 +17,7 @@ from data.corpus import Corpus, DataError, Document
 from data.encode import pieces
 from data.remote.epoch import Epoch, plan_epoch
 from data.remote.shard_cache import Cache
-from data.split import Part
+from data.text import Part
 from data.tokenizer import Tokenizer
 
 SHARD = 2**22  # tokens: smaller documents are joined until they have so many

@@ -19,7 +19,6 @@ EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
 Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
 
 
-# -- Stores ----------------------------------------------------------------------------------------
 def list_documents(path: str) -> dict[str, Version]:
     """Find what `data.path` names at its addresses, and the version of each; reads no document.
 

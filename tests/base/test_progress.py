@@ -145,7 +145,7 @@ def test_what_stays_in_a_terminal() -> None:
 
 SLOW = """
 import sys, time
-import data.encode, data.datamodule, tqdm, training.final_evaluation, training.finish, training.module, train
+import data.encode, data.datamodule, tqdm, training.finish, training.finish, training.module, train
 from base import progress
 
 def slow(owner, name):
@@ -158,7 +158,7 @@ def slow(owner, name):
 
 for owner, name in (
     (data.corpus.Corpus, "digest"), (data.encode, "scan"), (data.datamodule, "train_batch"),
-    (training.module, "window_totals"), (training.final_evaluation, "evaluate"),
+    (training.module, "window_totals"), (training.finish, "evaluate"),
 ):
     slow(owner, name)
 progress.PATIENCE = 0.2
@@ -169,7 +169,7 @@ sys.exit(train.cli())
 
 @pytest.mark.slow
 def test_a_run_shows_what_takes_long(workplace: Path) -> None:
-    arguments = ["data.path=book.txt", "data.split=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
+    arguments = ["data.path=book.txt", "data.text=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
     terminal = Terminal("-c", SLOW, *TINY, *arguments)
     text = terminal.watch()
     assert terminal.process.returncode == 0, text[-2000:]

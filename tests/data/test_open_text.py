@@ -16,7 +16,7 @@ from data import encode
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 from data.open_text import open_text
-from data.split import SPLITS, split_by_file, split_within
+from data.text import SPLITS, split_by_file, split_within
 from data.tokenizer import ByteTokenizer
 from tests.conftest import refusal
 from tests.faults import faults

@@ -15,11 +15,10 @@ from data.tokenizer import Tokenizer
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.faults import faults
-from training import budget, step_timing
-from training.budget import AROUND, DROPOUT, VALIDATIONS, Budget, Work, choose_budget
+from training import budget
+from training.budget import AROUND, DROPOUT, VALIDATIONS, Budget, Cost, Work, choose_budget, measure
 from training.module import LitGPT
 from training.quiet_lightning import quiet_lightning
-from training.step_timing import Cost, measure
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
@@ -118,18 +117,18 @@ class Slow(LitGPT):
         super().__init__(Config(model=SMALL, compile="false"), tokenizer, data={}, conditions={})
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
         # Sampling begins with its weights.
-        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * step_timing.SAMPLED))
+        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * budget.SAMPLED))
         self.steps = 0
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > step_timing.SKIPPED else 0.5)
+        time.sleep(0.03 if self.steps > budget.SKIPPED else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.step_timing.MEASURED", 0.3)
+    monkeypatch.setattr("training.budget.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)
     module = Slow(text.tokenizer)
