@@ -17,8 +17,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-PATIENCE = 2.0  # seconds before anything is shown
-EVERY = 10.0  # seconds between lines where there is no terminal
+PATIENCE_SECONDS = 2.0  # seconds before anything is shown
+LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
 class Progress:
@@ -64,7 +64,7 @@ class Progress:
         """Of downloads, which close what shows them; the context goes on."""
 
     def _show(self) -> None:
-        if self._over.wait(PATIENCE):
+        if self._over.wait(PATIENCE_SECONDS):
             return
         with suppress(OSError):  # whoever was to see it is gone
             if sys.stderr.isatty():
@@ -83,7 +83,7 @@ class Progress:
             leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=shape,
             delay=1e-9,  # nothing is drawn before the time that has passed is right
         ) as bar:  # fmt: skip
-            bar.start_t -= PATIENCE
+            bar.start_t -= PATIENCE_SECONDS
             while True:
                 bar.n, bar.total = self._done(), self.total or None
                 bar.refresh()
@@ -92,7 +92,7 @@ class Progress:
 
     def _tell(self) -> None:
         passed = 0.0
-        while not self._over.wait(max(EVERY, passed / 10)):
+        while not self._over.wait(max(LINE_SECONDS, passed / 10)):
             passed, done = time.perf_counter() - self.begun, self._done()
             far = f"{clock(passed)} so far"
             if self.total and done:

@@ -115,9 +115,9 @@ def run_bare(text: str) -> dict[str, float]:
     data = open_text(config.data, config.model.context)
     machine.keep_freed_memory()
     module = LitGPT(config, data.tokenizer, data={}, conditions={})
-    budget.MEASURED = 8.0
+    budget.TIMED_SECONDS = 8.0
     batches = TextDataModule(data, config.data, config.model.context, config.seed)
-    tokens = torch.from_numpy(data.train[: budget.EVALUATED].astype("int64"))
+    tokens = torch.from_numpy(data.train[: budget.NUM_EVALUATED].astype("int64"))
     precision = machine.choose_precision("auto", "cpu")[0]
     cost = budget.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
     speed = config.data.batch * config.model.context / cost.step

@@ -60,7 +60,7 @@ def watched() -> None:
     from training import assemble, finish
     from training.callbacks import metrics, pictures, samples
 
-    for kind in (metrics.Watch, samples.Samples, pictures.Pictures):
+    for kind in (metrics.Metrics, samples.Samples, pictures.Pictures):
         for method in vars(kind):
             if method.startswith("on_") or method == "finish":
                 timed(kind, method, kind.__name__)
@@ -68,14 +68,14 @@ def watched() -> None:
     timed(finish, "write_projector", "projector")
     timed(finish, "write_report", "report.html")
     timed(assemble, "what_is_shown", "Pictures")
-    end = picture_process.Drawer.end
+    end = picture_process.Renderer.end
 
-    def end_and_ask(drawer: picture_process.Drawer) -> None:
+    def end_and_ask(drawer: picture_process.Renderer) -> None:
         used = psutil.Process(drawer.process.pid).cpu_times()
         SPENT[DRAWING] = SPENT.get(DRAWING, 0.0) + used.user + used.system
         end(drawer)
 
-    picture_process.Drawer.end = end_and_ask  # type: ignore[method-assign]
+    picture_process.Renderer.end = end_and_ask  # type: ignore[method-assign]
     status = train.cli()
     print(json.dumps(SPENT), file=sys.stderr)
     sys.exit(status)

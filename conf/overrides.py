@@ -15,7 +15,7 @@ from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, 
 from conf.schema import REFUSED
 
 FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
-MOST_TRIALS = 10_000  # values of one key in a sweep
+MAX_VALUES = 10_000  # values of one key in a sweep
 
 
 def check_command(
@@ -184,9 +184,9 @@ def _check_override(
 def _values(override: Override) -> list[Any]:
     if override.is_sweep_override():
         values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
-        given = list(itertools.islice(values, MOST_TRIALS + 1))
-        if len(given) > MOST_TRIALS:
-            raise InputError(f"{override.input_line}: more than {MOST_TRIALS:,} values")
+        given = list(itertools.islice(values, MAX_VALUES + 1))
+        if len(given) > MAX_VALUES:
+            raise InputError(f"{override.input_line}: more than {MAX_VALUES:,} values")
         return given
     return [override.value()]
 

@@ -96,7 +96,7 @@ def encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder:
 
 
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
-DAY = 86_400  # seconds
+DAY_SECONDS = 86_400  # seconds
 
 
 def cannot_keep(folder: Path, error: OSError) -> DataError:
@@ -114,7 +114,7 @@ def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
         OSError: the cache cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder.parent, seconds=DAY)
+    remove_unfinished(folder.parent, seconds=DAY_SECONDS)
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     try:
         with atomic(folder) as unfinished:

@@ -11,7 +11,7 @@ import numpy as np
 
 from base.errors import InputError
 
-MOST_CHARACTERS = 65_536  # what uint16 can number
+MAX_CHARACTERS = 65_536  # what uint16 can number
 
 
 class UnknownCharacter(InputError):
@@ -47,9 +47,9 @@ class CharTokenizer:
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise ValueError("a vocabulary needs at least one character")
-        if len(self.characters) > MOST_CHARACTERS:
+        if len(self.characters) > MAX_CHARACTERS:
             raise ValueError(
-                f"{len(self.characters):,} distinct characters are more than the {MOST_CHARACTERS:,} "
+                f"{len(self.characters):,} distinct characters are more than the {MAX_CHARACTERS:,} "
                 "a vocabulary can hold: set data.tokenizer=byte"
             )
         self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)

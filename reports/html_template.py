@@ -6,7 +6,7 @@ from pathlib import Path
 from base.html import sha256
 
 ASSETS = Path(__file__).with_name("assets")
-MOST = 2**16 - 1  # thousandths of a bit that a page can tell apart
+MAX_MILLIBITS = 2**16 - 1  # thousandths of a bit that a page can tell apart
 
 
 def fill(template: Path, **parts: str) -> str:

@@ -47,7 +47,7 @@ def serve(parent: int, niceness: int) -> None:
         sys.stdout.buffer.flush()
 
 
-class Drawer:
+class Renderer:
     """A process that draws, one picture after the other; it ends with this one."""
 
     def __init__(self) -> None:

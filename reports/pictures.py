@@ -22,7 +22,7 @@ SIZE = (3.6, 3.9)  # inches; TensorBoard's cards are about as wide
 DPI = 200  # twice a screen's
 INK, FAINT = "#1a1a1a", "#767676"
 SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}
-MOST_BITS = 8.0  # a character that costs more has the same colour
+MAX_BITS = 8.0  # a character that costs more has the same colour
 COLUMNS = 36  # characters in a line of a passage
 LINES = 18
 WEIGHTS = matplotlib.colormaps["Blues"]
@@ -119,12 +119,12 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
     figure = Figure((SIZE[0], height), dpi=DPI)
     title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
     axes, _ = add(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
-    image = axes.imshow(cells, cmap=COSTS, norm=Normalize(0, MOST_BITS), aspect="auto", interpolation="nearest")
+    image = axes.imshow(cells, cmap=COSTS, norm=Normalize(0, MAX_BITS), aspect="auto", interpolation="nearest")
     for (row, column), character, cost in zip(places, characters[: len(places)], costs, strict=True):
         if character != " " or cost > 1:
             write(axes, column, row, character, 8.5, "white" if cost > 5 else FAINT if character.isspace() else INK)
     axes.set_axis_off()
-    scale(figure, image, 0.38 / height, "bits", range(0, int(MOST_BITS) + 1, 2))
+    scale(figure, image, 0.38 / height, "bits", range(0, int(MAX_BITS) + 1, 2))
     return drawn(figure)
 
 

@@ -16,12 +16,12 @@ from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluate import predictions
 from gpt.model import GPT
-from reports.html_template import ASSETS, MOST, fill
+from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 
-HEADS = 64  # heads at most whose attention is shown
-LOOKED_AT = 64  # tokens of the passage that they look at
-LONGEST = 1024  # tokens of the passage that is coloured
-LIKELY = 5  # how many of the most likely characters are named
+MAX_HEADS = 64  # heads at most whose attention is shown
+NUM_ATTENDED = 64  # tokens of the passage that they look at
+MAX_PASSAGE = 1024  # tokens of the passage that is coloured
+NUM_TOP = 5  # how many of the most likely characters are named
 
 
 def page(
@@ -44,7 +44,7 @@ def page(
         passage: tokens of the validation text, (T,) int64 with 1 <= T <= context + 1.
         tokenizer: of the text.
     """
-    passage = passage[: LONGEST + 1]
+    passage = passage[: MAX_PASSAGE + 1]
     unit = "character" if all(tokenizer.characters_per_token.tolist()) else "byte"
     data = {
         "name": about["name"],
@@ -55,7 +55,7 @@ def page(
         "curves": curves(callbacks, summary, unit),
         "samples": callbacks["Samples"]["history"]["entries"],
         "sample": about["sample"],
-        "attention": attention(model, passage[: min(LOOKED_AT, model.config.context)], tokenizer.names),
+        "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
         "differences": about["differences"],
         "command": about["command"],
@@ -149,7 +149,7 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     total = maps.shape[0] * maps.shape[1]
-    shown = torch.linspace(0, total - 1, min(total, HEADS)).round().long()
+    shown = torch.linspace(0, total - 1, min(total, MAX_HEADS)).round().long()
     places = torch.tril_indices(len(tokens), len(tokens))
     weights = maps.flatten(0, 1)[shown][:, places[0], places[1]]  # (heads, T (T + 1) / 2)
     return {
@@ -174,11 +174,11 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
     starts = torch.from_numpy(tokenizer.characters_per_token)  # (V,) whether a token begins a character
-    (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, LIKELY), starts, len(tokens))
+    (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
     rows = zip(found.likely.tolist(), found.chances.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),
-        "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MOST).int().tolist(),
+        "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS).int().tolist(),
         "likely": [
             [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
             for row in rows

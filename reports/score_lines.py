@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gpt.evaluate import Score
 
 DIFFERENCES = 5  # lines that are named where two models differ
-SHORTEST = 10  # characters that such a line has
-SHOWN = 80  # characters of it that are shown
+MIN_LINE = 10  # characters that such a line has
+MAX_LINES = 80  # characters of it that are shown
 
 
 # -- What is said of each character ------------------------------------------------------------------
@@ -61,12 +61,12 @@ class Differences:
         for place, (part, end) in enumerate(zip(parts, ends, strict=True)):
             if place:
                 self._end()
-            self.shown = (self.shown + part[:SHOWN])[:SHOWN]
+            self.shown = (self.shown + part[:MAX_LINES])[:MAX_LINES]
             self.length += len(part)
             self.nats += float(nats[end - 1 - len(part) : end - 1].sum())
 
     def _end(self) -> None:
-        if self.length >= SHORTEST and self.nats:
+        if self.length >= MIN_LINE and self.nats:
             bits = self.nats / math.log(2) / self.length
             entry = abs(bits), -self.line, bits
             self.best[self.shown] = max(entry, self.best.get(self.shown, entry))

@@ -10,14 +10,14 @@ import torch
 
 from base.html import embedded
 from gpt.analysis import Costs
-from reports.html_template import ASSETS, MOST, fill
+from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 
 
 class Columns:
     """What the characters of a text cost one model, as the page keeps it: a few bytes each.
 
     Attributes:
-        bits: thousandths of a bit, uint16, at most `MOST`.
+        bits: thousandths of a bit, uint16, at most `MAX_MILLIBITS`.
         likely: the most likely tokens, uint8 for a vocabulary of at most 256, else uint16.
         chances: their probabilities in thousandths, uint16.
     """
@@ -28,7 +28,7 @@ class Columns:
 
     def add(self, costs: Costs) -> None:
         """Append characters."""
-        bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MOST)
+        bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS)
         self.bits += bits.to(torch.uint16).numpy().tobytes()
         self.likely += costs.likely.to(self._token).numpy().tobytes()
         self.chances += (costs.chances * 1000).round().to(torch.uint16).numpy().tobytes()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gpt.evaluate import Score
     from gpt.model import GPT
 
-LIKELY = 5  # how many of the most likely characters are named
+NUM_TOP = 5  # how many of the most likely characters are named
 PIECE = 4096  # characters that are shown at a time
-LONGEST_PAGE = 10_000_000  # characters
+MAX_PAGE = 10_000_000  # characters
 BATCH = 2**12  # tokens: enough to keep two cores busy, few enough for their caches
 LOGITS = 2**25  # numbers that the logits of a batch may be, where the vocabulary is large
 
@@ -89,8 +89,8 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         texts = encode(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{document.name}: is empty, there is no character to predict")
-    if options.html is not None and len(texts[0]) > LONGEST_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
-        raise InputError(f"--html: {document.name} is longer than a page can show, {LONGEST_PAGE:,} characters")
+    if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+        raise InputError(f"--html: {document.name} is longer than a page can show, {MAX_PAGE:,} characters")
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['step']}"
@@ -206,7 +206,7 @@ def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
 
     streams = []
     for reader in readers:
-        each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, LIKELY)
+        each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, NUM_TOP)
         streams.append(by_character(each, sizes(reader)[0], PIECE))
     position = 0
     for group in zip(*streams, strict=True):

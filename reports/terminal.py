@@ -122,7 +122,8 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
     return f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
 
 
-LEARNED = 25  # nats that a window of a text known by heart costs, until it is clear where it stands: 11 to 16 were seen
+# Nats that a window of a memorised text costs, until it is clear where the window stands: 11 to 16 were seen.
+MEMORISED_NATS = 25
 
 
 def introduce(
@@ -145,7 +146,7 @@ def introduce(
     if config.data.overfit is not None:
         say(
             f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
-            f"known by heart, they cost less than {LEARNED / shape.context:.1g} nats each"
+            f"known by heart, they cost less than {MEMORISED_NATS / shape.context:.1g} nats each"
         )
     for note in notes:
         say(note)

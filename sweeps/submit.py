@@ -15,7 +15,7 @@ from sweeps.trial import Outcome, Trial
 from sweeps.trial_processes import receiving, run_trials
 
 SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
-MANY = 10**6  # times that a job may come to the end of its time
+MAX_REQUEUES = 10**6  # times that a job may come to the end of its time
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
@@ -31,7 +31,7 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
     for key in {"nodes", "tasks_per_node"} & set(launcher):
         raise InputError(f"launcher.{key}: a trial is one task, which starts a process for each of trainer.devices")
     try:
-        executor = submitit.AutoExecutor(folder, "slurm", slurm_max_num_timeout=MANY)
+        executor = submitit.AutoExecutor(folder, "slurm", slurm_max_num_timeout=MAX_REQUEUES)
         executor.update_parameters(**{key if key in SHARED else f"slurm_{key}": launcher[key] for key in launcher})
     except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"launcher=slurm: {one_line(error)[:300]}") from None

@@ -15,7 +15,7 @@ from base.progress import clock, say
 from sweeps.trial import Outcome, Trial
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
-SHOWN = 20  # trials on the leaderboard
+MAX_ROWS = 20  # trials on the leaderboard
 
 
 def rows(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def leaderboard(table: list[dict[str, str]]) -> str:
     """The table for people: the best trials, with what sets them apart and what came of them."""
     settings = list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
     lines = [[*settings, "loss", "bpc", "test loss", "parameters", "time"]]
-    for row in table[:SHOWN]:
+    for row in table[:MAX_ROWS]:
         losses = [f"{float(row[key]):.4f}" if row[key] else "" for key in ("val_loss", "val_bpc", "test_loss")]
         if not losses[0]:
             losses[0] = row["status"]
@@ -61,7 +61,7 @@ def leaderboard(table: list[dict[str, str]]) -> str:
         lines.append([*(row.get(key, "") for key in settings), *losses, weights, seconds])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    more = [f"and {len(table) - SHOWN} more"] if len(table) > SHOWN else []
+    more = [f"and {len(table) - MAX_ROWS} more"] if len(table) > MAX_ROWS else []
     return "\n".join([*shown, *more])
 
 

@@ -16,7 +16,7 @@ from conf.schema import Config
 from training.devices import rows_per_device
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-LONGEST = 100  # characters of a trial's name
+MAX_NAME = 100  # characters of a trial's name
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def trial_name(varied: Mapping[str, str]) -> str:
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
     name = ",".join(safe)
-    if name == ",".join(parts) and len(name) <= LONGEST:
+    if name == ",".join(parts) and len(name) <= MAX_NAME:
         return name
-    return f"{name[:LONGEST]}_{_hash(parts)}"
+    return f"{name[:MAX_NAME]}_{_hash(parts)}"
 
 
 def group(argument: str) -> str:

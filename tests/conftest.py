@@ -164,7 +164,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """How busy the machine is does not show in what a command says."""
-    monkeypatch.setattr("base.progress.EVERY", 1e6)
+    monkeypatch.setattr("base.progress.LINE_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="session")
@@ -296,7 +296,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     from training import budget
 
     measure = budget.measure
-    monkeypatch.setattr(budget, "MEASURED", 0.1)
+    monkeypatch.setattr(budget, "TIMED_SECONDS", 0.1)
     monkeypatch.setattr("training.budget.measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
 
 

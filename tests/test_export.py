@@ -51,8 +51,8 @@ def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(to_web_page, "write_web", slow)
-    monkeypatch.setattr("base.progress.PATIENCE", 0.05)
-    monkeypatch.setattr("base.progress.EVERY", 0.1)
+    monkeypatch.setattr("base.progress.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("base.progress.LINE_SECONDS", 0.1)
     ended = export("first", "--to", "web", "slow.html")
     assert ended.status == 130 and sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
     said = r"^writing slow.html and checking it: \d:\d\d so far$"

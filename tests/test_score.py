@@ -515,12 +515,12 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
     for target, value, status, said in (
         ("score.pieces", Mock(side_effect=KeyboardInterrupt), 130, ""),
         ("reports.score_page.page", Mock(side_effect=OSError("disk on fire")), 1, "score.py: disk on fire\n"),
-        ("reports.scoring.LONGEST_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
+        ("reports.scoring.MAX_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, value)
             ended = score("model.st", "text.txt", "--html", "a.html")
         assert ended.status == status and said in ended.err, (target, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
-    monkeypatch.setattr(scoring, "LONGEST_PAGE", len(TEXT))
+    monkeypatch.setattr(scoring, "MAX_PAGE", len(TEXT))
     assert score("model.st", "text.txt", "--html", "a.html").status == 0

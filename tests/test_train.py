@@ -117,8 +117,8 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
 
 
 def test_what_is_said_while_it_trains(trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.callbacks.metrics.LINE_EVERY", 0.0)
-    monkeypatch.setattr("training.callbacks.metrics.LONG", 0.0)
+    monkeypatch.setattr("training.callbacks.metrics.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("training.callbacks.metrics.LONG_RUN_SECONDS", 0.0)
     out = train("name=a").out
     lines = [line for line in out.splitlines() if re.match("step .*characters/s", line)]
     assert len(lines) == 6
@@ -230,7 +230,7 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 
 @pytest.mark.slow
 def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.callbacks.metrics.LONG", -1e9)
+    monkeypatch.setattr("training.callbacks.metrics.LONG_RUN_SECONDS", -1e9)
     monkeypatch.setattr("training.budget.DOUBLED_FROM", 1)
     ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
     assert ended.status == 0 and "minutes=2.5: timing" in ended.out
@@ -260,8 +260,8 @@ def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch
 
 
 def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.budget.MEASURED", 0.1)
-    monkeypatch.setattr("training.budget.EVALUATED", 16)  # less than a window
+    monkeypatch.setattr("training.budget.TIMED_SECONDS", 0.1)
+    monkeypatch.setattr("training.budget.NUM_EVALUATED", 16)  # less than a window
     fsdp = ["trainer=fsdp", "trainer.devices=2"]
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
@@ -276,7 +276,7 @@ def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rates_that_ruin_the_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.budget.MEASURED", 0.1)
+    monkeypatch.setattr("training.budget.TIMED_SECONDS", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
         assert ended.status == 1 and ended.err.count("\n") == 1, ended.err

@@ -24,13 +24,13 @@ from reports.picture_data import what_is_shown
 from reports.tensorboard import cut_events
 from reports.terminal import Speaker
 from training.callbacks.checkpoints import Checkpoints
-from training.callbacks.metrics import Watch
+from training.callbacks.metrics import Metrics
 from training.callbacks.pictures import Pictures
 from training.callbacks.prune import Prune
 from training.callbacks.same_start import SameStart
 from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
-from training.callbacks.waiting import Waits
+from training.callbacks.waiting import Waiting
 from training.machine import choose_recorder, conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler, make_profiler
@@ -43,9 +43,9 @@ from training.study import judge
 class Callbacks:
     """The callbacks of a run. Their order carries meaning, see `in_order`."""
 
-    waits: Waits
+    waits: Waiting
     same_start: SameStart
-    watch: Watch
+    watch: Metrics
     step_profiler: StepProfiler | None
     configured: list[L.Callback]
     prune: Prune | None
@@ -57,9 +57,9 @@ class Callbacks:
     def in_order(self) -> list[L.Callback]:
         """Return them as Lightning must call them.
 
-        Waits first, so that it also shows what the others do after a validation. Watch before all that save, so that
-        what they save is complete. Checkpoints after all whose state it saves. StopSignals last: it leaves when all
-        are done.
+        Waiting first, so that it also shows what the others do after a validation. Metrics before all that save, so
+        that what they save is complete. Checkpoints after all whose state it saves. StopSignals last: it leaves when
+        all are done.
         """
         order = [
             self.waits, self.same_start, self.watch, self.step_profiler, *self.configured, self.prune,
@@ -107,12 +107,12 @@ def build_callbacks(plan: RunPlan, log: Speaker, stops: StopSignals) -> Callback
     config, text, point, devices = plan.config, plan.text, plan.resume_point, plan.runtime.devices
     trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
     return Callbacks(
-        waits=Waits(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
+        waits=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
         same_start=SameStart(
             conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
             config.trainer.timeout,
         ),
-        watch=Watch(
+        watch=Metrics(
             log,
             config.data.batch * config.model.context,
             len(text.train) / text.characters["train"],

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from data.text import Text
     from training.module import LitGPT
 
-MEASURED = 2.0  # seconds of steps that are timed
-SKIPPED = 3  # steps before that, which are slower
-SAMPLED = 10  # characters of text that are timed
-EVALUATED = 2**13  # characters whose evaluation is timed
+TIMED_SECONDS = 2.0  # seconds of steps that are timed
+WARMUP_STEPS = 3  # steps before that, which are slower
+NUM_SAMPLED = 10  # characters of text that are timed
+NUM_EVALUATED = 2**13  # characters whose evaluation is timed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Clock(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
-        trainer.should_stop = len(self.steps) > SKIPPED and sum(self.steps[SKIPPED:]) > MEASURED
+        trainer.should_stop = len(self.steps) > WARMUP_STEPS and sum(self.steps[WARMUP_STEPS:]) > TIMED_SECONDS
 
 
 def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, **trainer: Any) -> Cost:
@@ -77,7 +77,7 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
     """
     clock, net = _Clock(), module.net
     context = net.config.context
-    count = max(1, min(len(tokens), EVALUATED) // context)
+    count = max(1, min(len(tokens), NUM_EVALUATED) // context)
     windows = tokens[: count * context].view(count, context)  # (count, T)
     fitted = L.Trainer(
         **trainer, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
@@ -93,8 +93,8 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
             if not net(windows).isfinite().all():  # the first is slower, and not timed
                 raise module.diverged("after a few steps the model's outputs are no numbers")
             evaluated = _median_seconds(lambda: float(net(windows).sum()))
-            sampled = _median_seconds(lambda: generate(net, windows[0], SAMPLED, seed=0))
-    return Cost(statistics.median(clock.steps[SKIPPED:]), evaluated / windows.numel(), sampled / SAMPLED)
+            sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0))
+    return Cost(statistics.median(clock.steps[WARMUP_STEPS:]), evaluated / windows.numel(), sampled / NUM_SAMPLED)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
@@ -118,7 +118,7 @@ WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
 DOUBLED_FROM = 4000
 VALIDATIONS = 6  # in the whole run, fewer where they would take more than
 VALIDATING = 0.25  # of the time
-AROUND = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
+OVERHEAD_SECONDS = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Work:
         """How long all of it takes."""
         evaluated = validations * self.validated + self.finally_evaluated
         sampled = validations * self.sampled_per_validation + self.finally_sampled
-        return AROUND + evaluated * cost.evaluated + sampled * cost.sampled
+        return OVERHEAD_SECONDS + evaluated * cost.evaluated + sampled * cost.sampled
 
 
 def choose_budget(
@@ -219,7 +219,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
         config.model = model
         data = TextDataModule(text, config.data, model.context, config.seed)
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
-        some = torch.from_numpy(text.train[: max(EVALUATED, model.context)].astype("int64"))
+        some = torch.from_numpy(text.train[: max(NUM_EVALUATED, model.context)].astype("int64"))
         return measure(make_module(), data, some, **where)
 
     def left() -> float:

@@ -14,7 +14,7 @@ from conf.schema import Config
 from training.errors import Diverged, RunFailed, Stopped
 from training.run import main
 
-REFUSAL = 5.0  # seconds that rank 0 has to say first what is wrong
+REFUSAL_SECONDS = 5.0  # seconds that rank 0 has to say first what is wrong
 
 
 def run_one(typed: Config, keys: list[str], started: float) -> int:
@@ -57,7 +57,7 @@ def refuse(error: Exception) -> int:
     """Answer wrong input in one line, which of several processes the first writes."""
     where = ""
     if not isinstance(error, processes.JobError) and processes.launched() and processes.rank():
-        time.sleep(REFUSAL)  # what is wrong for all, rank 0 has said, and all are ended
+        time.sleep(REFUSAL_SECONDS)  # what is wrong for all, rank 0 has said, and all are ended
         where = f"rank {processes.rank()} on {platform.node()}: "
     print(f"train.py: {where}{one_line(error)}", file=sys.stderr)
     return 2

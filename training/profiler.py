@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 from torch.profiler import ProfilerActivity, profile
 
-SKIPPED = 10  # steps before those that are recorded: the first are slower, and may compile
-RECORDED = 3
-ROWS = 20  # operators in the table
+WARMUP_STEPS = 10  # steps before those that are recorded: the first are slower, and may compile
+NUM_STEPS = 3
+NUM_ROWS = 20  # operators in the table
 
 
 def make_profiler(kind: str, run: Path) -> Profiler:
@@ -34,7 +34,9 @@ class StepProfiler(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Choose the steps; of a run that has few left, the last."""
-        self.first = trainer.global_step + min(SKIPPED, max(0, trainer.max_steps - trainer.global_step - RECORDED))
+        self.first = trainer.global_step + min(
+            WARMUP_STEPS, max(0, trainer.max_steps - trainer.global_step - NUM_STEPS)
+        )
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """Begin with the first of them."""
@@ -46,7 +48,7 @@ class StepProfiler(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """End with the last of them."""
-        if trainer.global_step == self.first + RECORDED:
+        if trainer.global_step == self.first + NUM_STEPS:
             self._end()
 
     def on_validation_start(self, *_: Any) -> None:
@@ -68,7 +70,7 @@ class StepProfiler(L.Callback):
                 recorder.stop()
             recorder.export_chrome_trace(str(self.path))
             order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-            self.say(recorder.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=40))
+            self.say(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
 
 
 @contextmanager

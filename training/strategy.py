@@ -80,8 +80,8 @@ class ShardedStrategy(ModelParallelStrategy):
         Strategy.load_optimizer_state_dict(self, checkpoint)
 
 
-ARRIVAL = timedelta(minutes=10)  # that processes have to find each other, some on machines that start later
-GRACE = 10.0  # seconds that a process gives the one that started it to end by itself
+START_TIMEOUT = timedelta(minutes=10)  # that processes have to find each other, some on machines that start later
+GRACE_SECONDS = 10.0  # seconds that a process gives the one that started it to end by itself
 
 
 def make_environment() -> ClusterEnvironment:
@@ -93,14 +93,14 @@ def make_strategy(strategy: str, devices: int) -> Any:
     """How so many devices work together."""
     if devices == 1:
         return "auto"
-    return ShardedStrategy(devices, ARRIVAL) if strategy == "fsdp" else DDPStrategy(timeout=ARRIVAL)
+    return ShardedStrategy(devices, START_TIMEOUT) if strategy == "fsdp" else DDPStrategy(timeout=START_TIMEOUT)
 
 
 def end_parent() -> None:
     """End the process that started this one, which has failed, unless it ends by itself: it may hang."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # whoever waits for this process is told
-    parent, until = os.getppid(), time.monotonic() + GRACE
+    parent, until = os.getppid(), time.monotonic() + GRACE_SECONDS
     while os.getppid() == parent and time.monotonic() < until:
         time.sleep(0.1)
     if os.getppid() == parent:

@@ -28,7 +28,7 @@ except ImportError:  # Windows, which removes no file that is mapped
 
 GB = 10**9
 CRC = struct.Struct("<I")
-PATIENCE = 60.0  # seconds to wait for others to let go of what they use
+PATIENCE_SECONDS = 60.0  # seconds to wait for others to let go of what they use
 
 
 class Cache:
@@ -101,7 +101,7 @@ class Cache:
 
     def _make_room(self, room: Path, size: int) -> None:
         """Set `size` bytes aside, for which as many arrays as need be are removed."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + PATIENCE_SECONDS
         while True:
             with FileLock(self.root / ".lock"):
                 self._remove_what_the_dead_left()

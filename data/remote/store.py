@@ -12,7 +12,7 @@ from base.errors import nearest, one_line, printable
 from data.corpus import DataError
 from data.sources import entries
 
-PATIENCE = 60.0  # seconds for which a store that does not answer is asked again
+PATIENCE_SECONDS = 60.0  # seconds for which a store that does not answer is asked again
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
 EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
@@ -72,13 +72,13 @@ def _version(info: dict[str, Any]) -> Version:
 
 
 def download(address: str, copy: Path) -> None:
-    """Fetch a file; a store that does not answer is asked again for `PATIENCE` seconds.
+    """Fetch a file; a store that does not answer is asked again for `PATIENCE_SECONDS` seconds.
 
     Raises:
         DataError: one line with the address and the reason.
         OSError: `copy` cannot be written.
     """
-    until, pause = time.monotonic() + PATIENCE, 0.5
+    until, pause = time.monotonic() + PATIENCE_SECONDS, 0.5
     while True:
         try:
             store, path = fsspec.url_to_fs(address)

@@ -91,7 +91,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-termi
 WORK = """
 import sys, time
 from base import progress
-seconds, total, progress.EVERY, progress.PATIENCE = map(float, sys.argv[1:5])
+seconds, total, progress.LINE_SECONDS, progress.PATIENCE_SECONDS = map(float, sys.argv[1:5])
 print("before", flush=True)
 with progress.Progress("encoding", total, "B") as work:
     until = time.monotonic() + seconds
@@ -112,7 +112,7 @@ print("tqdm" in sys.modules, flush=True)
 
 @pytest.mark.slow
 def test_slow_work_shows_a_bar_that_goes_away() -> None:
-    assert progress.PATIENCE == 2.0
+    assert progress.PATIENCE_SECONDS == 2.0
     for total in ("2000", "0"):
         terminal = Terminal("-c", WORK, "2.9", total, "10", "2")
         text = terminal.watch()
@@ -161,7 +161,7 @@ for owner, name in (
     (training.module, "window_totals"), (training.finish, "evaluate"),
 ):
     slow(owner, name)
-progress.PATIENCE = 0.2
+progress.PATIENCE_SECONDS = 0.2
 training.finish.FINAL_SAMPLE_LENGTH = 5
 sys.exit(train.cli())
 """

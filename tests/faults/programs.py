@@ -93,7 +93,7 @@ def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folde
     status: Any = 1
     try:
         os.chdir(place)
-        base.progress.EVERY = 1e6  # how busy the machine is does not show in what a program says
+        base.progress.LINE_SECONDS = 1e6  # how busy the machine is does not show in what a program says
         os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
         for number, name in enumerate(("out", "err"), start=1):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -18,7 +18,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt.analysis import attention_maps
 from gpt.checkpoint import load_checkpoint, save
 from gpt.model import GPT
-from reports.run_page import HEADS, LOOKED_AT, page
+from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
 from tests.conftest import Ended, last, needs, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write
@@ -73,7 +73,7 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
             data = report(text=TEXT[:length], tokenizer=tokenizer, model=model)
             passage = data["passage"]
             assert passage["letters"] == TEXT[:length]
-            assert len(data["attention"]["tokens"]) == min(len(tokenizer.encode(TEXT[:length])), LOOKED_AT)
+            assert len(data["attention"]["tokens"]) == min(len(tokenizer.encode(TEXT[:length])), NUM_ATTENDED)
             for line, thousandths, likely in zip(lines, passage["bits"], passage["likely"], strict=True):
                 assert thousandths == pytest.approx(1000 * line["nats"] / math.log(2), abs=0.6)
                 assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
@@ -90,14 +90,14 @@ def weights_of(attention: dict[str, Any]) -> np.ndarray:
 
 def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
     tokenizer = CharTokenizer(TEXT)
-    tokens = torch.from_numpy(tokenizer.encode(TEXT[:LOOKED_AT]))
+    tokens = torch.from_numpy(tokenizer.encode(TEXT[:NUM_ATTENDED]))
     for layers, heads, dim in ((2, 3, 12), (9, 9, 72)):
         model = fill(GPT(tiny(context=100, layers=layers, heads=heads, dim=dim), tokenizer.size), std=0.2).eval()
         attention = report(model=model)["attention"]
         names, maps = attention["heads"], attention_maps(model, tokens)
-        assert attention["of"] == layers * heads and len(set(names)) == len(names) == min(layers * heads, HEADS)
+        assert attention["of"] == layers * heads and len(set(names)) == len(names) == min(layers * heads, MAX_HEADS)
         assert {name.split("H")[0] for name in names} == {f"L{layer}" for layer in range(layers)}
-        assert attention["tokens"] == list(TEXT[:LOOKED_AT])
+        assert attention["tokens"] == list(TEXT[:NUM_ATTENDED])
         for name, weights in zip(names, weights_of(attention), strict=True):
             layer, head = map(int, re.fullmatch(r"L(\d+)H(\d+)", name).groups())  # type: ignore[union-attr]
             assert np.abs(weights - 255 * maps[layer, head].sqrt().numpy()).max() < 0.51
@@ -258,7 +258,7 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
     for head, row, column in ((0, 40, 3), (2, 40, 39), (3, 63, 0)):
         shown.locator("#heads button").nth(head).click()
         field = shown.locator("#map .field canvas").bounding_box()
-        size = field["width"] / LOOKED_AT
+        size = field["width"] / NUM_ATTENDED
         shown.mouse.move(field["x"] + (column + 0.5) * size, field["y"] + (row + 0.5) * size)
         check(head, row, column)
         # What is drawn there is as dense as the byte; one step is what a browser may round.
@@ -269,7 +269,7 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
         shown.keyboard.press(key)
         check(3, row, column)
     labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
-    assert len(labels) == LOOKED_AT and labels[5] == "space" and labels[0] == "N"
+    assert len(labels) == NUM_ATTENDED and labels[5] == "space" and labels[0] == "N"
     passage = opened[1]["passage"]
     shown.focus("#text")
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):

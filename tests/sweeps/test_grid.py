@@ -14,7 +14,7 @@ from conf.overrides import split_literals
 from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
 from sweeps.submit import launch_trials
-from sweeps.trial import LONGEST, make_trial, sweep_name, trial_name, varied_keys
+from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, Ended, assert_same_weights, last, needs, one_line, summary, table
 from tests.faults import faults
@@ -28,7 +28,7 @@ def test_what_a_trial_is_called() -> None:
         ({"optim.betas": "[0.9,0.95]"}, r"optim.betas=0.9-0.95_[0-9a-f]{6}"),
         ({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}"),
         ({"data": "é" * 300}, r"data=_[0-9a-f]{6}"),
-        ({f"key{number}": "x" * 20 for number in range(20)}, rf"key0=x.{{{LONGEST - 6}}}_[0-9a-f]{{6}}"),
+        ({f"key{number}": "x" * 20 for number in range(20)}, rf"key0=x.{{{MAX_NAME - 6}}}_[0-9a-f]{{6}}"),
     ):
         assert re.fullmatch(name, trial_name(varied)), varied
     typed = ["optim.lr=0.001", "optim.warmup=1"]
@@ -47,7 +47,7 @@ def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]])
     assert len(set(names.values())) == len(names)
     for name in names.values():
         from_dict(to_dict(Config()) | {"name": f"s/{name}"})  # raises where it is none
-        assert len(name) <= LONGEST + 7 and not set(name) & set("/\\$*?[]~'\" \n")
+        assert len(name) <= MAX_NAME + 7 and not set(name) & set("/\\$*?[]~'\" \n")
 
 
 @pytest.mark.slow

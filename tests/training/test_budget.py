@@ -16,7 +16,7 @@ from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.faults import faults
 from training import budget
-from training.budget import AROUND, DROPOUT, VALIDATIONS, Budget, Cost, Work, choose_budget, measure
+from training.budget import DROPOUT, OVERHEAD_SECONDS, VALIDATIONS, Budget, Cost, Work, choose_budget, measure
 from training.module import LitGPT
 from training.quiet_lightning import quiet_lightning
 
@@ -36,12 +36,12 @@ def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHIN
 
 
 def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
-    made = planned(10.05 + AROUND)
+    made = planned(10.05 + OVERHEAD_SECONDS)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
     for made in (planned(0.5, [SMALL, LARGE]), planned(-3.0, [SMALL, LARGE])):
         assert (made.model, made.steps) == (SMALL, 0)
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
-    besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
+    besides = OVERHEAD_SECONDS + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
     made = planned(besides + 5.05, work=work)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
@@ -50,9 +50,9 @@ def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
         made = planned(seconds, work=work)
         assert made.validations == validations
-        assert made.steps == max(0, int((seconds - AROUND - 0.2 * validations) / 0.1))
+        assert made.steps == max(0, int((seconds - OVERHEAD_SECONDS - 0.2 * validations) / 0.1))
     # Typed, one after every 10 steps: 100 ms for each step, 20 ms for its share of a validation of 200 characters.
-    made = planned(AROUND + 12.0 + 0.2 + 0.05, work=replace(work, interval=10))
+    made = planned(OVERHEAD_SECONDS + 12.0 + 0.2 + 0.05, work=replace(work, interval=10))
     assert (made.steps, made.validations) == (100, 10)
 
 
@@ -65,7 +65,7 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
         measured: list[ModelConfig] = []
         made = planned(border * share, [SMALL, LARGE], lambda config, m=measured: (m.append(config), costs(config))[1])
         assert made.model == expected and measured == models
-        assert made.steps == int((border * share - AROUND) / costs(expected).step)
+        assert made.steps == int((border * share - OVERHEAD_SECONDS) / costs(expected).step)
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
     for text, expected in ((large.num_parameters() - 1, SMALL), (large.num_parameters(), LARGE)):
         model = planned(1e6, [SMALL, LARGE], text=text).model
@@ -101,7 +101,7 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
             return Cost(0.2 if config.dropout else 0.1, 0.001, 0.003)
 
         made = planned(seconds, presets, measure, text=text)
-        assert made.steps == int((seconds - AROUND) / made.cost.step)
+        assert made.steps == int((seconds - OVERHEAD_SECONDS) / made.cost.step)
         return made.model.dropout, measured
 
     assert chosen(often * 1.01, short, [SMALL, LARGE]) == (DROPOUT, [0, DROPOUT])
@@ -117,18 +117,18 @@ class Slow(LitGPT):
         super().__init__(Config(model=SMALL, compile="false"), tokenizer, data={}, conditions={})
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
         # Sampling begins with its weights.
-        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * budget.SAMPLED))
+        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * budget.NUM_SAMPLED))
         self.steps = 0
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > budget.SKIPPED else 0.5)
+        time.sleep(0.03 if self.steps > budget.WARMUP_STEPS else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.budget.MEASURED", 0.3)
+    monkeypatch.setattr("training.budget.TIMED_SECONDS", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)
     module = Slow(text.tokenizer)

@@ -19,16 +19,16 @@ from gpt.cuda_graph import REHEARSALS
 from gpt.optim import lr_at
 from reports.tensorboard import layout
 from training.callbacks.loss_spikes import SPIKES_SAID, Spikes
-from training.callbacks.phase_timer import Laps
+from training.callbacks.phase_timer import PhaseTimer
 from training.callbacks.weight_updates import relative_updates
 from training.history import History
 from training.module import LitGPT
 from training.peak_flops import peak_flops
 
-LINE_EVERY = 10.0  # seconds between progress lines where there is no bar
-LONG = 180.0  # seconds from which a run is called long
+LINE_SECONDS = 10.0  # seconds between progress lines where there is no bar
+LONG_RUN_SECONDS = 180.0  # seconds from which a run is called long
 FIRST_STEPS = 20  # of a process, each of which is looked at
-MOST_UNREAD = 100  # steps that a GPU may be ahead of what is known of them
+MAX_UNREAD = 100  # steps that a GPU may be ahead of what is known of them
 
 
 def used_memory(device: torch.device) -> int:
@@ -36,7 +36,7 @@ def used_memory(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
-class Watch(L.Callback):
+class Metrics(L.Callback):
     """Measures training, logs it every `log_every_n_steps` and shows it: a bar in a terminal, lines elsewhere.
 
     It must come before the callbacks that save, so that nothing is missing from what they save.
@@ -64,6 +64,11 @@ class Watch(L.Callback):
         # Of steps alone, and how many they were; not the first of a process, which are slower: see `unusual`.
         self.stepping, self.stepped = 0.0, 0
         self.peak: float | None = None  # FLOP/s that all devices together could reach; None where it is not known
+
+    @property
+    def state_key(self) -> str:
+        """Its name in checkpoints, which older ones have, too."""
+        return "Watch"
 
     def state_dict(self) -> dict[str, Any]:
         """What has been counted, with the steps so far."""
@@ -99,7 +104,7 @@ class Watch(L.Callback):
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()
-        pl_module.lap = self.laps = Laps(pl_module.device, repeated=pl_module.record is not None)
+        pl_module.lap = self.laps = PhaseTimer(pl_module.device, repeated=pl_module.record is not None)
         unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.laps.known)
         if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
             for logger in trainer.loggers:
@@ -134,7 +139,7 @@ class Watch(L.Callback):
         assert self.first is not None and isinstance(pl_module, LitGPT)
         step = trainer.global_step
         wanted = step - self.first <= FIRST_STEPS or self._is_logged(trainer, step)
-        if wanted or not pl_module.behind or len(pl_module.unread) >= MOST_UNREAD:
+        if wanted or not pl_module.behind or len(pl_module.unread) >= MAX_UNREAD:
             self._count()
         self.laps("other")
         seconds = self.laps.take()
@@ -242,7 +247,7 @@ class Watch(L.Callback):
             logger.log_metrics(values, step=step)
         if self.bar is not None:
             self.bar.set_description_str(shown + "  ", refresh=False)
-        elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_EVERY:
+        elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_SECONDS:
             left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
             self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
@@ -250,7 +255,7 @@ class Watch(L.Callback):
     def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
         per_step = statistics.median(self.first_steps)
         left = (trainer.max_steps - step) * per_step
-        if left > LONG and trainer.is_global_zero:
+        if left > LONG_RUN_SECONDS and trainer.is_global_zero:
             fits = max(50, int((120 / per_step) // 50 * 50))
             self.say(
                 f"at the speed of this machine {trainer.max_steps} steps take about {clock(left)}; "

@@ -8,7 +8,7 @@ import torch
 PARTS = ("data", "forward", "backward", "optimizer", "other")  # of the time of a step
 
 
-class Laps:
+class PhaseTimer:
     """Where the time of training steps goes: seconds by part, each part being told of when it is over.
 
     A GPU works behind the program. There the shares are those of its own clock, between events on its stream, of few

@@ -13,7 +13,7 @@ from base.errors import one_line
 from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, learned
-from reports.picture_process import Drawer
+from reports.picture_process import Renderer
 from reports.tensorboard import Summary
 from training.callbacks.samples import boards, to_boards
 from training.module import LitGPT
@@ -33,7 +33,7 @@ class Pictures(L.Callback):
 
     def __init__(self, config: WatchConfig, shown: Shown, say: Callable[[str], None]) -> None:
         self.config, self.shown, self.say = config, shown, say
-        self.drawer: Drawer | None = None
+        self.drawer: Renderer | None = None
         self.waiting = 0  # pictures that are sent and not written yet
         self.given_up = False
         self.behind = False  # and some were left out
@@ -113,7 +113,7 @@ class Pictures(L.Callback):
     def _send(self, pictures: Iterator[dict[str, Any]]) -> None:
         if self.drawer is None:
             try:
-                self.drawer = Drawer()
+                self.drawer = Renderer()
             except OSError as error:
                 self._give_up(one_line(error))
                 return

@@ -9,7 +9,7 @@ from base.progress import Progress
 from training.module import LitGPT
 
 
-class Waits(L.Callback):
+class Waiting(L.Callback):
     """Shows what a run waits for; it comes first, so that what other callbacks do after a validation is shown, too."""
 
     def __init__(self, validated: int) -> None:

@@ -33,8 +33,8 @@ CONTEXT = 16
 def small(monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 8_000)
     monkeypatch.setattr(shards, "BLOCK", 30_000)
-    monkeypatch.setattr(store, "PATIENCE", 1.0)
-    monkeypatch.setattr(shard_cache, "PATIENCE", 1.0)
+    monkeypatch.setattr(store, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(shard_cache, "PATIENCE_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def get(cache, name, count=100, make=None, more=0):
 
 
 def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_cache, "PATIENCE", 0.1)
+    monkeypatch.setattr(shard_cache, "PATIENCE_SECONDS", 0.1)
     cache = Cache(tmp_path, 350)
     kept = get(cache, "a/0")
     for name in ("a/1", "a/2"):

@@ -23,7 +23,7 @@ from tests.conftest import Ended, assert_same_weights, board, last, summary
 from tests.faults import faults
 from tests.faults.processes import run_ranks
 from tests.training.callbacks.test_pictures import TAGS, images
-from training.callbacks.phase_timer import PARTS, Laps
+from training.callbacks.phase_timer import PARTS, PhaseTimer
 
 Train = Callable[..., Ended]
 
@@ -140,7 +140,7 @@ def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) 
         return made
 
     monkeypatch.setattr(torch.cuda, "Event", event)
-    laps = Laps(torch.device("cuda"))
+    laps = PhaseTimer(torch.device("cuda"))
     took = dict(zip(PARTS, (1.0, 2.0, 4.0, 2.0, 1.0), strict=True))
 
     def step() -> None:
