@@ -39,7 +39,7 @@ def page(
             as `[temperature, prompt, text]`, `[key, value, default]` of each setting that was changed, the command
             that makes it again, and its config.yaml.
         summary: what summary.json says.
-        callbacks: what the last checkpoint keeps of `Watch` and `Samples`.
+        callbacks: what the last checkpoint keeps of `Metrics` (key Watch) and `Samples`.
         model: of the best checkpoint.
         passage: tokens of the validation text, (T,) int64 with 1 <= T <= context + 1.
         tokenizer: of the text.

@@ -59,7 +59,7 @@ def as_trained(plan: RunPlan, step: int, counted: "Mapping[str, Any]") -> dict[s
     Args:
         plan: of the run.
         step: steps taken.
-        counted: the state of the callback `Watch`.
+        counted: the state of the callback `Metrics`.
     """
     config = plan.config
     per_step = config.data.batch * config.model.context
