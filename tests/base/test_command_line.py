@@ -1,11 +1,14 @@
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from base.command_line import answer
 from base.errors import InputError
-from tests.conftest import Call
+from tests.conftest import ROOT, Call
 
 
 def test_how_a_command_answers_what_goes_wrong(capsys: pytest.CaptureFixture) -> None:
@@ -25,3 +28,20 @@ def test_train_py_is_interrupted_before_there_is_a_run(train: Call, monkeypatch:
     monkeypatch.setattr("train.dispatch", Mock(side_effect=KeyboardInterrupt))
     ended = train()
     assert (ended.status, ended.err) == (128 + signal.SIGINT, "\ninterrupted\n")
+
+
+def test_help_is_an_answer_and_options_are_typed_in_full(train: Call, trained: Path, sample: Call) -> None:
+    ended = train("--help", defaults=False)
+    assert ended.status == 0 and ended.err == "" and "model.heads" in ended.out
+    ended = sample("--num-char", "3")
+    assert ended.status == 2 and "unrecognized arguments: --num-char" in ended.err
+    assert "nearest: --num-chars" in ended.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(ROOT / "sample.py"), "first", "--num-chars", "5"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "sample.py: [Errno 28] No space left on device", ended.stderr
