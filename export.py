@@ -10,7 +10,7 @@ from base.command_line import Parser, answer
 from base.errors import InputError, printable
 from base.files import atomic
 from base.progress import Progress
-from gpt.export.formats import FORMATS
+from gpt.export.formats import FORMATS, load_writer
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -40,9 +40,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def work(options: argparse.Namespace) -> None:
     """Export, and say in one line what was written."""
     out = Path(options.out)
-    to = FORMATS[options.to]
-    if out.suffix != to.suffix and to.suffix:
-        raise InputError(f"OUT {out}: must end in {to.suffix}")
+    suffix, use = FORMATS[options.to]
+    if out.suffix != suffix and suffix:
+        raise InputError(f"OUT {out}: must end in {suffix}")
     if os.path.lexists(out):
         raise InputError(f"OUT {out}: exists; give another name or remove it first")
     if not out.parent.is_dir():
@@ -50,12 +50,12 @@ def work(options: argparse.Namespace) -> None:
 
     try:
         with atomic(out) as new:
-            (new.touch if to.suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
+            (new.touch if suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
             note = export(options, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {to.use.format(str(out))}"))
+    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}"))
 
 
 def export(options: argparse.Namespace, new: Path) -> str:
@@ -65,7 +65,7 @@ def export(options: argparse.Namespace, new: Path) -> str:
         from gpt.checkpoint import load_checkpoint
 
         model, meta = load_checkpoint(file)
-        write = FORMATS[options.to].load_writer()
+        write = load_writer(options.to)
     with Progress(f"writing {printable(options.out)} and checking it"):
         difference = write(model, meta, new)
     note = f"step {meta['step']} of {file}"

@@ -105,7 +105,7 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(export: Call) 
             for other in {"onnx", "onnxruntime", "onnxscript"} - {package}:  # of which some machines have none
                 patch.setitem(sys.modules, other, ModuleType(other))
             patch.setitem(sys.modules, package, None)  # importing it fails
-            ended = export("first", "--to", format, "out" + export_script.FORMATS[format].suffix)
+            ended = export("first", "--to", format, "out" + export_script.FORMATS[format][0])
         assert ended.status == 2 and ended.out == ""
         assert ended.err == f"export.py: {package} is not installed: pip install -c constraints.txt -e '.[export]'\n"
         assert sorted(os.listdir()) == ["book.txt", "runs"]
