@@ -13,6 +13,7 @@ FORMATS = {
 
 def load_writer(name: str) -> Callable[..., Any]:
     """Import what a format needs, and return the function that writes a model."""
+    write: Callable[..., Any]
     match name:
         case "onnx":
             from gpt.export.to_onnx import write_onnx as write
