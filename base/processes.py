@@ -2,6 +2,10 @@
 
 torchrun starts them itself, on each machine; so does SLURM's srun. Otherwise Lightning starts, from the first, one
 for each further device of this machine. Imports nothing heavy.
+
+Our environment variables, each set by a process for those that it starts: CHARGPT_PARENT (process id of rank 0),
+CHARGPT_RUN (name made up for a run), CHARGPT_RESUMED (run that resume=auto found), CHARGPT_SWEEP (process id of the
+sweep of this trial), CHARGPT_TRIAL (number of this trial in its search).
 """
 
 import ctypes

@@ -11,7 +11,9 @@ import pytest
 import export as export_script
 import sample as sample_script
 import score as score_script
+from base import processes
 from tests.conftest import ROOT, Call, needs
+from tests.test_house import PACKAGES
 
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 EVERY = re.findall(r"^(?:cat .*)?python [\w/]+\.py.*", "\n".join(PAGES.values()), re.MULTILINE)
@@ -140,6 +142,22 @@ def test_what_is_sent_is_what_the_page_on_clusters_says() -> None:
     row = re.search(r"\| 12 layers, 768 wide \| (\S+) M \| \S+ GB \| (\S+) MB", computed)
     assert row and float(row[1]) == pytest.approx(gpt2 / 1e6, rel=1e-3)
     assert float(row[2]) == pytest.approx(2 * 4 * gpt2 / 1e6, rel=1e-3)  # a gradient in fp32 goes round twice
+
+
+def test_the_page_on_architecture_names_what_is_there() -> None:
+    page = PAGES["architecture.md"]
+    assert page.count("\n") <= 150
+    there = r"(?:base|conf|data|gpt|reports|training|sweeps|tests|benchmarks|docs)/[\w./-]*|\w+\.(?:py|toml)"
+    paths = {path for path in re.findall(rf"`({there})`", page) if path.count("<") == 0}
+    assert len(paths) > 50 and [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    for diff in re.findall(r"```diff\n(.*?)```", page, re.DOTALL):
+        for file, lines in re.findall(r"^# ([\w./]+).*\n((?:\+.*\n)+)", diff, re.MULTILINE):
+            source = (ROOT / file).read_text("utf-8").split("\n")
+            assert [line for line in lines.replace("\n+", "\n")[1:].split("\n") if line not in source] == [], file
+    variables = set(re.findall(r"^\| `(CHARGPT_\w+)`", page, re.MULTILINE))
+    product = [*ROOT.glob("*.py"), *(file for folder in PACKAGES for file in (ROOT / folder).rglob("*.py"))]
+    assert variables == set(re.findall(r"CHARGPT_\w+", "".join(file.read_text("utf-8") for file in product)))
+    assert processes.__doc__ and all(variable in processes.__doc__ for variable in variables)
 
 
 def test_every_promise_names_tests_that_exist() -> None:

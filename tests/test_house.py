@@ -6,11 +6,16 @@ Which folder may import which is in pyproject.toml, for import-linter (`make che
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("base", "conf", "data", "gpt", "reports", "training", "sweeps")
@@ -42,6 +47,21 @@ def imports() -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [extra for name, extra in project["optional-dependencies"].items() if name != "dev"]
+    requirements = map(Requirement, sum(extras, project["dependencies"]))
+    declared = {canonicalize_name(each.name): each for each in requirements}
+    ours = {*sys.stdlib_module_names, *PACKAGES, *modules_of()}
+    installed = packages_distributions()  # module -> distributions; a module that is not installed has its own name
+    for module in sorted({name.split(".")[0] for name in imports()} - ours):
+        names = [canonicalize_name(name) for name in installed.get(module, [module])]
+        assert set(names) & declared.keys(), f"{module}: pyproject.toml declares none of {', '.join(names)}"
+    pins = dict(re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    assert [str(each) for name, each in declared.items() if pinned[name] not in each.specifier] == []
 
 
 PROBE = """

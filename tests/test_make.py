@@ -3,6 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT, missing
 
@@ -48,3 +49,8 @@ def test_each_choice_of_extras_is_installed_once(checkout: Path) -> None:
     lines = (checkout / "said").read_text().splitlines()
     assert [line.split()[-1] for line in lines if "install" in line] == [".", ".[dev]", ".[dev,export]"]
     assert sum("-m pytest" in line for line in lines) == 5
+
+
+def test_commits_are_checked_by_the_ruff_of_the_tests() -> None:
+    hook = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
+    assert f"ruff=={hook['rev'].removeprefix('v')}\n" in (ROOT / "constraints.txt").read_text()

@@ -79,9 +79,9 @@ function transposed(w, rows, cols) {
 
 /** A GPT that reads a text token by token.
 
-   A text longer than the context follows the window rule of gpt/decode.py: where a place has an embedding of its own
-   (learned, sinusoidal) and all are full, the last half of the tokens is read anew from place 0 on; otherwise the text
-   goes on. Attention sees the last `span` places, which is the context or the window if that is shorter. */
+   A text longer than the context follows the window rule of gpt/inference/decoder.py: where a place has an embedding of
+   its own (learned, sinusoidal) and all are full, the last half of the tokens is read anew from place 0 on; otherwise
+   the text goes on. Attention sees the last `span` places, the context or the window if that is shorter. */
 class GPT {
   /** config: as ModelConfig; vocabulary: its size; weights: name in the state dict -> Float32Array. */
   constructor(config, vocabulary, weights) {
