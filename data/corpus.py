@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library, a download, or what `data.path` names.
+"""Documents and how to read them.
 
 Text elsewhere (`s3://…`) is found by data/remote/manifest.py. A corpus is a sorted list of documents and the way to
 read them. Files are streamed in chunks, so that a text may be far larger than memory. What reading does to a text:

@@ -1,4 +1,4 @@
-"""Fitting a model whose weights, gradients and optimizer state are spread over devices (FSDP2)."""
+"""Lightning plug-ins: strategies for several devices (DDP, FSDP2), the cluster environment, checkpoint files."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""What is shown of a model while it learns: texts by it, and pictures and histograms of what it has learned."""
+"""Show in TensorBoard, at each validation, what the model has learned: pictures and histograms."""
 
 import queue
 import time

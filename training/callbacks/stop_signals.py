@@ -1,4 +1,4 @@
-"""What keeps a run from losing anything: checkpoints, stops between two steps, and processes that end together."""
+"""On Ctrl-C, SIGTERM or SLURM's SIGUSR1: finish the step, save, leave."""
 
 import os
 import signal
