@@ -6,16 +6,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from base.files import atomic, remove_unfinished, write_text
+from base.files import atomic, link, remove_unfinished, write_text
 from tests.conftest import ROOT
 
 KILLED = """
 import os, signal
 from pathlib import Path
-from base.files import atomic
+from base.files import link, atomic
 with atomic(Path("file")) as file, atomic(Path("folder")) as folder:
     file.write_text("new")
     folder.mkdir()
@@ -108,3 +109,16 @@ def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monk
     for seconds in (-1, 0):
         remove_unfinished(tmp_path, seconds=seconds)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_second_name_is_a_copy_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("new")
+    target.write_text("old")
+    link(source, target)
+    assert target.samefile(source) and target.read_text() == "new"
+    target.unlink()
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(95, "Operation not supported")))
+    link(source, target)
+    assert source.read_text() == target.read_text() == "new" and not target.samefile(source)
+    assert sorted(os.listdir(tmp_path)) == ["source", "target"]
