@@ -10,6 +10,7 @@ import sys
 import time
 
 from base import processes
+from base.command_line import answer
 from base.errors import InputError
 from conf.compose import compose_command
 from conf.help import usage
@@ -39,8 +40,7 @@ def dispatch(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     if {"-h", "--help"} & set(arguments):
-        print(usage())
-        return 0
+        return answer("train.py", lambda: print(usage()), out_of_memory="")
     try:
         processes.join()
         search, typed = take_search(arguments)

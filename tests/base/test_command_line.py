@@ -38,6 +38,13 @@ def test_help_is_an_answer_and_options_are_typed_in_full(train: Call, trained: P
     assert "nearest: --num-chars" in ended.err
 
 
+def test_a_reader_that_has_seen_enough_ends_no_command_with_a_word() -> None:
+    for script in ("train.py", "sample.py"):
+        command = f"'{sys.executable}' '{ROOT / script}' --help | head -n 1"
+        ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert ended.stdout.startswith("usage: ") and ended.stderr == "", ended
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
     with open("/dev/full", "w") as full:
