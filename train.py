@@ -1,7 +1,6 @@
 """Train a character-level GPT.
 
-`python train.py` trains a small model on the source code of Python's standard library. `python train.py --help` lists
-what can be changed. training/run.py tells what a run does; sweeps/ makes many of them.
+`python train.py --help` lists what can be changed; training/run.py tells what a run does, sweeps/ makes many.
 """
 
 import io
@@ -32,7 +31,7 @@ def cli() -> int:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        return 130
+    return 130
 
 
 def dispatch(arguments: list[str]) -> int:
