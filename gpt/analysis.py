@@ -69,16 +69,18 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     model.eval()
     try:
         with torch.autocast(tokens.device.type, enabled=False):
-            x = model.embed(tokens[None])  # (1, T, C)
+            x, tables = model.embed(tokens[None]), model.position_tables(len(tokens))  # (1, T, C)
             maps = []
             for block in model.blocks:
                 assert isinstance(block, Block)
-                q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (1, H, T, D)
+                q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
                 scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
                 hidden = torch.full_like(scores[0, 0], -torch.inf).triu(1)  # (T, T)
-                bias = block.attention.bias(len(tokens))  # (1 or H, T, T), hidden ones included
+                bias = block.attention.bias(
+                    len(tokens), tables[0] if block.attention.alibi else None
+                )  # (1 or H, T, T), hidden ones included
                 maps.append((scores + (hidden if bias is None else bias.float())).softmax(-1)[0])  # (H, T, T)
-                x = block(x)  # (1, T, C)
+                x = block(x, tables)  # (1, T, C)
     finally:
         model.train(training)
     return torch.stack(maps).cpu()  # (layers, H, T, T)

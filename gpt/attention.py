@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
-from gpt.positions import alibi_slopes, rotate, shared_tables
+from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
 MAX_SCORES = 2**25  # scores that are held at once without being trained on
@@ -104,6 +106,48 @@ def windowed_attention(
     return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
 
 
+def position_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return what `gpt.positions` gives for T places, one copy for all layers; longer tables are made as texts come.
+
+    Returns:
+        float32 tensors. Rotary: cosines and sines, (T, R/2) each; sinusoidal: (T, C); ALiBi: slopes, (H,); else none.
+    """
+    if config.positions == "alibi":
+        return _tables("alibi", config.heads, 0, device)
+    if config.positions not in ("rotary", "sinusoidal"):
+        return ()
+    size, rows = config.turned or config.dim, 1 << max(length - 1, 63).bit_length()
+    return tuple(table[:length] for table in _tables(config.positions, size, rows, device))
+
+
+@cache
+def _tables(positions: str, size: int, rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    tables: tuple[np.ndarray, ...]
+    if positions == "rotary":
+        tables = rotary_tables(np.arange(rows), size)
+    else:
+        tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
+    with torch.inference_mode(False):  # training may need them later
+        return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pair (x_i, x_{i + R/2}) of each place by its angle, so that q . k depends on distance alone.
+
+    The first R channels are turned, further ones stay as they are.
+    Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
+
+    Args:
+        x: queries or keys, (B, H, T, D).
+        cos: cosines from `position_tables`, (T, R / 2).
+        sin: sines, likewise.
+    """
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    half = cos.shape[-1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)  # (B, H, T, R/2) twice, the rest
+    return torch.cat((first * cos - second * sin, first * sin + second * cos, rest), dim=-1)  # (B, H, T, D)
+
+
 def offset_keys(k: Tensor) -> Tensor:
     """Take the second half of each key from the place before, zeros at the first place.
 
@@ -128,6 +172,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config = config
         self.heads = config.heads
         self.dropout = config.dropout
         self.qk_norm = config.qk_norm
@@ -139,15 +184,12 @@ class Attention(nn.Module):
         self.alibi = config.positions == "alibi"
         self.turned = config.turned
 
-    @property
-    def slopes(self) -> Tensor | None:
-        """ALiBi's, (H,); None without it."""
-        return alibi_slopes(self.heads, self.qkv.weight.device) if self.alibi else None
-
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Let every place look at itself and at the places before it; for `angles` see `queries_keys_values`."""
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Let every place look at itself and at the places before it; `tables` None looks up `position_tables`."""
         B, T, C = x.shape
-        q, k, v = self.queries_keys_values(x, angles)  # 3 x (B, H, T, D)
+        tables = position_tables(self.config, T, x.device) if tables is None else tables
+        q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
+        slopes = tables[0] if self.alibi else None  # (H,)
         dropout = self.dropout if self.training else 0.0
         # A graph that is exported has one way for all lengths: looking at the length would bound it.
         exporting = torch.compiler.is_exporting()
@@ -161,42 +203,42 @@ class Attention(nn.Module):
         biased = not exporting and (self.alibi or (self.window is not None and self.window < T))
         width = 2 * max(self.window or T, LEAST_BLOCK) if blocks else T
         if biased and not self.training and self.heads * T * width > MAX_SCORES:
-            y = self.attend_in_parts(attend, q, k, v)
+            y = self.attend_in_parts(attend, q, k, v, slopes)
         elif blocks:
             assert self.window is not None
-            y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
+            y = windowed_attention(attend, q, k, v, self.window, slopes, dropout)
         else:
-            y = attend(q, k, v, self.bias(T), dropout)
+            y = attend(q, k, v, self.bias(T, slopes), dropout)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
-    def attend_in_parts(self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_in_parts(
+        self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None
+    ) -> Tensor:
         """Attend for a few queries at a time, whose biases fit into memory: 3 x (B, H, T, D) -> (B, H, T, D)."""
         T, places, parts = q.shape[2], torch.arange(q.shape[2], device=q.device), []
         count = max(1, MAX_SCORES // (self.heads * T))
         for start in range(0, T, count):
             stop = min(start + count, T)
             first = max(0, start - self.window + 1) if self.window else 0
-            bias = make_bias(places[start:stop], places[first:stop], self.window, self.slopes)  # (1 or H, n, m)
+            bias = make_bias(places[start:stop], places[first:stop], self.window, slopes)  # (1 or H, n, m)
             parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
         return torch.cat(parts, dim=2)  # (B, H, T, D)
 
-    def bias(self, length: int) -> Tensor | None:
+    def bias(self, length: int, slopes: Tensor | None) -> Tensor | None:
         """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
         # While a graph is exported, the length has no value to compare with.
         reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
-        if not self.alibi and reached:
+        if slopes is None and reached:
             return None
         places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
-        return make_bias(places, places, self.window, self.slopes)
+        return make_bias(places, places, self.window, slopes)
 
-    def queries_keys_values(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D).
 
         Args:
             x: what enters the layer.
-            angles: cosines and sines of rotary positions, (T, R/2) each; None has them looked up.
+            tables: see `position_tables`.
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads)  # (B, T, 3, H, D)
@@ -204,8 +246,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
         if self.turned:
-            cos, sin = angles or shared_tables(T, self.turned, x.device)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = rotate(q, *tables), rotate(k, *tables)
         if self.key_offset:
             k = offset_keys(k)
         return q, k, v

@@ -11,12 +11,12 @@ import numpy as np
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.device import to_device
+from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 if TYPE_CHECKING:
     from gpt.model import GPT
 
 Array = Any  # numpy.ndarray or torch.Tensor
-EPS = 1e-5  # of the norms in gpt/model.py
 
 
 class Linear(NamedTuple):
@@ -95,8 +95,6 @@ class Weights:
         order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
         pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
-        channels = config.dim if config.positions == "sinusoidal" else turned
-        self.frequency = 10_000.0 ** (-np.arange(0, channels, 2) / max(channels, 1))  # see gpt/positions.py
         # Half of attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or
         # with QK-norm in what they are divided by, D^(1/4) * sqrt(mean square + eps).
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
@@ -126,13 +124,7 @@ class Weights:
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = centred(state["position_embedding.weight"])  # (T, C)
-        self.slopes: Array = None  # see `gpt.positions.alibi_slopes`
-        if config.positions == "alibi":
-            below = 1 << (H.bit_length() - 1)
-            exponents = [8 * (h + 1) / below for h in range(below)]
-            exponents += [4 * (2 * h + 1) / below for h in range(H - below)]
-            slopes = 2.0 ** -np.array(exponents)  # (H,)
-            self.slopes = self.numbers(slopes[:, None, None])  # (H, 1, 1)
+        self.slopes = self.numbers(alibi_slopes(H)[:, None, None]) if config.positions == "alibi" else None  # (H, 1, 1)
 
     def ring(self, slots: int) -> Array:
         """ALiBi's biases at the distances 0, R - 1, ..., 1, 0, R - 1, ..., 1, (H, 1, 2R); None without ALiBi.
@@ -144,10 +136,9 @@ class Weights:
     def at(self, places: np.ndarray) -> Array:
         """What sinusoidal positions add, (..., C), or rotary ones turn by, e^(i angle), (..., 1, 1, R/2)."""
         if self.config.positions == "rotary":
-            return self.numbers(np.exp(1j * places[..., None, None, None] * self.frequency))
-        angles = places[..., None] * self.frequency  # (..., C/2), rounded up
-        table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*places.shape, -1)
-        return self._centred(self.numbers(table[..., : self.config.dim] / self.config.dim**0.5))
+            cos, sin = rotary_tables(places[..., None, None], self.config.turned)
+            return self.numbers(cos + 1j * sin)
+        return self._centred(self.numbers(sinusoidal_table(places, self.config.dim) / self.config.dim**0.5))
 
     def _centred(self, x: Array) -> Array:
         return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x
