@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gpt.attention import make_bias
 from gpt.evaluate import surprisals
 from gpt.model import GPT, Block
 
@@ -65,21 +66,21 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     Returns:
         (layers, heads, T, T) float32 on the CPU: row t adds up to 1 over the columns 0 to t.
     """
-    training = model.training
+    training, config = model.training, model.config
     model.eval()
     try:
         with torch.autocast(tokens.device.type, enabled=False):
             x, tables = model.embed(tokens[None]), model.position_tables(len(tokens))  # (1, T, C)
-            maps = []
+            places, slopes = (
+                torch.arange(len(tokens), device=x.device),
+                tables[0] if config.positions == "alibi" else None,
+            )
+            bias, maps = make_bias(places, places, config.window, slopes), []  # (1 or H, T, T)
             for block in model.blocks:
                 assert isinstance(block, Block)
                 q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
                 scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-                hidden = torch.full_like(scores[0, 0], -torch.inf).triu(1)  # (T, T)
-                bias = block.attention.bias(
-                    len(tokens), tables[0] if block.attention.alibi else None
-                )  # (1 or H, T, T), hidden ones included
-                maps.append((scores + (hidden if bias is None else bias.float())).softmax(-1)[0])  # (H, T, T)
+                maps.append((scores + bias).softmax(-1)[0])  # (H, T, T)
                 x = block(x, tables)  # (1, T, C)
     finally:
         model.train(training)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.sharded_tensors import shard_like, whole
@@ -30,6 +31,9 @@ def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
+    for module in model.modules():  # here, for sharding makes other parameters of those that the model was made with
+        if isinstance(module, Attention):
+            module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     inside = {id(parameter) for parameter in matrices}
     groups = [
@@ -102,9 +106,8 @@ class Muon(torch.optim.Optimizer):
         updates = [whole(gradient) for gradient in gradients]
         lr = group["lr"]  # a number, or a tensor where a GPU repeats the step
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for update in updates:
-            rows, columns = update.shape
-            for part in update.chunk(3 if rows == 3 * columns else 1):  # a packed q|k|v is three matrices
+        for parameter, update in zip(parameters, updates, strict=True):
+            for part in update.chunk(getattr(parameter, "stacked", 1)):  # a packed q|k|v is three matrices
                 scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
                 wide = part.mT if part.shape[0] > part.shape[1] else part
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
