@@ -42,10 +42,9 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
     added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of the causal mask
     scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
-    # What softmax(dim=-1) calls (private by name), below autocast, which would widen the scores to fp32 and narrow
-    # them again: twice the memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around
-    # it would keep torch.compile from caching what it makes of a block.
-    weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, M)
+    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, where
+    # the kernel accumulates in fp32 anyway.
+    weights = drop(torch.softmax(scores, -1, dtype=scores.dtype), dropout)  # (B*H, T, M)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 

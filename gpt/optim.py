@@ -12,6 +12,7 @@ from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.sharded_tensors import shard_like, whole
+from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
 ITERATED_IN = torch.bfloat16  # Newton-Schulz, which is far from exact anyway
 
@@ -101,8 +102,8 @@ class Muon(torch.optim.Optimizer):
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
+        foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
         updates = [whole(gradient) for gradient in gradients]
         lr = group["lr"]  # a number, or a tensor where a GPU repeats the step
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
@@ -113,13 +114,13 @@ class Muon(torch.optim.Optimizer):
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
         for shape, stack in stacks.items():
             stacked = torch.empty(len(stack), *shape, dtype=ITERATED_IN, device=stack[0][0].device)  # (N, R, C)
-            torch._foreach_copy_(list(stacked), [wide for wide, _ in stack])
+            foreach_copy_(list(stacked), [wide for wide, _ in stack])
             for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
                 wide.copy_(result)  # into its update
-            torch._foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
-        torch._foreach_mul_(updates, lr)
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
+            foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
+        foreach_mul_(updates, lr)
+        foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

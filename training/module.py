@@ -1,7 +1,6 @@
 """The model as Lightning fits it."""
 
 import hashlib
-import importlib
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -97,10 +96,9 @@ class LitGPT(L.LightningModule):
         """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
         if self.compile_step:
             # Kernels of deterministic runs are chosen by a rule, not by how fast they are today.
-            inductor: Any = importlib.import_module("torch._inductor.config")
-            inductor.deterministic = torch.are_deterministic_algorithms_enabled()
+            deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
-                block.compile(dynamic=False)
+                block.compile(dynamic=False, options={"deterministic": deterministic})
             # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
             torch.compiler.set_stance("force_eager")
         (optimizer,) = self.trainer.optimizers
@@ -162,10 +160,6 @@ class LitGPT(L.LightningModule):
             raise InputError(f"{reason}; compile={compiled} goes without") from error
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        for block in self.net.blocks if compiled == "false" else ():
-            block._compiled_call_impl = None
-        if compiled == "false":
-            torch.compiler.set_stance("default")
         self.compile_step, self.record = compiled == "true", None
         self.untried, self.fallen = False, True
         self.net.zero_grad()
