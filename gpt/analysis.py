@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpt.attention import make_bias
-from gpt.evaluate import surprisals
+from gpt.evaluation import surprisals
 from gpt.model import GPT, Block
 
 BINS = 10  # of confidence
@@ -109,7 +109,7 @@ def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: in
     """What each token of a text costs.
 
     Args:
-        predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluate.predictions`.
+        predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluation.predictions`.
         first: the text's first token, which costs ln V.
         vocabulary: V.
         likely: how many of the most likely tokens to name; at most V are.

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from base import run_directory
 from base.files import link
 from base.progress import Progress
 from data.batches import EVALUATION_BATCH, evaluation_windows
 from gpt import model_file
 from gpt.checkpoint import build
-from gpt.evaluate import Score, evaluate, measured
+from gpt.evaluation import Score, evaluate, measured
 from gpt.model import GPT
 from reports.terminal import Speaker
 from training.machine import device_kind
@@ -38,8 +36,6 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
         which: what progress calls the model.
     """
     tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
-    characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
-    utf8_bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,)
     with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
@@ -47,7 +43,7 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
                 yield each
                 progress.update(each[0].numel())
 
-        return evaluate(model, windows(), int(tokens[0]), characters, utf8_bytes)
+        return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
 def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:

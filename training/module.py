@@ -17,7 +17,7 @@ from base.errors import InputError, one_line
 from conf.schema import Config
 from data.tokenizer import Tokenizer
 from gpt.cuda_graph import REHEARSALS, Recorder, Repeated
-from gpt.evaluate import Score, first_totals, measured, score, window_totals
+from gpt.evaluation import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, make_optimizer
@@ -62,8 +62,7 @@ class LitGPT(L.LightningModule):
         self.net = GPT(config.model, tokenizer.size)
         self.model_config, self.optim_config = config.model, config.optim
         self.vocabulary = tokenizer.vocabulary
-        self.characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
-        self.bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,), of UTF-8
+        self.token_sizes = tokenizer.token_sizes  # (V, 2)
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
@@ -307,7 +306,7 @@ class LitGPT(L.LightningModule):
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             logits = self.net(inputs)
-            self.totals += window_totals(logits, targets, counted, self.characters, self.bytes)
+            self.totals += window_totals(logits, targets, counted, self.token_sizes)
         return logits
 
     def on_validation_epoch_end(self) -> None:
@@ -315,7 +314,7 @@ class LitGPT(L.LightningModule):
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
-        self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
+        self.score = score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
