@@ -14,10 +14,10 @@ from base.command_line import Parser, answer, device, number, writing_to
 from base.errors import InputError, nearest
 from base.progress import hidden
 from reports.score_lines import Differences, count, difference, figures, json_lines, row
-from reports.scoring import Reader, called, describe, measure, pieces, read, sizes
+from reports.scoring import Reader, called, describe, measure, pieces, read
 
 if TYPE_CHECKING:
-    from gpt.evaluate import Score
+    from gpt.evaluation import Score
 
 MODES = ("disjoint", "strided", "sample")
 BOTH = MODES[:2]  # what is scored unless one is chosen
@@ -108,7 +108,7 @@ def show(
     """
     import torch
 
-    from gpt.evaluate import score, totals
+    from gpt.evaluation import score, totals
     from reports.score_page import Columns, page
 
     names = [reader.tokenizer.names for reader in readers]
@@ -117,7 +117,7 @@ def show(
     whole, differences = io.StringIO(), Differences()
     for piece in pieces(readers, mode):
         for reader, total, costs in zip(readers, sums, piece.costs, strict=True):
-            total += totals(costs.nats, costs.tokens, *sizes(reader))
+            total += totals(costs.nats, costs.tokens, reader.tokenizer.token_sizes)
         if options.per_char:
             with hidden():
                 sys.stdout.writelines(json_lines(piece, names))

@@ -26,7 +26,7 @@ from data.batches import evaluation_windows  # noqa: E402
 from data.open_text import open_text  # noqa: E402
 from gpt.checkpoint import load_checkpoint  # noqa: E402
 from gpt.config import ModelConfig  # noqa: E402
-from gpt.evaluate import evaluate, reduce  # noqa: E402
+from gpt.evaluation import evaluate, reduce  # noqa: E402
 from gpt.inference.decoder import Decoder  # noqa: E402
 from gpt.inference.weights import weights_of  # noqa: E402
 from gpt.model import GPT  # noqa: E402
@@ -53,11 +53,7 @@ def train(steps: int, seed: int, *overrides: str) -> list[float | None]:
         text = open_text(config.data, config.model.context)
         model, _ = load_checkpoint(run / "checkpoints" / "last.ckpt")
     tokens, V = text.validation, text.tokenizer.size
-    first, *sizes = (
-        int(tokens[0]),
-        torch.from_numpy(text.tokenizer.characters_per_token),
-        torch.from_numpy(text.tokenizer.bytes_per_token),
-    )
+    first, sizes = int(tokens[0]), text.tokenizer.token_sizes
     losses: list[float | None] = []
     for times in TIMES:
         context = times * config.model.context
@@ -65,14 +61,14 @@ def train(steps: int, seed: int, *overrides: str) -> list[float | None]:
             losses.append(None)
             continue
         windows = evaluation_windows(tokens, context, PIECE // context)
-        losses.append(evaluate(with_context(model, context).eval(), windows, first, *sizes).loss)
+        losses.append(evaluate(with_context(model, context).eval(), windows, first, sizes).loss)
     decoder = Decoder(weights_of(model))
     numbers = tokens.astype(np.int64)
     read = (
         (torch.from_numpy(decoder.read(piece[None, :-1])[0]), torch.from_numpy(piece[1:]))
         for piece in (numbers[start : start + PIECE + 1] for start in range(0, len(numbers) - 1, PIECE))
     )
-    return [*losses, reduce(read, first, V, *sizes).loss]
+    return [*losses, reduce(read, first, V, sizes).loss]
 
 
 @torch.enable_grad()

@@ -106,6 +106,11 @@ class CharTokenizer:
         """How many bytes of UTF-8 each token stands for: (V,) int64."""
         return 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
 
+    @property
+    def token_sizes(self) -> np.ndarray:
+        """How many characters and how many bytes of UTF-8 each token stands for: (V, 2) int64."""
+        return np.stack((self.characters_per_token, self.bytes_per_token), axis=1)
+
     def pack(self, text: str) -> np.ndarray:
         """Encode into the smallest type: (characters,) of `dtype`.
 
@@ -161,6 +166,11 @@ class ByteTokenizer:
     def bytes_per_token(self) -> np.ndarray:
         """Bytes each token stands for: (256,) int64, all 1."""
         return np.ones(256, np.int64)
+
+    @property
+    def token_sizes(self) -> np.ndarray:
+        """How many characters and how many bytes of UTF-8 each token stands for: (V, 2) int64."""
+        return np.stack((self.characters_per_token, self.bytes_per_token), axis=1)
 
     def pack(self, text: str) -> np.ndarray:
         """Encode into the smallest type: (bytes,) uint8.

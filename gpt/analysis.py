@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt.evaluate import surprisals
+from gpt.attention import make_bias
+from gpt.evaluation import surprisals
 from gpt.model import GPT, Block
 
 BINS = 10  # of confidence
@@ -65,20 +66,22 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     Returns:
         (layers, heads, T, T) float32 on the CPU: row t adds up to 1 over the columns 0 to t.
     """
-    training = model.training
+    training, config = model.training, model.config
     model.eval()
     try:
         with torch.autocast(tokens.device.type, enabled=False):
-            x = model.embed(tokens[None])  # (1, T, C)
-            maps = []
+            x, tables = model.embed(tokens[None]), model.position_tables(len(tokens))  # (1, T, C)
+            places, slopes = (
+                torch.arange(len(tokens), device=x.device),
+                tables[0] if config.positions == "alibi" else None,
+            )
+            bias, maps = make_bias(places, places, config.window, slopes), []  # (1 or H, T, T)
             for block in model.blocks:
                 assert isinstance(block, Block)
-                q, k, _ = block.attention.queries_keys_values(block.norm1(x))  # (1, H, T, D)
+                q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
                 scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-                hidden = torch.full_like(scores[0, 0], -torch.inf).triu(1)  # (T, T)
-                bias = block.attention.bias(len(tokens))  # (1 or H, T, T), hidden ones included
-                maps.append((scores + (hidden if bias is None else bias.float())).softmax(-1)[0])  # (H, T, T)
-                x = block(x)  # (1, T, C)
+                maps.append((scores + bias).softmax(-1)[0])  # (H, T, T)
+                x = block(x, tables)  # (1, T, C)
     finally:
         model.train(training)
     return torch.stack(maps).cpu()  # (layers, H, T, T)
@@ -106,7 +109,7 @@ def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: in
     """What each token of a text costs.
 
     Args:
-        predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluate.predictions`.
+        predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluation.predictions`.
         first: the text's first token, which costs ln V.
         vocabulary: V.
         likely: how many of the most likely tokens to name; at most V are.

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
-from gpt.positions import alibi_slopes, rotate, shared_tables
+from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
 MAX_SCORES = 2**25  # scores that are held at once without being trained on
+Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
 LEAST_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
 
 
@@ -38,10 +42,9 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
     added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of the causal mask
     scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
-    # What softmax(dim=-1) calls (private by name), below autocast, which would widen the scores to fp32 and narrow
-    # them again: twice the memory traffic, where the kernel accumulates in fp32 anyway. Switching autocast off around
-    # it would keep torch.compile from caching what it makes of a block.
-    weights = drop(torch._softmax(scores, -1, False), dropout)  # (B*H, T, M)
+    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, where
+    # the kernel accumulates in fp32 anyway.
+    weights = drop(torch.softmax(scores, -1, dtype=scores.dtype), dropout)  # (B*H, T, M)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 
@@ -75,8 +78,68 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
     return bias.masked_fill(hidden, -math.inf)
 
 
+def choose_kernel(
+    config: ModelConfig, batch: int, length: int | None, device: str, training: bool
+) -> tuple[Kernel, Callable[..., Tensor]]:
+    """Choose how attention is computed.
+
+    Args:
+        config: of the model.
+        batch: B.
+        length: T; None in a graph that is exported for all lengths, which looking at the length would bound.
+        device: its type.
+        training: whether dropout is active and all scores are held for the backward pass.
+
+    Returns:
+        `explicit_attention` or `fused_attention`, and the function that applies it: `causal_attention`,
+        `biased_attention`, `attention_in_parts` or `windowed_attention`.
+    """
+    over: Callable[..., Tensor] = causal_attention
+    ahead = device == "cpu"
+    if config.positions == "alibi" or (config.window is not None and (length is None or config.window < length)):
+        over = biased_attention
+    if length is not None:
+        width = 2 * max(config.window or length, LEAST_BLOCK)  # keys of a block
+        # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
+        small = length < FUSED_FROM and (training or batch * config.heads * length**2 <= MAX_SCORES)
+        ahead = ahead and (small or length > width or (training and config.dropout > 0))
+        if over is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
+            over = attention_in_parts
+        elif length > width:  # blocks save what two of them do not cover
+            over = windowed_attention
+    explicit = config.attention == "explicit" or (config.attention == "auto" and ahead)
+    return explicit_attention if explicit else fused_attention, over
+
+
+def causal_attention(attend: Kernel, q: Tensor, k: Tensor, v: Tensor, _: Any, __: Any, dropout: float) -> Tensor:
+    """Attend to all places so far; parameters as in `windowed_attention`."""
+    return attend(q, k, v, None, dropout)  # (B, H, T, D)
+
+
+def biased_attention(
+    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend with the biases of a window, of ALiBi or of both; parameters as in `windowed_attention`."""
+    places = torch.arange(q.shape[2], device=q.device)  # (T,)
+    return attend(q, k, v, make_bias(places, places, window, slopes), dropout)  # (B, H, T, D)
+
+
+def attention_in_parts(
+    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, _: float
+) -> Tensor:
+    """Attend for a few queries at a time, whose biases fit into memory; parameters as in `windowed_attention`."""
+    H, T = q.shape[1:3]
+    places, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
+    for start in range(0, T, count):
+        stop = min(start + count, T)
+        first = max(0, start - window + 1) if window else 0
+        bias = make_bias(places[start:stop], places[first:stop], window, slopes)  # (1 or H, n, m)
+        parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
+    return torch.cat(parts, dim=2)  # (B, H, T, D)
+
+
 def windowed_attention(
-    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
+    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
 ) -> Tensor:
     """Attention to the last `window` places, at a cost that grows with T, not with its square.
 
@@ -104,6 +167,48 @@ def windowed_attention(
     return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
 
 
+def position_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return what `gpt.positions` gives for T places, one copy for all layers; longer tables are made as texts come.
+
+    Returns:
+        float32 tensors. Rotary: cosines and sines, (T, R/2) each; sinusoidal: (T, C); ALiBi: slopes, (H,); else none.
+    """
+    if config.positions == "alibi":
+        return _tables("alibi", config.heads, 0, device)
+    if config.positions not in ("rotary", "sinusoidal"):
+        return ()
+    size, rows = config.turned or config.dim, 1 << max(length - 1, 63).bit_length()
+    return tuple(table[:length] for table in _tables(config.positions, size, rows, device))
+
+
+@cache
+def _tables(positions: str, size: int, rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    tables: tuple[np.ndarray, ...]
+    if positions == "rotary":
+        tables = rotary_tables(np.arange(rows), size)
+    else:
+        tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
+    with torch.inference_mode(False):  # training may need them later
+        return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pair (x_i, x_{i + R/2}) of each place by its angle, so that q . k depends on distance alone.
+
+    The first R channels are turned, further ones stay as they are.
+    Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
+
+    Args:
+        x: queries or keys, (B, H, T, D).
+        cos: cosines from `position_tables`, (T, R / 2).
+        sin: sines, likewise.
+    """
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    half = cos.shape[-1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)  # (B, H, T, R/2) twice, the rest
+    return torch.cat((first * cos - second * sin, first * sin + second * cos, rest), dim=-1)  # (B, H, T, D)
+
+
 def offset_keys(k: Tensor) -> Tensor:
     """Take the second half of each key from the place before, zeros at the first place.
 
@@ -128,84 +233,35 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.dropout = config.dropout
-        self.qk_norm = config.qk_norm
-        self.kernel = config.attention
+        self.config = config
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
-        self.key_offset = config.key_offset
-        self.window = config.window
-        self.alibi = config.positions == "alibi"
-        self.turned = config.turned
 
-    @property
-    def slopes(self) -> Tensor | None:
-        """ALiBi's, (H,); None without it."""
-        return alibi_slopes(self.heads, self.qkv.weight.device) if self.alibi else None
-
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Let every place look at itself and at the places before it; for `angles` see `queries_keys_values`."""
-        B, T, C = x.shape
-        q, k, v = self.queries_keys_values(x, angles)  # 3 x (B, H, T, D)
-        dropout = self.dropout if self.training else 0.0
-        # A graph that is exported has one way for all lengths: looking at the length would bound it.
-        exporting = torch.compiler.is_exporting()
-        # Blocks save what two of them do not cover.
-        blocks = not exporting and self.window is not None and T > 2 * max(self.window, LEAST_BLOCK)
-        # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
-        small = not exporting and T < FUSED_FROM and (self.training or B * self.heads * T * T <= MAX_SCORES)
-        ahead = x.device.type == "cpu" and (exporting or blocks or dropout > 0 or small)
-        explicit = self.kernel == "explicit" or (self.kernel == "auto" and ahead)
-        attend = explicit_attention if explicit else fused_attention
-        biased = not exporting and (self.alibi or (self.window is not None and self.window < T))
-        width = 2 * max(self.window or T, LEAST_BLOCK) if blocks else T
-        if biased and not self.training and self.heads * T * width > MAX_SCORES:
-            y = self.attend_in_parts(attend, q, k, v)
-        elif blocks:
-            assert self.window is not None
-            y = windowed_attention(attend, q, k, v, self.window, self.slopes, dropout)
-        else:
-            y = attend(q, k, v, self.bias(T), dropout)
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Let every place look at itself and at the places before it; `tables` None looks up `position_tables`."""
+        (B, T, C), config = x.shape, self.config
+        tables = position_tables(config, T, x.device) if tables is None else tables
+        q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
+        slopes = tables[0] if config.positions == "alibi" else None  # (H,)
+        length = None if torch.compiler.is_exporting() else T
+        attend, over = choose_kernel(config, B, length, x.device.type, self.training)
+        y = over(attend, q, k, v, config.window, slopes, config.dropout if self.training else 0.0)  # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
-    def attend_in_parts(self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend for a few queries at a time, whose biases fit into memory: 3 x (B, H, T, D) -> (B, H, T, D)."""
-        T, places, parts = q.shape[2], torch.arange(q.shape[2], device=q.device), []
-        count = max(1, MAX_SCORES // (self.heads * T))
-        for start in range(0, T, count):
-            stop = min(start + count, T)
-            first = max(0, start - self.window + 1) if self.window else 0
-            bias = make_bias(places[start:stop], places[first:stop], self.window, self.slopes)  # (1 or H, n, m)
-            parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
-        return torch.cat(parts, dim=2)  # (B, H, T, D)
-
-    def bias(self, length: int) -> Tensor | None:
-        """What is added to the scores of so many places, (1 or H, T, T); None is the causal mask and nothing else."""
-        # While a graph is exported, the length has no value to compare with.
-        reached = self.window is None or (not torch.compiler.is_exporting() and self.window >= length)
-        if not self.alibi and reached:
-            return None
-        places = torch.arange(length, device=self.qkv.weight.device)  # (T,)
-        return make_bias(places, places, self.window, self.slopes)
-
-    def queries_keys_values(
-        self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
         """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D).
 
         Args:
             x: what enters the layer.
-            angles: cosines and sines of rotary positions, (T, R/2) each; None has them looked up.
+            tables: see `position_tables`.
         """
-        B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads)  # (B, T, 3, H, D)
+        (B, T, C), config = x.shape, self.config
+        qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
-        if self.qk_norm:
+        if config.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
-        if self.turned:
-            cos, sin = angles or shared_tables(T, self.turned, x.device)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if self.key_offset:
+        if config.positions == "rotary":
+            q, k = rotate(q, *tables), rotate(k, *tables)
+        if config.key_offset:
             k = offset_keys(k)
         return q, k, v

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from base.errors import InputError
 from base.options import check, option
 
+NORM_EPS = 1e-5  # of layer norm and RMS norm
+
 
 @dataclass
 class ModelConfig:

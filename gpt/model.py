@@ -9,17 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.attention import Attention
-from gpt.config import ModelConfig
+from gpt.attention import Attention, position_tables
+from gpt.config import NORM_EPS, ModelConfig
 from gpt.dropout import Dropout
-from gpt.positions import shared_tables, sinusoidal_table
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """The normalisation in front of each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.dim, eps=1e-5, bias=config.bias)
-    return nn.RMSNorm(config.dim, eps=1e-5)
+        return nn.LayerNorm(config.dim, eps=NORM_EPS, bias=config.bias)
+    return nn.RMSNorm(config.dim, eps=NORM_EPS)
 
 
 class MLP(nn.Module):
@@ -49,9 +48,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Add what the two branches make of `x` to it; for `angles` see `Attention.queries_keys_values`."""
-        x = x + self.dropout(self.attention(self.norm1(x), angles))
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Add what the two branches make of `x` to it; for `tables` see `Attention.forward`."""
+        x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -72,7 +71,7 @@ class GPT(nn.Module):
             self.shift = nn.Parameter(torch.zeros(config.dim))
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
-        self.tables: tuple[Tensor, Tensor] | None = None  # of all positions, where a graph with them is exported
+        self.tables: tuple[Tensor, ...] = ()  # of all positions, where a graph with them is exported
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
@@ -97,16 +96,16 @@ class GPT(nn.Module):
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
         # Looked up here, not in the blocks: what is compiled then takes them as they are.
-        angles = self.angles(tokens.shape[1]) if self.config.turned else None
+        tables = self.position_tables(tokens.shape[1])
         for block in self.blocks:
-            x = block(x, angles)  # (B, T, C)
+            x = block(x, tables)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
 
-    def angles(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the first T rotary or sinusoidal positions: (T, R/2) or (T, C/2) twice."""
-        if self.tables is None:
-            return shared_tables(length, self.config.turned or self.config.dim, self.embedding.weight.device)
-        return self.tables[0][:length], self.tables[1][:length]
+    def position_tables(self, length: int) -> tuple[Tensor, ...]:
+        """See `gpt.attention.position_tables`."""
+        if self.tables:
+            return tuple(table[:length] for table in self.tables)
+        return position_tables(self.config, length, self.embedding.weight.device)
 
     def sinusoids(self, length: int) -> Tensor:
         """What the first T sinusoidal positions add: (T, C).
@@ -114,7 +113,7 @@ class GPT(nn.Module):
         Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are beside
         letters matters: docs/results.md.
         """
-        return sinusoidal_table(*self.angles(length), self.config.dim) / self.config.dim**0.5
+        return self.position_tables(length)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block gets: (B, T) int64 -> (B, T, C)."""

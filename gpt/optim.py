@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.sharded_tensors import shard_like, whole
+from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
 ITERATED_IN = torch.bfloat16  # Newton-Schulz, which is far from exact anyway
 
@@ -30,6 +32,9 @@ def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
+    for module in model.modules():  # here, for sharding makes other parameters of those that the model was made with
+        if isinstance(module, Attention):
+            module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     inside = {id(parameter) for parameter in matrices}
     groups = [
@@ -97,26 +102,25 @@ class Muon(torch.optim.Optimizer):
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
+        foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
         updates = [whole(gradient) for gradient in gradients]
         lr = group["lr"]  # a number, or a tensor where a GPU repeats the step
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for update in updates:
-            rows, columns = update.shape
-            for part in update.chunk(3 if rows == 3 * columns else 1):  # a packed q|k|v is three matrices
+        for parameter, update in zip(parameters, updates, strict=True):
+            for part in update.chunk(getattr(parameter, "stacked", 1)):  # a packed q|k|v is three matrices
                 scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
                 wide = part.mT if part.shape[0] > part.shape[1] else part
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
         for shape, stack in stacks.items():
             stacked = torch.empty(len(stack), *shape, dtype=ITERATED_IN, device=stack[0][0].device)  # (N, R, C)
-            torch._foreach_copy_(list(stacked), [wide for wide, _ in stack])
+            foreach_copy_(list(stacked), [wide for wide, _ in stack])
             for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
                 wide.copy_(result)  # into its update
-            torch._foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
-        torch._foreach_mul_(updates, lr)
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        torch._foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
+            foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
+        foreach_mul_(updates, lr)
+        foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

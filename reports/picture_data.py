@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt.analysis import attention_maps, calibration
-from gpt.evaluate import predictions, surprisals
+from gpt.evaluation import predictions, surprisals
 from gpt.model import GPT
 
 if TYPE_CHECKING:

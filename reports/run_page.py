@@ -14,7 +14,7 @@ from base.progress import clock
 from data.tokenizer import Tokenizer
 from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
-from gpt.evaluate import predictions
+from gpt.evaluation import predictions
 from gpt.model import GPT
 from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 

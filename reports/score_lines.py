@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpt.analysis import Costs
-    from gpt.evaluate import Score
+    from gpt.evaluation import Score
 
 DIFFERENCES = 5  # lines that are named where two models differ
 MIN_LINE = 10  # characters that such a line has

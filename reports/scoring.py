@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from data.tokenizer import Tokenizer
     from gpt.analysis import Costs
-    from gpt.evaluate import Score
+    from gpt.evaluation import Score
     from gpt.model import GPT
 
 NUM_TOP = 5  # how many of the most likely characters are named
@@ -154,7 +154,7 @@ def describe(reader: Reader, mode: str) -> str:
 def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     """Logits and targets of every token but the first, in the order of the text; slow work shows how far it is."""
     from data.batches import evaluation_windows
-    from gpt.evaluate import predictions
+    from gpt.evaluation import predictions
 
     context, tokens = reader.model.config.context, reader.tokens
     total = len(tokens) - 1
@@ -186,28 +186,23 @@ def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
         yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
 
 
-def sizes(reader: Reader) -> "tuple[Tensor, Tensor]":
-    """How many characters and bytes each token stands for."""
-    import torch
-
-    return torch.from_numpy(reader.tokenizer.characters_per_token), torch.from_numpy(reader.tokenizer.bytes_per_token)
-
-
 def measure(reader: Reader, mode: str) -> "Score":
     """The score alone."""
-    from gpt.evaluate import reduce
+    from gpt.evaluation import reduce
 
-    return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, *sizes(reader))
+    return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, reader.tokenizer.token_sizes)
 
 
 def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
     """What the characters of the text cost each reader."""
+    import torch
+
     from gpt.analysis import by_character, costs, letters
 
     streams = []
     for reader in readers:
         each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, NUM_TOP)
-        streams.append(by_character(each, sizes(reader)[0], PIECE))
+        streams.append(by_character(each, torch.from_numpy(reader.tokenizer.characters_per_token), PIECE))
     position = 0
     for group in zip(*streams, strict=True):
         text = letters(group[0], readers[0].tokenizer.decode)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from base.errors import for_output
 from conf.schema import Config
 from gpt.config import ModelConfig
-from gpt.evaluate import Score
+from gpt.evaluation import Score
 
 if TYPE_CHECKING:
     from data.text import Text

@@ -18,7 +18,7 @@ import score as score_script
 from data.batches import evaluation_windows
 from gpt.checkpoint import load_checkpoint
 from gpt.cuda_graph import REHEARSALS
-from gpt.evaluate import evaluate
+from gpt.evaluation import evaluate
 from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process
@@ -175,8 +175,7 @@ def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
     nats = nats_of(model.double(), text.validation)
-    counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
     windows = evaluation_windows(text.validation, config.model.context, 8)
-    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(text.validation[0]), *counts)
+    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(text.validation[0]), text.tokenizer.token_sizes)
     saved = torch.load(f"runs/{name}/checkpoints/last.ckpt", map_location="cpu")["callbacks"]["Checkpoints"]
     assert (saved["best_loss"], meta["val_loss"], again.loss) == pytest.approx([np.mean(nats)] * 3, abs=1e-5)

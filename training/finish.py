@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from base import processes, run_directory
 from base.errors import one_line
 from base.files import link, write_text
@@ -19,7 +17,7 @@ from data.batches import EVALUATION_BATCH, evaluation_windows
 from data.passages import occurrences, passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, read
-from gpt.evaluate import Score, evaluate, measured
+from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports.run_page import page
@@ -53,8 +51,6 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
         which: what progress calls the model.
     """
     tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
-    characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
-    utf8_bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,)
     with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
@@ -62,7 +58,7 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
                 yield each
                 progress.update(each[0].numel())
 
-        return evaluate(model, windows(), int(tokens[0]), characters, utf8_bytes)
+        return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
 def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:

@@ -1,7 +1,6 @@
 """The model as Lightning fits it."""
 
 import hashlib
-import importlib
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from base.errors import InputError, one_line
 from conf.schema import Config
 from data.tokenizer import Tokenizer
 from gpt.cuda_graph import REHEARSALS, Recorder, Repeated
-from gpt.evaluate import Score, first_totals, measured, score, window_totals
+from gpt.evaluation import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, make_optimizer
@@ -63,8 +62,7 @@ class LitGPT(L.LightningModule):
         self.net = GPT(config.model, tokenizer.size)
         self.model_config, self.optim_config = config.model, config.optim
         self.vocabulary = tokenizer.vocabulary
-        self.characters = torch.from_numpy(tokenizer.characters_per_token)  # (V,)
-        self.bytes = torch.from_numpy(tokenizer.bytes_per_token)  # (V,), of UTF-8
+        self.token_sizes = tokenizer.token_sizes  # (V, 2)
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
@@ -97,10 +95,9 @@ class LitGPT(L.LightningModule):
         """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
         if self.compile_step:
             # Kernels of deterministic runs are chosen by a rule, not by how fast they are today.
-            inductor: Any = importlib.import_module("torch._inductor.config")
-            inductor.deterministic = torch.are_deterministic_algorithms_enabled()
+            deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
-                block.compile(dynamic=False)
+                block.compile(dynamic=False, options={"deterministic": deterministic})
             # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
             torch.compiler.set_stance("force_eager")
         (optimizer,) = self.trainer.optimizers
@@ -162,10 +159,6 @@ class LitGPT(L.LightningModule):
             raise InputError(f"{reason}; compile={compiled} goes without") from error
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        for block in self.net.blocks if compiled == "false" else ():
-            block._compiled_call_impl = None
-        if compiled == "false":
-            torch.compiler.set_stance("default")
         self.compile_step, self.record = compiled == "true", None
         self.untried, self.fallen = False, True
         self.net.zero_grad()
@@ -313,7 +306,7 @@ class LitGPT(L.LightningModule):
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             logits = self.net(inputs)
-            self.totals += window_totals(logits, targets, counted, self.characters, self.bytes)
+            self.totals += window_totals(logits, targets, counted, self.token_sizes)
         return logits
 
     def on_validation_epoch_end(self) -> None:
@@ -321,7 +314,7 @@ class LitGPT(L.LightningModule):
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
-        self.score = score(totals + first_totals(first, self.net.vocabulary, self.characters, self.bytes))
+        self.score = score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")

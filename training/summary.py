@@ -11,7 +11,7 @@ from base.files import write_text
 from conf.keys import HOW, leaves
 from conf.resume import settings
 from conf.schema import Config, to_dict
-from gpt.evaluate import Score, measured
+from gpt.evaluation import Score, measured
 from training.machine import untrained
 from training.run_plan import RunPlan
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from base.errors import InputError
 from base.options import shown
-from gpt.config import ModelConfig
+from gpt.config import NORM_EPS, ModelConfig
 from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
+from gpt.positions import BASE
 
 State = dict[str, Tensor]
 
@@ -98,7 +99,7 @@ def gpt2(model: GPT) -> tuple[Any, State]:
         resid_pdrop=ours.dropout,
         embd_pdrop=ours.dropout,
         attn_pdrop=ours.dropout,
-        layer_norm_epsilon=1e-5,
+        layer_norm_epsilon=NORM_EPS,
         **common(model),
     )
     names = {
@@ -129,8 +130,8 @@ def starcoder2(model: GPT) -> tuple[Any, State]:
         num_key_value_heads=ours.heads,
         hidden_act=ours.activation,
         max_position_embeddings=ours.context,
-        norm_epsilon=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        norm_epsilon=NORM_EPS,
+        rope_parameters={"rope_type": "default", "rope_theta": BASE},
         sliding_window=ours.span,
         attention_dropout=ours.dropout,
         residual_dropout=ours.dropout,

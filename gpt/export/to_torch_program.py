@@ -18,8 +18,8 @@ def trace(model: GPT) -> ExportedProgram:
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
     if config.positions in ("rotary", "sinusoidal"):
         check_tables(model, config.turned or config.dim)
-        cos, sin = model.angles(context)
-        model.tables = cos.clone(), sin.clone()  # no part of longer ones
+        model.tables = tuple(table.clone() for table in model.position_tables(context))  # no part of longer ones
+    model.position_tables(context)  # what is first made while tracing has no values
     try:
         with torch.no_grad():
             program = torch.export.export(
@@ -30,7 +30,7 @@ def trace(model: GPT) -> ExportedProgram:
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
     finally:
-        model.tables = None
+        model.tables = ()
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # would tell whoever gets the file where things lie on this machine
     return program

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt.inference.weights import EPS, Array, Layer, Weights
+from gpt.config import NORM_EPS
+from gpt.inference.weights import Array, Layer, Weights
 
 PIECE = 256  # tokens worth reading at once, slots that a cache begins with, positions tabulated at once
 MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read
@@ -227,7 +228,7 @@ class Decoder:
 
     def _unit(self, x: Array) -> Array:
         """What a norm makes of a place, over sqrt(C): x / sqrt(sum of squares + C * eps)."""
-        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * EPS)[..., None]
+        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * NORM_EPS)[..., None]
 
     def _project(self, layer: Layer, x: Array, turn: Array) -> tuple[Array, Array, Array]:
         """Queries, which hold attention's 1 / sqrt(D), keys and values: (..., C) -> 3 x (..., H, D)."""

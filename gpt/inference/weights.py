@@ -11,12 +11,12 @@ import numpy as np
 from base.command_line import to_device
 from gpt import model_file
 from gpt.config import ModelConfig
+from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 if TYPE_CHECKING:
     from gpt.model import GPT
 
 Array = Any  # numpy.ndarray or torch.Tensor
-EPS = 1e-5  # of the norms in gpt/model.py
 
 
 class Linear(NamedTuple):
@@ -69,70 +69,66 @@ class Weights:
         self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
-        H, D = config.heads, config.head_dim
         self.zero = self.zeros()
-
-        root = config.dim**0.5  # what `Decoder._unit` leaves out
-        centred = self._centred
-
-        def behind(norm: str, name: str, order: Array = slice(None), scale: Array = 1) -> Linear:
-            """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
-            weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-            if f"{norm}.bias" in state:
-                shift = weight @ state[f"{norm}.bias"]
-                bias = shift if bias is None else bias + shift
-            weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
-            return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
-
-        def onto_stream(name: str) -> Linear:
-            """A linear layer whose outputs are added to the residual stream."""
-            bias = state.get(f"{name}.bias")
-            weight = centred(state[f"{name}.weight"].T)
-            return Linear(self._contiguous(weight), None if bias is None else centred(bias))
-
-        # The channels of queries and keys in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned.
-        turned = config.turned
-        order = np.arange(3 * config.dim).reshape(3, H, D)  # (3, H, D)
-        pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
-        order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
-        channels = config.dim if config.positions == "sinusoidal" else turned
-        self.frequency = 10_000.0 ** (-np.arange(0, channels, 2) / max(channels, 1))  # see gpt/positions.py
-        # Half of attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or
-        # with QK-norm in what they are divided by, D^(1/4) * sqrt(mean square + eps).
-        scale = np.repeat([D**-0.25, D**-0.25, 1.0], config.dim)  # (3C,)
+        D = config.head_dim
+        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps).
         self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
         # Scores are then at most sqrt(2 D), half of a key being another's: no exponential of one overflows.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
+        order, scale = self._channel_order_and_scale()
         self.layers = [
             Layer(
-                behind(
-                    f"blocks.{i}.norm1",
-                    f"blocks.{i}.attention.qkv",
-                    self.integers(order.reshape(-1)),
-                    1 if config.qk_norm else self.numbers(scale),
-                ),
-                onto_stream(f"blocks.{i}.attention.proj"),
-                behind(f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
-                onto_stream(f"blocks.{i}.mlp.down"),
+                self._behind(state, f"blocks.{i}.norm1", f"blocks.{i}.attention.qkv", order, scale),
+                self._onto_stream(state, f"blocks.{i}.attention.proj"),
+                self._behind(state, f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
+                self._onto_stream(state, f"blocks.{i}.mlp.down"),
             )
             for i in range(config.layers)
         ]
-        self.head = behind("norm", "embedding" if config.tied else "head")
-        self.embedding = centred(embedding)  # (V, C)
+        self.head = self._behind(state, "norm", "embedding" if config.tied else "head")
+        self.embedding = self._centred(embedding)  # (V, C)
         if config.token_shift:
             # One row more, of zeros: what the first token of a text has before it.
-            shifted = centred(embedding * state["shift"])
+            shifted = self._centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
-            self.positions = centred(state["position_embedding.weight"])  # (T, C)
-        self.slopes: Array = None  # see `gpt.positions.alibi_slopes`
+            self.positions = self._centred(state["position_embedding.weight"])  # (T, C)
+        self.slopes: Array = None
         if config.positions == "alibi":
-            below = 1 << (H.bit_length() - 1)
-            exponents = [8 * (h + 1) / below for h in range(below)]
-            exponents += [4 * (2 * h + 1) / below for h in range(H - below)]
-            slopes = 2.0 ** -np.array(exponents)  # (H,)
-            self.slopes = self.numbers(slopes[:, None, None])  # (H, 1, 1)
+            self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
+
+    def _behind(
+        self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
+    ) -> Linear:
+        """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
+        weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
+        if f"{norm}.bias" in state:
+            shift = weight @ state[f"{norm}.bias"]
+            bias = shift if bias is None else bias + shift
+        root = self.config.dim**0.5  # what `Decoder._unit` leaves out
+        weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
+        return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
+
+    def _onto_stream(self, state: Mapping[str, Array], name: str) -> Linear:
+        """A linear layer whose outputs are added to the residual stream."""
+        bias = state.get(f"{name}.bias")
+        weight = self._centred(state[f"{name}.weight"].T)
+        return Linear(self._contiguous(weight), None if bias is None else self._centred(bias))
+
+    def _channel_order_and_scale(self) -> tuple[Array, Array]:
+        """In which order q|k|v has its outputs, (3C,), and what they are multiplied with, (3C,) or 1.
+
+        The channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned. Half of
+        attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or with
+        QK-norm in what they are divided by.
+        """
+        H, D, turned = self.config.heads, self.config.head_dim, self.config.turned
+        order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
+        pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
+        order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
+        scale = np.repeat([D**-0.25, D**-0.25, 1.0], self.config.dim)  # (3C,)
+        return self.integers(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
         """ALiBi's biases at the distances 0, R - 1, ..., 1, 0, R - 1, ..., 1, (H, 1, 2R); None without ALiBi.
@@ -144,10 +140,9 @@ class Weights:
     def at(self, places: np.ndarray) -> Array:
         """What sinusoidal positions add, (..., C), or rotary ones turn by, e^(i angle), (..., 1, 1, R/2)."""
         if self.config.positions == "rotary":
-            return self.numbers(np.exp(1j * places[..., None, None, None] * self.frequency))
-        angles = places[..., None] * self.frequency  # (..., C/2), rounded up
-        table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(*places.shape, -1)
-        return self._centred(self.numbers(table[..., : self.config.dim] / self.config.dim**0.5))
+            cos, sin = rotary_tables(places[..., None, None], self.config.turned)
+            return self.numbers(cos + 1j * sin)
+        return self._centred(self.numbers(sinusoidal_table(places, self.config.dim) / self.config.dim**0.5))
 
     def _centred(self, x: Array) -> Array:
         return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x

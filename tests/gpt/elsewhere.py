@@ -18,7 +18,7 @@ from torch.utils import backend_registration
 from data.batches import batches_on_device
 from gpt.analysis import attention_maps, calibration_totals
 from gpt.config import ModelConfig, OptimConfig
-from gpt.evaluate import predictions, surprisals
+from gpt.evaluation import predictions, surprisals
 from gpt.model import GPT
 from gpt.optim import make_optimizer
 from gpt.transfer import init_from

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from gpt.attention import position_tables, rotate
 from gpt.inference.weights import Weights
 from gpt.model import GPT
-from gpt.positions import rotary_tables, rotate, shared_tables
+from gpt.positions import rotary_tables
 from tests.reference.models import normal, tiny
 from tests.reference.positions import rotary
 
@@ -15,16 +16,21 @@ from tests.reference.positions import rotary
 def test_rotation_is_the_paper_s() -> None:
     for turned, base in itertools.product((2, 4, 6, 16), (10000.0, 50.0)):
         x = normal(2, 3, 9, 16)
-        cos, sin = rotary_tables(9, turned) if base == 10000.0 else rotary_tables(9, turned, base)
+        places = np.arange(9)
+        tables = rotary_tables(places, turned) if base == 10000.0 else rotary_tables(places, turned, base)
+        cos, sin = map(torch.from_numpy, tables)
         expected = np.array([[rotary(head.numpy(), base, turned) for head in row] for row in x])
-        np.testing.assert_allclose(rotate(x, cos.double(), sin.double()).numpy(), expected, rtol=0, atol=3e-6)
+        np.testing.assert_allclose(rotate(x, cos, sin).numpy(), expected, rtol=0, atol=3e-6)
 
 
+CPU = torch.device("cpu")
 FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)  # angles in single precision would be off by 0.03 at the last
 
 
 def test_tables_hold_the_angles() -> None:
-    for cos, sin in (rotary_tables(2**20, 8), shared_tables(2**20, 8, torch.device("cpu"))):
+    config = tiny(context=2**20, dim=16, heads=2, key_offset=False)
+    found = position_tables(config, 2**20, CPU)
+    for cos, sin in (found, [torch.from_numpy(table).float() for table in rotary_tables(np.arange(2**20), 8)]):
         assert cos.shape == sin.shape == (2**20, 4) and cos.dtype == sin.dtype == torch.float32
         for t, i in itertools.product(FAR, range(4)):
             angle = t * 10000 ** (-2 * i / 8)
@@ -45,10 +51,10 @@ def test_the_decoder_holds_the_angles_and_longer_texts_share_the_tables(position
         wanted = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1) / config.dim**0.5
     assert found.itemsize == wanted.itemsize / 2 and np.abs(found - wanted).max() < 6e-8
     # A longer text leaves the tables as they were, and layers share them.
-    first = [table.clone() for table in shared_tables(100, 8, torch.device("cpu"))]
-    longer, again = (shared_tables(n, 8, torch.device("cpu")) for n in (5000, 120))
+    first = [table.clone() for table in position_tables(config, 100, CPU)]
+    longer, again = (position_tables(config, n, CPU) for n in (5000, 120))
     assert all(torch.equal(one, other[:100]) for one, other in zip(first, longer, strict=True))
-    assert again[0].data_ptr() == shared_tables(65, 8, torch.device("cpu"))[0].data_ptr()
+    assert again[0].data_ptr() == position_tables(config, 65, CPU)[0].data_ptr()
 
 
 def test_a_long_context_takes_no_memory_before_there_is_text() -> None:

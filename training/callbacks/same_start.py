@@ -10,6 +10,7 @@ import torch
 from base.errors import InputError
 from base.options import shown
 from base.run_directory import RUNS
+from training.torch_private import set_pg_timeout
 
 
 class SameStart(L.Callback):
@@ -36,7 +37,7 @@ class SameStart(L.Callback):
             return
         mesh = getattr(trainer.strategy, "device_mesh", None)  # of fsdp, with groups of its own
         for group in (None, *(mesh.get_all_groups() if mesh else ())):
-            torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
+            set_pg_timeout(timedelta(seconds=self.timeout), group)
         everyone: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(everyone, (platform.node(), self.mine))
         (first, wanted), *others = everyone

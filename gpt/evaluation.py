@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,50 +49,46 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none").cpu().double()  # (N,)
 
 
-def totals(nats: Tensor, tokens: Tensor, characters: Tensor, bytes: Tensor) -> Tensor:
+def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
     """Sum what tokens cost.
 
     Args:
         nats: (N,) float64, see `surprisals`.
         tokens: (N,) int64.
-        characters: (V,) how many characters each token stands for.
-        bytes: (V,) how many UTF-8 bytes each token stands for.
+        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
 
     Returns:
         (4,) float64 on the CPU: nats, tokens, characters, bytes.
     """
-    tokens = tokens.cpu()
-    count = torch.tensor(tokens.numel(), dtype=torch.float64)
-    return torch.stack([nats.sum(), count, characters[tokens].double().sum(), bytes[tokens].double().sum()])
+    return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
-def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, characters: Tensor, bytes: Tensor) -> Tensor:
+def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
     """Sum the losses of a batch of windows.
 
     Args:
         logits: (B, T, V).
         targets: (B, T) int64.
         counted: (B, T) bool; False for padding and for characters that another window counts.
-        characters: (V,) how many characters each token stands for.
-        bytes: (V,) how many UTF-8 bytes each token stands for.
+        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
 
     Returns:
         (4,) float64 on the CPU: nats, tokens, characters, bytes.
     """
-    return totals(surprisals(logits[counted], targets[counted]), targets[counted], characters, bytes)
+    return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
-def first_totals(token: int, vocabulary: int, characters: Tensor, bytes: Tensor) -> Tensor:
+def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
     """What the first token of a text costs: nothing comes before it, so ln V."""
-    return torch.tensor([math.log(vocabulary), 1.0, float(characters[token]), float(bytes[token])], dtype=torch.float64)
+    return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
 def score(totals: Tensor) -> Score:
     """Turn (4,) totals into a `Score`; `bpc` is nan for bytes of which none begins a character."""
-    nats, tokens, characters, bytes = totals.tolist()
+    nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
     bpc = bits / characters if characters else math.nan
-    return Score(nats / tokens, bpc, bits / bytes, int(tokens), int(characters), int(bytes))
+    return Score(nats / tokens, bpc, bits / octets, int(tokens), int(characters), int(octets))
 
 
 @torch.no_grad()
@@ -118,34 +115,28 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
         yield logits[counted], targets.to(device)[counted]
 
 
-def reduce(
-    predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, characters: Tensor, bytes: Tensor
-) -> Score:
+def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
     """Sum what a text costs.
 
     Args:
         predicted: logits (N, V) and targets (N,) of every token but the first; see `predictions`.
         first: the text's first token.
         vocabulary: V.
-        characters: (V,) how many characters each token stands for.
-        bytes: (V,) how many UTF-8 bytes each token stands for.
+        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
     """
-    total = first_totals(first, vocabulary, characters, bytes)
+    total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
-        total += totals(surprisals(logits, targets), targets, characters, bytes)
+        total += totals(surprisals(logits, targets), targets, sizes)
     return score(total)
 
 
-def evaluate(
-    model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, characters: Tensor, bytes: Tensor
-) -> Score:
+def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
     """Score a model on a text: forward in fp32, sums in float64.
 
     Args:
         model: the model; left in the mode it came in.
         windows: `(inputs, targets, counted)`, each (B, T), that count every token but the first once.
         first: the text's first token.
-        characters: (V,) how many characters each token stands for.
-        bytes: (V,) how many UTF-8 bytes each token stands for.
+        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
     """
-    return reduce(predictions(model, windows), first, model.vocabulary, characters, bytes)
+    return reduce(predictions(model, windows), first, model.vocabulary, sizes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.batches import evaluation_windows
-from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
+from gpt.evaluation import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference import model as reference
@@ -19,6 +19,7 @@ ALPHABET = sorted(set(TEXT))
 TOKENS = [ALPHABET.index(letter) for letter in TEXT]
 SIZES = [len(letter.encode()) for letter in ALPHABET]
 ONES = [1] * len(ALPHABET)
+TOKEN_SIZES = np.array([ONES, SIZES]).T  # (V, 2)
 
 Window = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -44,9 +45,7 @@ def naive(model: GPT, length: int, stride: int | None = None) -> tuple[float, in
 
 
 def run(model: GPT, batch: int, length: int = 7, stride: int | None = None, junk: int = 0) -> Score:
-    return evaluate(
-        model, windows(TOKENS, length, batch, stride, junk), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES)
-    )
+    return evaluate(model, windows(TOKENS, length, batch, stride, junk), TOKENS[0], TOKEN_SIZES)
 
 
 def test_equals_the_loop_whatever_the_batch() -> None:
@@ -77,7 +76,7 @@ def test_surprisals_and_their_sums_equal_the_loop() -> None:
         for mask in (counted, counted & False):
             expected = losses.totals([(logits.double().numpy(), targets.numpy(), mask.numpy())], characters, sizes)
             found = window_totals(
-                logits.masked_fill(~mask[..., None], torch.nan), targets, mask, *map(torch.tensor, (characters, sizes))
+                logits.masked_fill(~mask[..., None], torch.nan), targets, mask, np.array([characters, sizes]).T
             )
             assert found.shape == (4,) and found.dtype == torch.float64
             assert found.tolist() == pytest.approx(expected, rel=1e-6) and found[1:].tolist() == list(expected[1:])
@@ -85,18 +84,18 @@ def test_surprisals_and_their_sums_equal_the_loop() -> None:
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
     """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
-    ones, count = torch.ones(3, dtype=torch.int64), 300_000
+    ones, count = np.ones((3, 2), np.int64), 300_000
     logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
-    result = window_totals(logits, targets, targets == 0, ones, ones)
+    result = window_totals(logits, targets, targets == 0, ones)
     assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
 
 
 def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
-    result = first_totals(2, 50, torch.tensor([1] * 50), torch.tensor([1, 2, 4] + [3] * 47))
+    result = first_totals(2, 50, np.array([[1] * 50, [1, 2, 4] + [3] * 47]).T)
     assert result.dtype == torch.float64
     assert result.tolist() == pytest.approx([math.log(50), 1, 1, 4], rel=1e-14)
-    alone = evaluate(build(), iter(()), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))  # all of its text
+    alone = evaluate(build(), iter(()), TOKENS[0], TOKEN_SIZES)  # all of its text
     assert (alone.tokens, alone.characters, alone.bytes) == (1, 1, 1)
     assert alone.loss == pytest.approx(math.log(len(ALPHABET)), rel=1e-12)
     no_characters = score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))  # of bytes that begin none
@@ -130,7 +129,7 @@ def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -
     # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
     seen.clear()
     asked = (seen.append("asked") or window for window in windows(TOKENS, 7, 1))
-    evaluate(model, asked, TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
+    evaluate(model, asked, TOKENS[0], TOKEN_SIZES)
     assert len(seen) >= 8 and set(seen[::2]) == {"asked"} and "asked" not in seen[1::2]
 
 

@@ -1,0 +1,6 @@
+"""Private names of torch that training uses: known in torch 2.10 to 2.13."""
+
+from torch.distributed import distributed_c10d
+
+# Public functions take a timeout only when a group is made: before its processes have found each other.
+set_pg_timeout = distributed_c10d._set_pg_timeout
