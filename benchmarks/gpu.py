@@ -199,7 +199,7 @@ def sampled(rows: int, count: int, shape: "ModelConfig", device: str) -> dict[st
 
 def pipeline(text: str) -> Plan:
     """What a step costs beside itself."""
-    arguments = [f"data.path={text}", "data.text=[0.9,0.1,0.0]", "compile=graph", *BABY, *steps_of(2000)]
+    arguments = [f"data.path={text}", "data.split=[0.9,0.1,0.0]", "compile=graph", *BABY, *steps_of(2000)]
     return {f"seed {seed}": partial(fresh, pipelined, [*arguments, f"seed={seed}"], 2000) for seed in SEEDS}
 
 
@@ -273,7 +273,7 @@ def repeated_exactly(text: str, seed: int, arguments: list[str]) -> dict[str, An
     Returns:
         `same`, `resumed`, and `cost`: speed without determinism over that with it.
     """
-    settings = ["name=run", f"data.path={text}", "data.text=[0.9,0.1,0.0]", f"seed={seed}", "watch.pictures=false"]
+    settings = ["name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]", f"seed={seed}", "watch.pictures=false"]
     settings += arguments
     deterministic = [*settings, "trainer.deterministic=true"]
     with TemporaryDirectory() as first, TemporaryDirectory() as second, TemporaryDirectory() as third:
@@ -331,7 +331,7 @@ def across(text: str, devices: tuple[str, str], arguments: list[str]) -> dict[st
         return max(abs(a - b) for a, b in zip(ended(folders[one])[1], ended(folders[other])[1], strict=True))
 
     folders: dict[str, Path] = {}
-    settings = ["name=run", f"data.path={text}", "data.text=[0.9,0.1,0.0]", "watch.pictures=false", *arguments]
+    settings = ["name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]", "watch.pictures=false", *arguments]
     further = ["resume=runs/run", f"trainer.max_steps={STEPS + 10}", "allow=[device,threads,compile]"]
     with TemporaryDirectory() as place:
         for index, device in enumerate(devices):

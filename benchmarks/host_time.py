@@ -23,7 +23,7 @@ from benchmarks.train_speed import spread  # noqa: E402
 
 STEPS, FIRST, ROUNDS = 2000, 50, 3
 RUN = (
-    "data.text=[0.9,0.1,0.0] data.batch=64 model.context=256 model.layers=1 model.heads=1 model.dim=32 "
+    "data.split=[0.9,0.1,0.0] data.batch=64 model.context=256 model.layers=1 model.heads=1 model.dim=32 "
     f"compile=false trainer.accelerator=cpu trainer.max_steps={STEPS} trainer.val_check_interval={STEPS}"
 ).split()
 

@@ -78,7 +78,7 @@ def run(text: Path, place: Path, steps: int, model: str, *arguments: str) -> sub
     """InitModel a run with one thread a process."""
     return subprocess.Popen(
         [
-            sys.executable, ROOT / "train.py", f"data.path={text}", "data.text=[0.96,0.02,0.02]", f"model={model}",
+            sys.executable, ROOT / "train.py", f"data.path={text}", "data.split=[0.96,0.02,0.02]", f"model={model}",
             f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", "trainer.accelerator=cpu",
             "compile=false", "logger=none", *arguments,
         ],

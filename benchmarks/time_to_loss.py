@@ -56,7 +56,7 @@ def train(folder: str, *arguments: str, **environment: str) -> tuple[float, dict
 
 def ours(text: str, seed: int | str, *arguments: str, **environment: str) -> tuple[float, dict[str, Any]]:
     """Seconds and summary.json of a whole run on a text of which a tenth is for validation."""
-    of_text = ["name=run", f"data.path={text}", "data.text=[0.9,0.1,0.0]", f"seed={seed}"]
+    of_text = ["name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]", f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
         return train(folder, *of_text, *arguments, **environment)
 

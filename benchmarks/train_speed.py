@@ -76,7 +76,7 @@ def run_ours(text: str, arguments: list[str]) -> dict[str, float]:
 
     LitGPT.training_step = timed  # type: ignore[method-assign]
     sys.argv = [
-        "train.py", "name=run", f"data.path={text}", "data.text=[0.9,0.1,0.0]",
+        "train.py", "name=run", f"data.path={text}", "data.split=[0.9,0.1,0.0]",
         f"trainer.max_steps={STEPS}", f"trainer.val_check_interval={STEPS}", *arguments,
     ]  # fmt: skip
     if train.cli():

@@ -24,7 +24,7 @@ REFUSED = {
     "max_time": "use minutes=N",
     "fast_dev_run": "use debug=fast",
     "limit_train_batches": "use trainer.max_steps",
-    "limit_val_batches": "validation always covers its split; make the split smaller with data.text",
+    "limit_val_batches": "validation always covers its split; make the split smaller with data.split",
     "overfit_batches": "use debug=overfit",
     "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
     "reload_dataloaders_every_n_epochs": "batches are a function of the seed and the step",

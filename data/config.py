@@ -43,7 +43,7 @@ class DataConfig:
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
             raise InputError(
-                f"data.text={self.split}: must be three shares [train,validation,test] that add up to 1, "
+                f"data.split={self.split}: must be three shares [train,validation,test] that add up to 1, "
                 "the first two above 0"
             )
         try:

@@ -62,7 +62,7 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             way = f"lower model.context={context} or " if split != "test" else ""
             raise DataError(
                 f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; "
-                f"{way}give it a larger share than {share:g} with data.text="
+                f"{way}give it a larger share than {share:g} with data.split="
             )
 
 

@@ -102,7 +102,7 @@ TINY = (
 def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.assemble.choose_recorder", lambda *_: record)
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    arguments = [f"data.path={workplace / 'book.txt'}", "data.text=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
+    arguments = [f"data.path={workplace / 'book.txt'}", "data.split=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
     seen = gpu.pipelined(arguments, 10)
     assert seen["over"] == pytest.approx(seen["step"] / seen["bare"] - 1) and seen["bare"] > 0
     monkeypatch.setattr(sample_speed, "LENGTH", 60)
@@ -127,7 +127,7 @@ def test_pieces_of_source() -> None:
 
 def test_a_run_is_measured(train: Call, capsys: pytest.CaptureFixture) -> None:
     Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
-    typed = ["name=a", "data.path=source.py", "data.text=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
+    typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
     assert train(*typed).status == 0
     script = caller(parse_share.cli, capsys)
     ended = script("a", "--samples", "6")

@@ -75,7 +75,7 @@ def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], 
     if needed > config.cache_gb:
         raise DataError(
             f"data.cache_gb={config.cache_gb:g}: is too little for {corpus.name}, which needs at least "
-            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.text)"
+            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.split)"
         )
     folder = cache_dir(config) / "encoded" / fingerprint
     if load(folder) is None:

@@ -169,7 +169,7 @@ sys.exit(train.cli())
 
 @pytest.mark.slow
 def test_a_run_shows_what_takes_long(workplace: Path) -> None:
-    arguments = ["data.path=book.txt", "data.text=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
+    arguments = ["data.path=book.txt", "data.split=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
     terminal = Terminal("-c", SLOW, *TINY, *arguments)
     text = terminal.watch()
     assert terminal.process.returncode == 0, text[-2000:]

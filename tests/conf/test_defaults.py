@@ -31,7 +31,7 @@ def test_the_command_makes_the_same_configuration() -> None:
     for typed in (
         ["model.heads=8", "optim.lr=3e-5", "optim.betas=[0.8,0.95]", "compile=true", "trainer.precision=32-true"],
         ["experiment=nanogpt_cpu", "data=shakespeare", "seed=3"],
-        ["data.path=it's my [book], v=2 (1).txt", "data.encoding=cp1252", "data.text=[0.9,0.1,0.0]"],
+        ["data.path=it's my [book], v=2 (1).txt", "data.encoding=cp1252", "data.split=[0.9,0.1,0.0]"],
         ["data.path=[a.txt,b/*.txt]", "data.micro_batch=2", "trainer.deterministic=warn", "trainer.devices=[0,1]"],
         ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9", "watch.attention_heads=[L0H1,L3H0]"],
         ["logger=none", "trainer=ddp", "trainer.devices=2", "trainer.profiler=simple"],

@@ -78,7 +78,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     (CALLBACKS, "callbacks.early_stopping.min_delta=abc"): "must be a number, at least 0",
     # contradictory
     "model.heads=3": "must divide model.dim=32: 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
-    "data.text=[1,0,0]": "the first two above 0", "data.text=[0.5,0.6,0.1]": "add up to 1",
+    "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     "data.encoding=klingon": "is no encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "numbers are for GPUs",

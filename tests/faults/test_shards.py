@@ -63,7 +63,7 @@ def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
     text = "\n".join(DOCUMENTS.values())
     bucket.put_all((f"{number}.txt", (text[number:] * 40)[: 2**22 * 10 // 9]) for number in range(4))
     recipe = [f"data.path={bucket.address}", "trainer.precision=32-true", "optim=adamw", "compile=false"]
-    recipe += ["data.text=[0.99,0.005,0.005]", "trainer.max_steps=20"]
+    recipe += ["data.split=[0.99,0.005,0.005]", "trainer.max_steps=20"]
     for devices in (1, 2):
         before = bucket.server.read(f"{bucket.name}/0.txt")
         ended = run(*recipe, f"name=of{devices}", f"data.cache_dir=of{devices}", f"trainer.devices={devices}")

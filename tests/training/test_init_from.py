@@ -49,7 +49,7 @@ def naive_loss(characters: str, text: str, context: int) -> float:
 @pytest.mark.slow
 def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
-    ended = base("name=fine", *FINE, "data.text=[0.7,0.1,0.2]", "trainer.max_steps=1")
+    ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
     expected = naive_loss("".join(sorted({*prose, "ß"})), text, 32)
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
