@@ -38,12 +38,8 @@ def random_text(length, alphabet="abc \n", seed=0):
 
 
 def cached(tmp_path):
-    """The one directory of encoded text in the cache."""
     (folder,) = (tmp_path / "cache" / "encoded").iterdir()
     return folder
-
-
-# -- Splitting and encoding ------------------------------------------------------------------------
 
 
 def test_one_file_is_cut_at_its_shares(tmp_path, opened):
@@ -142,7 +138,6 @@ def test_the_standard_library_is_split_by_file(tmp_path):
 
 
 def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
-    """And the text is encoded with them, whichever vocabulary it was encoded with before."""
     whole = random_text(1000, "bc \n")
     write(tmp_path / "text", whole)
     for known in ("abc", "xyz\n", "aé語\U0001f600"):
@@ -153,9 +148,6 @@ def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
             assert with_known.known == known and plain.fingerprint != with_known.fingerprint
             for text in (plain, with_known):
                 assert "".join(decoded(text).values()) == whole
-
-
-# -- The cache -------------------------------------------------------------------------------------
 
 
 def identity(folder):
@@ -266,9 +258,6 @@ def test_a_cache_that_cannot_be_written(tmp_path, opened):
     write(tmp_path / "cache", "a file in the way")
     with pytest.raises(DataError, match=r"cache.*data\.cache_dir="):
         opened()
-
-
-# -- Texts that cannot be used ---------------------------------------------------------------------
 
 
 def test_a_bad_or_short_text_is_one_line(tmp_path, opened):

@@ -53,7 +53,6 @@ def test_epochs_take_every_window_of_their_phase_once():
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"))],
 )
 def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
-    """In pieces, from a file that cannot be written, as a run has it."""
     monkeypatch.setattr("data.batches.PIECE", 300)
     for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
         np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")

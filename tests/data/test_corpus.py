@@ -24,7 +24,6 @@ from tests.stores import Folder
 
 
 def read(path, **settings):
-    """All of the first document, joined."""
     opened = open_corpus(DataConfig(path=str(path), **settings))
     pieces = list(opened.read(opened.documents[0]))
     return (b"" if settings.get("tokenizer") == "byte" else "").join(pieces)
@@ -40,9 +39,6 @@ def names(path):
 
 def message_of(path, **settings):
     return refusal(DataError, read, path, **settings)
-
-
-# -- Reading ---------------------------------------------------------------------------------------
 
 
 def test_text_is_what_python_reads(tmp_path):
@@ -117,8 +113,6 @@ def test_what_may_not_be_read(tmp_path, monkeypatch):
         assert message_of(path) == f"{path}: cannot be read: Permission denied"
 
 
-# -- Finding ---------------------------------------------------------------------------------------
-
 NAMES = [
     "bücher.txt", "my book (1).txt", "it's.txt", "a,b.txt", "a=b.txt", "[x].txt", "книга.txt", "本.txt", '"q".txt',
     "a*b?.txt", "{a,b}.txt", "x y=[1,2].txt", "$HOME.txt", "back\\slash.txt", "plain", "100%.txt",
@@ -185,9 +179,6 @@ def test_the_digest_covers_names_and_content(tmp_path):
     assert len(set(digests)) == len(texts) and digests[0] == digests[-1]
 
 
-# -- The standard library --------------------------------------------------------------------------
-
-
 def test_the_standard_library_without_comments_and_rulers():
     source = 'a = 1  # stays\n# goes\n    # goes too\n"""\n-----\n  ====== x\n----\n_____\nb = "....."\nxxxxxx\n"""\n#'
     assert without_rulers(source) == 'a = 1  # stays\n"""\n----\nxxxxxx\n"""'
@@ -220,8 +211,6 @@ def test_what_counts_as_standard_library(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="data.path="):
         open_corpus(DataConfig())
 
-
-# -- Downloads -------------------------------------------------------------------------------------
 
 CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
 ZIPPED = io.BytesIO()

@@ -34,7 +34,6 @@ CONTEXT = 16
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Shards and blocks of a size that takes no time."""
     monkeypatch.setattr(shards, "SHARD", 8_000)
     monkeypatch.setattr(shards, "BLOCK", 30_000)
     monkeypatch.setattr(manifest, "PATIENCE", 1.0)
@@ -56,8 +55,6 @@ def fetched(monkeypatch):
 
     return tell
 
-
-# -- The order of the windows ----------------------------------------------------------------------
 
 LENGTHS = np.array([100, 17, 33, 400, 65, 1000, 34, 18, 250, 49], np.int64)
 
@@ -104,9 +101,6 @@ def test_epochs_and_seeds_have_orders_and_phases_of_their_own_today_and_tomorrow
     # Written down once: a change here means that old runs can no longer be resumed exactly.
     assert orders[1][1][::9].tolist() == [5, 5, 5, 5, 5, 5, 5, 8, 8, 3, 3, 3, 9]
     assert orders[1][2][::9].tolist() == [278, 118, 966, 198, 182, 22, 534, 123, 171, 115, 179, 211, 19]
-
-
-# -- The text is what it would be on this disk -----------------------------------------------------
 
 
 @pytest.mark.parametrize(("count", "tokenizer"), [(1, "byte"), (2, "char"), (12, "byte"), (48, "char")])
@@ -170,9 +164,6 @@ def test_a_list_is_the_files_in_it(tmp_path, opened):
     for wrong, reason in {"[a.txt,]": "is empty", "[a.txt,no.txt]": "data.path=no.txt: no such file"}.items():
         with pytest.raises(DataError, match=reason):
             opened(wrong)
-
-
-# -- The cache -------------------------------------------------------------------------------------
 
 
 def test_the_bound_is_held_and_the_batches_are_the_same(tmp_path, opened):
@@ -264,9 +255,6 @@ def test_a_kill_leaves_nothing_that_counts_or_takes_room(tmp_path):
     assert get(Cache(tmp_path, 600), "a/0").tolist() == list(range(100))
 
 
-# -- Stores ----------------------------------------------------------------------------------------
-
-
 def test_from_s3(tmp_path, bucket, opened, fetched):
     documents = differing(12)
     bucket.put_all((f"dir/{name}", content) for name, content in documents.items())
@@ -334,8 +322,6 @@ def test_why_a_store_cannot_be_asked(opened, monkeypatch):
             opened("file:///a.txt")
 
 
-# -- What has changed is named ---------------------------------------------------------------------
-
 CHANGES = {
     "other": (str.swapcase, "its sha256 is another"), "cut": (lambda text: text[:-1], r"holds [\d,]+ bytes, not"),
     "longer": (lambda text: text + " ", r"holds [\d,]+ bytes, not"), "gone": (lambda text: None, "no such file"),
@@ -378,9 +364,6 @@ def test_a_document_that_changes_is_named_or_read_anew(tmp_path, request, opened
     assert got.tolist() == train_batch(opened(store.address, "back").train, 0, step, 50, CONTEXT).tolist()
 
 
-# -- The manifest ----------------------------------------------------------------------------------
-
-
 def open_and_hang(config):
     """Read a text in two processes, and hang when five documents are noted as read."""
     os.cpu_count = os.process_cpu_count = lambda: 2
@@ -391,7 +374,6 @@ def open_and_hang(config):
 
 @pytest.mark.slow
 def test_a_killed_manifest_goes_on_with_what_was_read(tmp_path, opened, fetched):
-    """SIGKILL, of the process alone: those it has started end, too."""
     documents = differing(39)
     folder = Folder(tmp_path / "text", documents)
 

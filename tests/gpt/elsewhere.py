@@ -93,7 +93,6 @@ def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
 
 
 def test_an_optimizer_goes_on_there() -> None:
-    """From a file, which is read at home; Lightning leaves the number of steps there."""
     model = build(tiny())
     adam = make_optimizer(model, OptimConfig())
     for state in (adam.state[weight] for weight in model.parameters()):

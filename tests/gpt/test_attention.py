@@ -18,7 +18,6 @@ ODD = [tiny(dim=9, heads=n, positions="learned", key_offset=offset) for n in (1,
 
 
 def build(config: ModelConfig) -> Attention:
-    """In float64, filled, and without dropout."""
     return fill(Attention(config).double()).eval()
 
 
@@ -45,7 +44,6 @@ def test_equals_loops() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_equals_torch_s_multi_head_attention(kernel: str) -> None:
-    """Weights are copied as they are: the packed projection is in torch's own order."""
     for heads, bias in ((1, True), (3, False), (12, True)):
         ours = build(tiny(heads=heads, bias=bias, positions="learned", qk_norm=False, attention=kernel))
         theirs = nn.MultiheadAttention(12, heads, bias=bias, batch_first=True, dtype=torch.float64)

@@ -24,7 +24,6 @@ def device_of(recorder: Callable) -> str:
 
 @pytest.mark.parametrize("recorder", RECORDERS)
 def test_repeated_work_is_the_work(recorder: Callable) -> None:
-    """Steps of SGD with random numbers, each with its own input and rate, autocast on."""
 
     def make() -> tuple[Callable[[], None], torch.Tensor, torch.Tensor, torch.nn.Linear, torch.Tensor]:
         device = device_of(recorder)

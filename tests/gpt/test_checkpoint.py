@@ -22,7 +22,6 @@ LETTERS = {"kind": "char", "characters": "abcdefghijk"}
 
 
 def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]:
-    """What a fitted model leaves, in the smallest form."""
     config = config or tiny(layers=1)
     state = fill(GPT(config, 11), seed).state_dict()
     return {
@@ -124,7 +123,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 
 def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes the name is whole and on the disk already: written, then fsynced, then renamed."""
     path, events = tmp_path / "model.ckpt", []
     fsync, replace = os.fsync, os.replace
 

@@ -72,7 +72,6 @@ def same(result: np.ndarray, wanted: np.ndarray, config: ModelConfig) -> None:
 
 
 def check(config: ModelConfig, tensors: bool = False) -> None:
-    """Token by token, and after prompts that end before, at and beyond the border of the context."""
     T, tokens, wanted = config.context, text(config), expected(config)
     for prompt in sorted({0, 1, T // 2, T - 1, T, T + 1, 2 * T, 5 * T + 2}):
         decoder = Decoder(weights(config, tensors))
@@ -96,7 +95,6 @@ def test_torch_decodes_as_numpy_does() -> None:
 
 @EACH
 def test_texts_of_different_lengths_side_by_side(configs: list[ModelConfig]) -> None:
-    """Each as if it were alone, whatever its neighbours, while some are beyond the context and others are not."""
     for config in configs:
         T = config.context
         lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
@@ -148,7 +146,6 @@ def test_a_long_context_takes_memory_as_text_is_read(monkeypatch: pytest.MonkeyP
 
 @torch.no_grad()
 def test_the_context_itself_in_single_precision() -> None:
-    """As the model in training computes it, rotary tables and all."""
     for config in MIXED[::4]:
         model, tokens = fill(GPT(config, V)).eval(), text(config)[: config.context]
         single = Weights(config, {key: value.numpy() for key, value in model.state_dict().items()})

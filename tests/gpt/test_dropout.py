@@ -21,7 +21,6 @@ def test_values_and_their_gradients_are_lost_or_scaled() -> None:
 
 
 def test_the_share_is_met() -> None:
-    """Within four standard deviations, as is torch's own; the highest share keeps the rare one."""
     x = torch.ones(1_000_000)
     torch.manual_seed(1)
     for p in (0.001, 0.1, 0.5, 0.9):

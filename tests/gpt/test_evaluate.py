@@ -47,7 +47,6 @@ def build(**changes) -> GPT:
 
 
 def naive(model: GPT, length: int, stride: int | None = None) -> tuple[float, int, int, int]:
-    """Totals of the whole text by NumPy's model and a loop."""
     computed = [
         (reference.gpt(model.state_dict(), tiny(), inputs.numpy()), targets.numpy(), counted.numpy())
         for inputs, targets, counted in windows(TOKENS, length, 3, stride)
@@ -64,7 +63,6 @@ def run(model: GPT, batch: int, length: int = 7, stride: int | None = None, junk
 
 
 def test_equals_the_loop_whatever_the_batch() -> None:
-    """What is not counted has no say."""
     model = build()
     for length, stride in ((7, None), (4, None), (6, 3), (7, 1)):
         nats, tokens, characters, octets = naive(model, length, stride)
@@ -79,7 +77,6 @@ def test_equals_the_loop_whatever_the_batch() -> None:
 
 
 def test_surprisals_and_their_sums_equal_the_loop() -> None:
-    """Also where nothing is counted, and what is not counted may be no number."""
     characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -24,15 +24,10 @@ CONFIGS = [tiny(), MIXED[0], MIXED[-1]] + [
 
 
 def following(model: GPT, text: list[int]) -> np.ndarray:
-    """Logits after a text of any length, by NumPy's model."""
     return reference.text(model.state_dict(), model.config, text)[0][-1]
 
 
-# Probabilities
-
-
 def test_probabilities_equal_loops() -> None:
-    """Each rule alone and all of them together, against one logit at a time; the logits themselves stay."""
     logits, seen = 3 * normal(4, 7).numpy(), normal(4, 7, seed=1).numpy() > 0
     kept = logits.copy()
     keys = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
@@ -75,12 +70,8 @@ def test_the_smallest_and_the_largest_random_number_draw_what_can_be_drawn() -> 
         assert draw(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, number
 
 
-# Texts
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_greedy_equals_the_naive_loop(config: ModelConfig) -> None:
-    """Past the context too."""
     model = build(config)
     for start in (1, 7, 25):
         prompt = torch.randint(11, (2, start), generator=torch.Generator().manual_seed(3))
@@ -125,7 +116,6 @@ def test_seed_decides() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_a_text_is_the_same_whatever_its_neighbours(config: ModelConfig) -> None:
-    """In float64: its seed and its prompt decide, in a batch of prompts of other lengths and beyond the context."""
     weights = weights_of(build(config).double())
     prompts = [np.arange(1 + 5 * row % 9) % 11 for row in range(6)]
 
@@ -140,7 +130,6 @@ def test_a_text_is_the_same_whatever_its_neighbours(config: ModelConfig) -> None
 
 
 def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of as many rows as memory and the cores suggest; their order stays."""
     weights = weights_of(build(tiny()))
     for rows, most, threads in itertools.product((1, 7, 8, 16, 200), (64, 10), ("1", "2")):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
@@ -181,11 +170,7 @@ def test_a_gpu_generates_what_a_cpu_does() -> None:
         assert torch.equal(generate(model.cuda(), prompt, 50, seed=1, top_p=0.9), wanted), name(config)
 
 
-# Manners
-
-
 def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
-    """Dropout is off; on torch, too, where the activation is torch's."""
     for changes in ({}, {"activation": "gelu"}):
         model, prompt = build(tiny(dropout=0.5, **changes)), torch.tensor([[1, 2, 3]])
         weights, random = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()

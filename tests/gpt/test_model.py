@@ -22,7 +22,6 @@ V = 11
 
 
 def build(config: ModelConfig, seed: int = 0, vocabulary: int = V) -> GPT:
-    """In float64, filled, and without dropout."""
     return fill(GPT(config, vocabulary).double(), seed).eval()
 
 
@@ -32,9 +31,6 @@ def draw(*shape: int, seed: int = 5, vocabulary: int = V) -> torch.Tensor:
 
 def close(one: torch.Tensor, other: torch.Tensor, atol: float, config: object = None) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=atol, msg=lambda text: f"{config}: {text}")
-
-
-# The function
 
 
 def test_equals_numpy() -> None:
@@ -50,7 +46,6 @@ def test_equals_numpy() -> None:
 
 @pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
 def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
-    """Outputs and the gradients of the input and of every parameter; RMSNorm and ReLU^2 are put into torch's layer."""
     pairs = {
         "norm1.weight": "norm1.weight", "norm1.bias": "norm1.bias",
         "norm2.weight": "norm2.weight", "norm2.bias": "norm2.bias",
@@ -85,7 +80,6 @@ def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
 
 @pytest.mark.slow
 def test_derivatives() -> None:
-    """With respect to every parameter, the embedding among them, of the logits of a whole tiny model."""
     for config in [*ALL[:32:6], *ALL[33::8]]:
         config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
         model, tokens = build(config, vocabulary=3), draw(1, 3, vocabulary=3)
@@ -110,9 +104,6 @@ def test_bfloat16_autocast_is_close() -> None:
         assert ((rough.float() - exact).norm() / exact.norm()).item() < 0.02, name(config)
         losses = [F.cross_entropy(logits.float().flatten(0, 1), targets).item() for logits in (exact, rough)]
         assert losses[0] == pytest.approx(losses[1], abs=5e-3), name(config)
-
-
-# What a logit depends on
 
 
 @torch.no_grad()
@@ -140,7 +131,6 @@ def test_no_logit_sees_what_comes_after_it() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None) -> None:
-    """Where places are not learned one by one, a model reads on beyond the context that it was trained with."""
     tokens = draw(2, 28)
     for positions in ("sinusoidal", "rotary", "alibi", "none"):
         config = tiny(positions=positions, window=window)
@@ -167,9 +157,6 @@ def test_rows_lengths_and_a_shorter_context_do_not_matter() -> None:
         close(shorter(tokens[:, :3]), whole[:, :3], 1e-11, name(config))
         with pytest.raises(ValueError, match="4 per window, must be 1 to 3"):
             shorter(tokens[:, :4])
-
-
-# Dropout
 
 
 @pytest.mark.parametrize("branch", ["attention", "mlp"])
@@ -209,9 +196,6 @@ def test_dropout_on_the_embeddings() -> None:
         close(seen[0][kept], embedded[kept] / 0.7, 1e-7, positions)
 
 
-# Parameters
-
-
 def test_initialisation() -> None:
     """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
     for layers, tied in ((1, True), (8, False)):
@@ -233,7 +217,6 @@ def test_initialisation() -> None:
 
 
 def test_number_of_parameters() -> None:
-    """By hand, and the published count of GPT-2 small, without allocating them."""
     # 2 blocks: norms 2*8, qkv 24*8, proj 8*8, up 32*8, down 8*32; biases qkv 24, proj 8, up 32, down 8, norms 2*8
     for changes, count in (
         ({"token_shift": False}, 56 + 2 * 784 + 8 + 56),
@@ -249,7 +232,6 @@ def test_number_of_parameters() -> None:
 
 
 def test_flops_are_those_that_torch_counts() -> None:
-    """Every product of forward and backward, counted by torch as they run."""
     tokens = draw(5, 12)
     for changes in ({}, {"tied": True}, {"positions": "learned", "bias": True}, {"heads": 4, "dim": 32}):
         model = build(tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes}))
@@ -259,7 +241,6 @@ def test_flops_are_those_that_torch_counts() -> None:
 
 
 def test_tied_weights_are_one() -> None:
-    """One storage, one parameter, and a gradient that is the sum of what the two places send."""
     tied, free = build(tiny(tied=True)), build(tiny())
     assert tied.head.weight.data_ptr() == tied.embedding.weight.data_ptr()
     assert free.head.weight.data_ptr() != free.embedding.weight.data_ptr()
@@ -270,9 +251,6 @@ def test_tied_weights_are_one() -> None:
     loaded = GPT(tiny(tied=True), V)
     loaded.load_state_dict(tied.state_dict())
     assert loaded.head.weight.data_ptr() == loaded.embedding.weight.data_ptr()
-
-
-# What is refused
 
 
 def test_wrong_tokens_are_named() -> None:
@@ -309,9 +287,6 @@ def test_wrong_configuration_is_named() -> None:
             tiny(**changes)
         assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in named), caught.value
     assert tiny(heads=4, positions="learned").head_dim == 3
-
-
-# Starting from a trained model
 
 
 @torch.no_grad()

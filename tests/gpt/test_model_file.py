@@ -34,7 +34,6 @@ def about(header: Header, **changes: object) -> Header:
 
 
 def shaped(header: Header, **changes: object) -> Header:
-    """The header with another shape of the model."""
     return about(header, model_config=vars(tiny(layers=1)) | changes)
 
 

@@ -20,7 +20,6 @@ def with_gradients(model: GPT, seed: int) -> None:
 
 
 def test_schedule_equals_its_parts() -> None:
-    """Also where the warm-up is as long as the run, or longer."""
     schedules = (("cosine", 0.5), ("trapezoid", 0.5), ("trapezoid", 0.3), ("trapezoid", 1.0), ("trapezoid", 0.0))
     for min_lr, warmup, (schedule, cooldown) in itertools.product((0.0, 0.002), (0, 1, 7, 8, 500), schedules):
         config = OptimConfig(lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown)
@@ -36,7 +35,6 @@ def test_schedule_equals_its_parts() -> None:
 
 
 def test_optimizer_equals_adamw_number_by_number() -> None:
-    """Three steps of known gradients, on matrices, which decay, and on scales and biases, which do not."""
     config = OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
     model = fill(GPT(tiny(layers=1, dim=4, context=3, bias=True, positions="learned", token_shift=True), 5).double())
     start = {key: value.detach().clone() for key, value in model.named_parameters()}

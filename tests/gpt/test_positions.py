@@ -15,7 +15,6 @@ from tests.reference.positions import rotary
 
 
 def test_rotation_is_the_paper_s() -> None:
-    """Of all channels or of the first; the base is ten thousand unless given."""
     for turned, base in itertools.product((2, 4, 6, 16), (10000.0, 50.0)):
         x = normal(2, 3, 9, 16)
         cos, sin = rotary_tables(9, turned) if base == 10000.0 else rotary_tables(9, turned, base)
@@ -27,7 +26,6 @@ FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)  # angles in single precision wou
 
 
 def test_tables_hold_the_angles() -> None:
-    """To half of the last bit of a float32: angles are computed in float64."""
     for cos, sin in (rotary_tables(2**20, 8), shared_tables(2**20, 8, torch.device("cpu"))):
         assert cos.shape == sin.shape == (2**20, 4) and cos.dtype == sin.dtype == torch.float32
         for t, i in itertools.product(FAR, range(4)):

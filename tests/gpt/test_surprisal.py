@@ -24,7 +24,6 @@ def predicted(count: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize(("batch", "likely"), [(1, 3), (3, 50), (20, 3)])
 def test_costs_are_those_of_a_loop(batch: int, likely: int) -> None:
-    """No more is likely than there is."""
     first, *rest = costs(predicted(20, batch), 4, V, likely)
     assert first.tokens.tolist() == [4] and first.nats.tolist() == [pytest.approx(math.log(V), rel=1e-15)]
     assert first.chances.tolist() == [[0] * min(likely, V)]

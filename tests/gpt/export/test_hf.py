@@ -46,7 +46,6 @@ FIT = [
 
 
 def load(config: ModelConfig, folder: Path) -> tuple:
-    """A model, and the model and the tokenizer that transformers makes of it."""
     needs("transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -59,7 +58,6 @@ def load(config: ModelConfig, folder: Path) -> tuple:
 @torch.no_grad()
 @pytest.mark.parametrize("config", FIT, ids=name)
 def test_logits_and_greedy_text_are_those_of_the_model(config: ModelConfig, tmp_path: Path) -> None:
-    """A sliding window goes on beyond the context."""
     model, theirs, tokenizer = load(config, tmp_path / "folder")
     for batch, length in itertools.product((1, 3), (1, 2, 7)):
         tokens = torch.randint(11, (batch, length))
@@ -80,7 +78,6 @@ def test_logits_and_greedy_text_are_those_of_the_model(config: ModelConfig, tmp_
 
 @pytest.mark.slow
 def test_generate_needs_no_settings(tmp_path: Path) -> None:
-    """It draws from the whole distribution, ends nowhere early and stays in the context after a short prompt."""
     _, theirs, tokenizer = load(FIT[0], tmp_path / "folder")
     settings = theirs.generation_config
     assert (settings.do_sample, settings.temperature, settings.top_k, settings.max_new_tokens) == (True, 0.8, 0, 4)
@@ -139,7 +136,6 @@ def test_any_text_of_the_vocabulary_comes_back(nasty, text: str) -> None:
 
 
 def test_nothing_is_added_and_numbers_are_ours(nasty) -> None:
-    """A character outside the vocabulary is an error."""
     ours, theirs = nasty
     assert len(theirs) == ours.size and theirs.all_special_tokens == []
     assert theirs.get_vocab() == {letter: token for token, letter in enumerate(ours.characters)}

@@ -19,7 +19,6 @@ from tests.reference.models import name, tiny
 @pytest.mark.slow
 @torch.no_grad()
 def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """The file is enough, and tells nothing of the machine."""
     needs("onnx", "onnxscript", "onnxruntime")
     import onnx
     import onnxruntime

@@ -82,7 +82,6 @@ def test_the_file_is_enough(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_graph_of_a_long_context_is_one_for_all_lengths() -> None:
-    """Also beyond the length from which the model itself takes another kernel."""
     for positions in ("rotary", "alibi"):
         model = filled(tiny(positions=positions, context=1100))
         program = trace(model).module()

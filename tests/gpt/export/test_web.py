@@ -42,7 +42,6 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
-    """Writes a model as a page and opens it."""
     with pages(browser) as open_file:
 
         def open_page(model: GPT, meta: dict[str, Any]) -> Any:
@@ -52,12 +51,13 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
         yield open_page
 
 
-def write(page: Any, prompt: str, *, length: int, **settings: Any) -> str:
-    """Type and press Generate; the text of the page once it is written."""
-    page.fill("#prompt", prompt)
-    page.fill("#length", str(length))
-    for key, value in settings.items():
+def fill(page: Any, **fields: Any) -> None:
+    for key, value in fields.items():
         page.fill(f"#{key.replace('_', '-')}", str(value))
+
+
+def write(page: Any, prompt: str, **settings: Any) -> str:
+    fill(page, prompt=prompt, **settings)
     page.click("#generate")
     return written(page)
 
@@ -78,13 +78,8 @@ def until(page: Any, condition: str) -> None:
 
 
 def read(model: GPT, tokens: list[int]) -> tuple[np.ndarray, int, np.ndarray]:
-    """What NumPy makes of a text.
-
-    Returns:
-        Logits (T, V) after each token, where the last window begins, and attention in it, (layers, H, n, n).
-    """
-    # The epsilon is that of torch's rms_norm in fp32, where the model lives.
-    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
+    """By NumPy: logits (T, V) after each token, where the last window begins, attention in it, (layers, H, n, n)."""
+    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)  # that of torch in fp32
     return logits, start, np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape)
 
 
@@ -96,7 +91,6 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
 
 
 def test_logits_are_those_of_the_model(show: Show) -> None:
-    """Every option, at every place of many windows and contexts; heads of an odd size where positions allow it."""
     sizes = [(None, 1), (None, 2), (1, 1), (2, 5), (5, 5), (2, 7), (3, 9)]
     configs = SOME + PLACES[-4:] + [
         tiny(
@@ -120,10 +114,7 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
 def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
-    """Within the context and far beyond it, where what attention no longer reaches is shown as plain text.
-
-    An empty prompt is a line break, which is not part of the text.
-    """
+    """Within the context and far beyond it; an empty prompt is a line break, which is not part of the text."""
     model, meta = make(config)
     tokenizer, page = tokenizer_from(meta["vocabulary"]), show(model, meta)
     for prompt, length in (("bad", 4), ("a dead bee", 400), ("", 30)):
@@ -161,9 +152,8 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
         assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
-    model, meta = make(SLIDING)
-    page = show(model, meta)
+def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Show) -> None:
+    page = show(*make(SLIDING))
     whole = write(page, "abc", length=60, seed=3)
     assert write(page, "abc", length=20, seed=3) == whole[:23]
     page.click("#continue")
@@ -175,9 +165,26 @@ def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
     page.click("#dice")
     assert written(page) != whole[:23] and page.input_value("#seed") not in ("3", "4")
 
+    fill(page, prompt="bad", length=100000)
+    page.click("#generate")
+    until(page, "chargpt.model.tokens.length > 500")
+    assert page.text_content("#generate") == "Stop"
+    page.click("#generate")
+    text = written(page)
+    assert 500 < len(text) < 90_000 and page.text_content("#generate") == "Generate"
+    assert page.text_content("#status").startswith(f"{len(text) - 3:,} characters, ")
+    page.wait_for_timeout(100)
+    assert page.text_content("#text") == text
+    page.click("#generate")
+    until(page, "chargpt.model.tokens.length > 500")
+    page.fill("#prompt", "bee")
+    until(page, "chargpt.model.tokens.length === 3")
+    assert page.text_content("#text") == "bee" and page.text_content("#generate") == "Generate"
+    page.locator("#prompt").press_sequentially(" bad")
+    assert page.text_content("#text") == "bee bad"
+
 
 def test_bytes(show: Show) -> None:
-    """Characters of several bytes are read and shown whole, bytes that are none as U+FFFD."""
     model, meta = make(tiny(token_shift=True), None)
     page = show(model, meta)
     for prompt in ("ἄειδε 😀 né", "\ufeffa"):
@@ -190,8 +197,7 @@ def test_bytes(show: Show) -> None:
         page.fill("#temperature", "1")
         assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
 
-    # An emoji of four bytes that come one by one, and what is no character.
-    page = show(model, meta)
+    page = show(model, meta)  # an emoji of four bytes that come one by one, and what is no character
     page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
     assert page.text_content("#text") == "a\ufffd"
     page.evaluate("show()")
@@ -203,7 +209,6 @@ def test_bytes(show: Show) -> None:
 
 
 def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None]) -> None:
-    """The twelve bars and the line below them show softmax(logits), largest first."""
     shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     order = np.argsort(-shares, kind="stable")
     bars = page.eval_on_selector_all(
@@ -222,7 +227,6 @@ def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None
 
 
 def test_bars_are_the_probabilities(show: Show) -> None:
-    """Each goes on with its token; what is unlikely is not called impossible."""
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
     called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
@@ -231,21 +235,16 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     page.fill("#prompt", "bee")
     logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
     for temperature, top_k in ((1, ""), (0.5, ""), (0.5, 3)):
-        page.fill("#temperature", str(temperature))
-        page.fill("#top-k", str(top_k))
+        fill(page, temperature=temperature, top_k=top_k)
         kept = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf) if top_k else logits
         assert_bars(page, kept / temperature, labels.__getitem__)
-    third = page.locator("#bars button").nth(2)
     chosen = tokenizer.decode([np.argsort(-logits)[2]])
-    third.click()
+    page.locator("#bars button").nth(2).click()
     assert page.text_content("#text") == "bee" + chosen
-    page.fill("#top-k", "")
-    page.fill("#temperature", "1")
-    logits = read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1]
-    assert_bars(page, logits, labels.__getitem__)
+    fill(page, top_k="", temperature=1)
+    assert_bars(page, read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1], labels.__getitem__)
 
-    for field, value in (("prompt", "bad"), ("temperature", "0.05"), ("top-k", "11")):
-        page.fill(f"#{field}", value)
+    fill(page, prompt="bad", temperature=0.05, top_k=11)
     logits = read(model, tokenizer.encode("bad").tolist())[0][-1]
     shares = np.sort(np.exp((logits - logits.max()) / 0.05))[::-1]
     shares = shares / shares[:11].sum() * (np.arange(len(shares)) < 11)
@@ -258,19 +257,16 @@ def test_bars_are_the_probabilities(show: Show) -> None:
 def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
-    for field, typed, said in (
-        ("length", "-5", "Characters: must be a whole number from 1 to 100000; 1 is taken"),
-        ("length", "2.5", "Characters: must be a whole number from 1 to 100000; 2 is taken"),
-        ("length", "", "Characters: must be a whole number from 1 to 100000; 400 is taken"),
-        ("top-k", "-3", "Top k: must be a whole number from 1 to 100000; 1 is taken"),
-        ("seed", "-1", "Seed: must be a whole number from 0 to 4294967295; 0 is taken"),
-    ):
-        for each, value in {"length": "20", "temperature": "2", "top-k": "", "seed": "1", field: typed}.items():
-            page.fill(f"#{each}", value)
+    for field, typed, label, bounds, taken in (
+        ("length", "-5", "Characters", "1 to 100000", "1"), ("length", "2.5", "Characters", "1 to 100000", "2"),
+        ("length", "", "Characters", "1 to 100000", "400"), ("top-k", "-3", "Top k", "1 to 100000", "1"),
+        ("seed", "-1", "Seed", "0 to 4294967295", "0"),
+    ):  # fmt: skip
+        fill(page, **{"length": 20, "temperature": 2, "top-k": "", "seed": 1, field: typed})
         page.click("#generate")
-        text, taken = written(page), said.split()[-3]
-        assert page.inner_text("#wrong") == said and page.input_value(f"#{field}") == typed
-        assert len(text) == 3 + int(taken if field == "length" else 20)
+        text = written(page)
+        assert page.inner_text("#wrong") == f"{label}: must be a whole number from {bounds}; {taken} is taken"
+        assert page.input_value(f"#{field}") == typed and len(text) == 3 + int(taken if field == "length" else 20)
         page.fill(f"#{field}", taken)
         assert not page.is_visible("#wrong")
         page.click("#generate")
@@ -283,7 +279,6 @@ SHADES = "[...document.querySelectorAll('#text i')].map((i) => Number(i.style.ge
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED, WINDOWED, WINDOWED_RENEWED], ids=name)
 def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
-    """Of the last character, and of one pointed at, for every head; beyond the context, too."""
     model, meta = make(config)
     page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     page.fill("#prompt", "bad")
@@ -321,22 +316,18 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
 
 
 def test_all_that_attention_shows_is_on_the_page(show: Show) -> None:
-    """Characters that have become plain text are none that a known place looks at."""
     for config in (tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)):
         page = show(*make(config))
         late = page.evaluate(
-            """() => {
-              const late = [], { model } = chargpt;
-              for (let length = 1; length <= 1100; length++) {
-                append(0);
-                let place = model.origin;
-                while (model.attention(0, 0, place) === null) place++;
-                if (units[0].place > model.attention(0, 0, place).from) late.push(length);
-              }
-              return late;
-            }"""
+            """() => Array.from({ length: 1100 }, () => {
+              append(0);
+              const { model } = chargpt;
+              let place = model.origin;
+              while (model.attention(0, 0, place) === null) place++;
+              return units[0].place > model.attention(0, 0, place).from;
+            })"""
         )
-        assert late == [], config.positions
+        assert late == [False] * 1100, config.positions
 
 
 def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
@@ -366,29 +357,6 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
     assert page.text_content("#text") == ""
     page.fill("#prompt", "😀")
     assert not page.is_visible("#unknown") and page.text_content("#text") == "😀"
-
-
-def test_a_text_can_be_stopped_by_a_click_and_by_typing(show: Show) -> None:
-    page = show(*make(SLIDING))
-    page.fill("#prompt", "bad")
-    page.fill("#length", "100000")
-    page.click("#generate")
-    until(page, "chargpt.model.tokens.length > 500")
-    assert page.text_content("#generate") == "Stop"
-    page.click("#generate")
-    text = written(page)
-    assert 500 < len(text) < 90_000 and page.text_content("#generate") == "Generate"
-    assert page.text_content("#status").startswith(f"{len(text) - 3:,} characters, ")
-    page.wait_for_timeout(100)
-    assert page.text_content("#text") == text
-
-    page.click("#generate")
-    until(page, "chargpt.model.tokens.length > 500")
-    page.fill("#prompt", "bee")
-    until(page, "chargpt.model.tokens.length === 3")
-    assert page.text_content("#text") == "bee" and page.text_content("#generate") == "Generate"
-    page.locator("#prompt").press_sequentially(" bad")
-    assert page.text_content("#text") == "bee bad"
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
@@ -432,14 +400,10 @@ def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, sco
 
 
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
-    """On the darkest shade, too."""
-    page = show(*make(SLIDING))
-    page.fill("#prompt", "é bad\nZ")
+    page, behind = show(*make(SLIDING)), set()
     write(page, "é bad\nZ", length=300)
-    page.eval_on_selector_all(
-        "#text i:nth-child(odd)", "all => all.forEach(each => each.style.setProperty('--share', 1))"
-    )
-    behind = set()
+    darken = "all => all.forEach(each => each.style.setProperty('--share', 1))"
+    page.eval_on_selector_all("#text i:nth-child(odd)", darken)
     for scheme, width in (("light", 360), ("dark", 390), ("light", 1280), ("dark", 1280)):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)

@@ -58,7 +58,6 @@ def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path:
 
 
 def test_what_is_expected_of_a_run_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decided without a look at a clock."""
     for clock in ("time", "perf_counter", "monotonic", "process_time"):
         monkeypatch.setattr(time, clock, Mock(side_effect=AssertionError("a clock was read")))
     assert automatic.expected_seconds(3e13) == pytest.approx(200)

@@ -69,7 +69,6 @@ def test_fewer_validations_where_time_is_short() -> None:
 
 
 def test_a_larger_model_when_it_would_see_enough() -> None:
-    """The border is where it would see so many characters for each weight, at the speed of the small one in FLOPs."""
     small, large = GPT(SMALL, 50), GPT(LARGE, 50)
     speed = 256 * small.flops_per_token() / 0.1
     border = dial.CHARACTERS_PER_WEIGHT * large.num_parameters() * large.flops_per_token() / speed
@@ -149,7 +148,6 @@ class Slow(LitGPT):
 
 
 def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps without the slow first ones, evaluation and sampling for a character, and nothing else changes."""
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.3)
     config = DataConfig(path="book.txt", batch=2)
     text = open_text(config, SMALL.context)

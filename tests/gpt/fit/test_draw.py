@@ -28,7 +28,6 @@ def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
 
 
 def test_attention_has_the_colours_of_its_weights() -> None:
-    """Each cell in its place: its middle has the colour of the square root of its weight."""
     weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
     weights /= weights.sum(1, keepdims=True)
     for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over

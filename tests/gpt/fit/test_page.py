@@ -39,7 +39,6 @@ SAMPLES = [[step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0
 
 
 def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> dict[str, Any]:
-    """What a checkpoint keeps of the callbacks, as far as the page reads it."""
     history = {"losses": {"entries": losses}, "validations": {"entries": validations}}
     return {"Watch": {"history": history}, "Samples": {"history": {"entries": samples}}}
 
@@ -53,7 +52,6 @@ def report(
     file: str | Path = "report.html",
     **summary: Any,
 ) -> dict[str, Any]:
-    """Make report.html of a filled model for a passage without its first tokens; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
     model = model or fill(GPT(config, tokenizer.size)).eval()
@@ -71,7 +69,6 @@ def report(
 
 
 def data_of(made: str) -> dict[str, Any]:
-    """What the page draws."""
     (found,) = re.findall('<script type="application/json" id="data">(.*?)</script>', made, re.DOTALL)
     return json.loads(found)
 
@@ -104,7 +101,6 @@ def weights_of(attention: dict[str, Any]) -> np.ndarray:
 
 
 def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
-    """Of very many heads some of all layers, each with its name."""
     tokenizer = CharTokenizer(TEXT)
     tokens = torch.from_numpy(tokenizer.encode(TEXT[:LOOKED_AT]))
     for layers, heads, dim in ((2, 3, 12), (9, 9, 72)):
@@ -120,7 +116,6 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
 
 
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
-    """A passage cut in the middle of one, and axes with the numbers of bytes."""
     callbacks = kept(validations=[[60, 1.5, math.nan]])
     data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, test_loss=1.0, test_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
@@ -131,7 +126,6 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 
 
 def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
-    """As many heads, losses and samples as are kept, in fewer than half a million bytes."""
     model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
     losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
     validations = [[*entry, 1.7811234567890123] for entry in losses]
@@ -141,7 +135,6 @@ def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
 
 
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
-    """And again where it goes on, with what its checkpoint has kept."""
     run = Path("runs/first")
     data, summary = data_of((run / "report.html").read_text("utf-8")), json.loads((run / "summary.json").read_text())
     assert [figure[1] for figure in data["figures"][:2]] == [f"{summary[key]:.4f}" for key in ("val_bpc", "test_bpc")]
@@ -197,7 +190,6 @@ def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
 
 
 def test_curves_are_the_numbers(shown: Any) -> None:
-    """Every point is where the marks of the axes say."""
     expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
     for view, scale in (("log", math.log), ("linear", float)):
         shown.check(f"[value={view}]")
@@ -219,7 +211,6 @@ def test_curves_are_the_numbers(shown: Any) -> None:
 
 
 def test_curves_say_their_numbers(shown: Any) -> None:
-    """To the pointer and to the keys."""
 
     def said() -> list[float]:
         return [float(number) for number in re.findall(r"[\d.]+", shown.inner_text("#card"))]
@@ -244,7 +235,6 @@ def test_curves_say_their_numbers(shown: Any) -> None:
 
 
 def test_texts_are_shown_as_they_are(shown: Any) -> None:
-    """Whatever they hold, and nothing of them as HTML; a slider goes through the samples."""
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
@@ -323,7 +313,6 @@ def colours(shown: Any) -> tuple[str, list[int]]:
 
 
 def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> None:
-    """All samples are printed, without what only a screen has a use for."""
     needs("pypdf", extra="dev")
     from pypdf import PdfReader
 

@@ -31,14 +31,12 @@ TAGS += ["view/calibration", "view/surprisal"]
 
 
 def values(name: str) -> list[tuple[Any, int]]:
-    """All that is in the event files of a run, with its step, in order."""
     files = sorted(Path("runs", name).glob("events.*"))
     events = [event for file in files for event in LegacyEventFileLoader(str(file)).Load()]
     return [(value, event.step) for event in events for value in event.summary.value]
 
 
 def images(name: str) -> dict[tuple[str, int], bytes]:
-    """Every picture in the event files of a run, by tag and step; none may be there twice."""
     shown = [(each, step) for each, step in values(name) if each.HasField("image")]
     found = [((each.tag, step), each.image.encoded_image_string) for each, step in shown]
     assert len(found) == len(dict(found)), "twice"
@@ -47,7 +45,6 @@ def images(name: str) -> dict[tuple[str, int], bytes]:
 
 @pytest.mark.slow
 def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
-    """Each validation's are there once, also where a run was stopped and goes on."""
     assert run("name=whole", *WATCHED, fault=(faults.nothing_is_drawn_here,)).status == 0
     whole = images("whole")
     assert sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20))

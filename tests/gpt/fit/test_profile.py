@@ -51,7 +51,6 @@ def test_three_steps_are_recorded(train: Train, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_short_runs_are_recorded_at_their_end(train: Train) -> None:
-    """No validation is a part of it."""
     for steps in (2, 12):
         ended = train(*SMALL, f"trainer.max_steps={steps}", "trainer.val_check_interval=1", defaults=False)
         assert (ended.status, ended.err) == (0, "")

@@ -74,7 +74,6 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped between two logs, with steps that nobody has read; it goes on with rehearsals where others repeated."""
     recording(record)
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
     monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
@@ -96,7 +95,6 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
 
 @pytest.mark.slow
 def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recording: Callable) -> None:
-    """Of either kind, either goes on. The learning rate is a tensor in single precision there; that is all."""
     for optimizer, resumed in (("muon", ["plain"]), ("adamw", ["plain", "repeated"])):
         recorders = {f"plain-{optimizer}": None, f"repeated-{optimizer}": record}
         for name, recorder in recorders.items():
@@ -141,7 +139,6 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
 
 @pytest.mark.slow
 def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
-    """The step is taken by Python, and all that follow; a line names the key, and config.yaml has what is done."""
     error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     def in_the_middle(work: Callable[[], None]) -> Callable[[], None]:

@@ -114,7 +114,6 @@ def known(flops: float) -> None:
 
 @pytest.mark.slow
 def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
-    """Each of which has half of the weights."""
     typed = ["name=a", "trainer=fsdp", "optim=muon", "watch.pictures=true", *EVERY]
     ended = run_ranks(2, *typed, fault=(known, 1e12))
     assert ended.status == 0 and "pictures " not in ended.out, ended
@@ -142,7 +141,6 @@ TAKES = {  # seconds on a clock of the test's own, in what does the work of each
 
 
 def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In steps of two micro-batches; what a validation takes is no part of them."""
     now = [1.0]
     for target, seconds in TAKES.values():
         owner, _, name = target.rpartition(".")
@@ -160,7 +158,6 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is behind the program: only what it says counts, of the steps that are asked about."""
     now, waited = [0.0], []
 
     def event(enable_timing: bool) -> SimpleNamespace:
@@ -234,7 +231,6 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
 
 
 def test_a_series_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of letters in a terminal without blocks."""
     assert sparkline([1.0], BLOCKS) == "▁" and sparkline([2.0, 2.0], ASCII) == ".."
     assert sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], BLOCKS) == "█▇▆▅▄▃▂▁"
     line = sparkline([1000.0 - step for step in range(1000)], BLOCKS)
