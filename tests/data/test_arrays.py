@@ -37,11 +37,6 @@ def random_text(length, alphabet="abc \n", seed=0):
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-def cached(tmp_path):
-    (folder,) = (tmp_path / "cache" / "encoded").iterdir()
-    return folder
-
-
 def test_one_file_is_cut_at_its_shares(tmp_path, opened):
     cases = {
         "abc \n": SHARES, "aé\n": [0.5, 0.25, 0.25], "a語\U0001f600\n": [0.3, 0.7, 0.0],
@@ -59,8 +54,7 @@ def test_one_file_is_cut_at_its_shares(tmp_path, opened):
             assert tokens.tolist() == [number[character] for character in part], (alphabet, split)
             assert tokens.dtype == (np.uint8 if len(number) <= 256 else np.uint16)
             assert text.characters[split] == len(part)
-        assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)}
-        assert text.name == "text"
+        assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)} and text.name == "text"
         assert isinstance(text.train, np.memmap) and not text.train.flags.writeable
 
 
@@ -70,8 +64,7 @@ def test_bytes_are_kept_and_characters_counted(tmp_path, opened):
     text = opened(tokenizer="byte", split=[0.5, 0.25, 0.25])
     assert isinstance(text.tokenizer, ByteTokenizer)
     parts = [getattr(text, split).tobytes() for split in SPLITS]
-    assert b"".join(parts) == whole.encode()
-    assert len(parts[0]) == len(whole.encode()) // 2
+    assert b"".join(parts) == whole.encode() and len(parts[0]) == len(whole.encode()) // 2
     assert sum(text.characters.values()) == len(whole)
     # A character belongs to the split that its first byte lies in.
     begins = np.cumsum([0] + [len(character.encode()) for character in whole])[:-1]
@@ -150,23 +143,26 @@ def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
                 assert "".join(decoded(text).values()) == whole
 
 
+def cached(tmp_path):
+    """The one directory of encoded text in the cache."""
+    (folder,) = (tmp_path / "cache" / "encoded").iterdir()
+    return folder
+
+
 def identity(folder):
     return sorted((path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir())
 
 
-def test_the_cache_is_used_again(tmp_path, opened):
-    write(tmp_path / "text", random_text(1000))
-    first = opened()
-    before = identity(cached(tmp_path))
-    write(tmp_path / "elsewhere/text", random_text(1000))
+def test_what_changes_the_arrays_changes_the_fingerprint_and_else_the_cache_is_used_again(
+    tmp_path, opened, monkeypatch
+):
+    path = tmp_path / "text"
+    write(path, "abab" * 250)
+    first, before = opened(), identity(cached(tmp_path))
+    write(tmp_path / "elsewhere/text", "abab" * 250)
     for again in (opened(context=8), opened("elsewhere/text")):  # which have nothing to do with the arrays
         assert again.fingerprint == first.fingerprint and decoded(again) == decoded(first)
         assert identity(cached(tmp_path)) == before
-
-
-def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened, monkeypatch):
-    path = tmp_path / "text"
-    write(path, "abab" * 250)
     settings = [{}, {"split": [0.8, 0.1, 0.1]}, {"tokenizer": "byte"}, {"encoding": "latin-1"}]
     prints, times = {opened(**each).fingerprint for each in settings}, path.stat()
     write(path, "abab" * 249 + "abba")
@@ -182,7 +178,7 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened, monke
     assert len(prints) == 4 + 1 + 2
 
 
-def test_a_damaged_cache_is_redone(tmp_path, opened):
+def test_a_cache_that_is_damaged_is_redone_and_one_that_cannot_be_written_is_one_line(tmp_path, opened):
     write(tmp_path / "text", random_text(1000))
     good = decoded(opened())
     whole = {path.name: path.read_bytes() for path in cached(tmp_path).iterdir()}
@@ -197,6 +193,9 @@ def test_a_damaged_cache_is_redone(tmp_path, opened):
         assert decoded(opened()) == good, damaged
         before = identity(cached(tmp_path))  # and there is nothing beside it
         assert decoded(opened()) == good and identity(cached(tmp_path)) == before
+    write(tmp_path / "file", "in the way")
+    with pytest.raises(DataError, match=r"file.*data\.cache_dir="):
+        opened(cache="file")
 
 
 def open_and_die(config, moment):
@@ -251,13 +250,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monke
         with pytest.raises(DataError, match="changed while it was being read"):
             opened()
         assert list((tmp_path / "cache" / "encoded").iterdir()) == [], change
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, opened):
-    write(tmp_path / "text", random_text(1000))
-    write(tmp_path / "cache", "a file in the way")
-    with pytest.raises(DataError, match=r"cache.*data\.cache_dir="):
-        opened()
 
 
 def test_a_bad_or_short_text_is_one_line(tmp_path, opened):

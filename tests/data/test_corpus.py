@@ -12,6 +12,7 @@ import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pooch
 import pytest
@@ -24,9 +25,8 @@ from tests.stores import Folder
 
 
 def read(path, **settings):
-    opened = open_corpus(DataConfig(path=str(path), **settings))
-    pieces = list(opened.read(opened.documents[0]))
-    return (b"" if settings.get("tokenizer") == "byte" else "").join(pieces)
+    opened = open_corpus(DataConfig(path=path if path is None else str(path), **settings))
+    return (b"" if settings.get("tokenizer") == "byte" else "").join(opened.read(opened.documents[0]))
 
 
 def make(root, *names):
@@ -37,13 +37,8 @@ def names(path):
     return [document.name for document in find_documents(str(path))]
 
 
-def message_of(path, **settings):
-    return refusal(DataError, read, path, **settings)
-
-
 def test_text_is_what_python_reads(tmp_path):
-    # Longer than a chunk and with letters of every width, so that chunks end within letters and within CRLF.
-    path = tmp_path / "text.txt"
+    path = tmp_path / "text.txt"  # longer than a chunk and with letters of every width: chunks end within them and CRLF
     for encoding, mark in [
         ("utf-8", b""), ("utf-8", b"\xef\xbb\xbf"), ("utf_8", b"\xef\xbb\xbf"), ("utf-8-sig", b"\xef\xbb\xbf"),
         ("utf-16", b""), ("utf-16-le", b"\xff\xfe"), ("utf-32", b""), ("latin-1", b""), ("cp1252", b""),
@@ -57,9 +52,7 @@ def test_text_is_what_python_reads(tmp_path):
             path.write_bytes(mark + text.encode(encoding))
             assert read(path, encoding=encoding) == text.replace("\r\n", "\n").replace("\r", "\n"), (encoding, length)
 
-
-def test_what_lies_across_the_border_of_a_chunk(tmp_path):
-    path = tmp_path / "text.txt"
+    # Across the border of a chunk.
     for shift in range(-4, 2):
         begin = "a" * (CHUNK + shift)
         for ending in ("\r\n", "\r", "\n"):
@@ -67,10 +60,7 @@ def test_what_lies_across_the_border_of_a_chunk(tmp_path):
             assert read(path) == begin + "\n\n\nb\n", (shift, ending)
         path.write_text(begin + "\U0001f600語é" * 2, encoding="utf-8")
         assert read(path) == begin + "\U0001f600語é" * 2, shift
-
-
-def test_only_a_mark_at_the_start_is_dropped_and_none_of_bytes(tmp_path):
-    path = tmp_path / "text.txt"
+    # Only a mark at the start is dropped, and none of bytes.
     for text in ("\ufeffa\ufeffb", "a" * CHUNK + "\ufeffb"):
         path.write_text(text, encoding="utf-8")
         assert read(path) == text.removeprefix("\ufeff")
@@ -85,32 +75,26 @@ def test_invalid_bytes_are_named_with_their_offset(tmp_path):
         for mark in (b"", b"\xef\xbb\xbf"):
             for wrong in (b"\xff" + b"b" * CHUNK, cut, b"\xe8" + b"aaa"):  # the last two: cut off, and broken
                 path.write_bytes(mark + b"a" * offset + wrong)
-                message = message_of(path)
+                message = refusal(DataError, read, path)
                 assert f"byte {offset + len(mark):,} is not utf-8" in message, (offset, mark, wrong)
                 assert str(path) in message and "data.encoding=" in message
-
-
-def test_the_likely_encoding_is_proposed(tmp_path):
-    path = tmp_path / "text.txt"
+    # The likely encoding is proposed.
     for content, encoding, words in [
         ("wide".encode("utf-16"), "utf-8", "such as utf-16, which it looks like"),
         ("größe".encode("latin-1"), "utf-8", "such as latin-1"), ("größe".encode(), "ascii", "such as utf-8"),
         (b"a\0b\0", "utf-16", "is not utf-16"), (b"6162", "hex", "data.encoding=hex"),  # decodes to no text
     ]:  # fmt: skip
         path.write_bytes(content)
-        assert words in message_of(path, encoding=encoding)
+        assert words in refusal(DataError, read, path, encoding=encoding)
 
 
 def test_what_may_not_be_read(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise PermissionError(13, "Permission denied", str(tmp_path))
-
     (tmp_path / "text.txt").write_text("abc")
-    # Root may read everything, so chmod shows nothing.
+    refuse = Mock(side_effect=PermissionError(13, "Permission denied", str(tmp_path)))  # root may read everything
     monkeypatch.setattr(corpus, "open", refuse, raising=False)
     monkeypatch.setattr(os, "scandir", refuse)
     for path in (tmp_path / "text.txt", tmp_path):
-        assert message_of(path) == f"{path}: cannot be read: Permission denied"
+        assert refusal(DataError, read, path) == f"{path}: cannot be read: Permission denied"
 
 
 NAMES = [
@@ -159,14 +143,14 @@ def test_what_is_not_there(tmp_path):
     (tmp_path / "empty" / "sub").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
     near = tmp_path / "books" / "shakespear.txt"
-    assert message_of(near) == f"data.path={near}: no such file or directory; nearest: shakespeare.txt"
-    assert message_of("").endswith("no such file or directory")
+    assert refusal(DataError, read, near) == f"data.path={near}: no such file or directory; nearest: shakespeare.txt"
+    assert refusal(DataError, read, "").endswith("no such file or directory")
     for name, reason in {
         "book": "; nearest: books", "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
         "*.pdf": "no file matches", "*books": "no file matches",  # a directory is no file
         **dict.fromkeys(["zzzzzzzz", "zzzz/a.txt", "a\0b", "two\nlines"], "no such file or directory"),
     }.items():  # fmt: skip
-        assert message_of(tmp_path / name).endswith(reason)
+        assert refusal(DataError, read, tmp_path / name).endswith(reason)
 
 
 def test_the_digest_covers_names_and_content(tmp_path):
@@ -188,8 +172,8 @@ def test_the_standard_library_without_comments_and_rulers():
     found = [document.name for document in opened.documents]
     assert found == sorted(found) and len(found) > 300
     assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= set(found)
-    for part in ("test", "tests", "idlelib", "encodings", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"):
-        assert not [name for name in found if part in Path(name).parts[:-1]]
+    left_out = {"test", "tests", "idlelib", "encodings", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
+    assert not [name for name in found if left_out & {*Path(name).parts[:-1]}]
     assert not [name for name in found if "site-packages" in name or "_sysconfigdata" in name]
     (argparse,) = [document for document in opened.documents if document.name == "argparse.py"]
     goes = re.compile(r"\s*#|.*([^\w\s]|_)\1\1\1\1")
@@ -255,8 +239,7 @@ def point(monkeypatch):
 
 
 def downloaded(tmp_path, name="shakespeare", **settings):
-    opened = open_corpus(DataConfig(corpus=name, cache_dir=str(tmp_path), **settings))
-    return (b"" if settings else "").join(opened.read(opened.documents[0]))
+    return read(None, corpus=name, cache_dir=str(tmp_path), **settings)
 
 
 def test_a_download_is_kept_and_a_damaged_one_never_used(tmp_path, point, monkeypatch):
