@@ -16,12 +16,12 @@ import torch
 
 from conf.defaults import differences
 from conf.schema import from_yaml
-from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt.checkpoint import load_checkpoint, read, save
 from gpt.fit.page import HEADS, LOOKED_AT, page
 from gpt.inspection import attention_maps
 from gpt.model import GPT
-from tests.conftest import Ended, needs, pages
+from tests.conftest import Ended, needs, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write
 
@@ -43,15 +43,8 @@ def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list =
     return {"Watch": {"history": history}, "Samples": {"history": {"entries": samples}}}
 
 
-def report(
-    text: str = TEXT[:90],
-    tokenizer: Tokenizer | None = None,
-    model: GPT | None = None,
-    callbacks: dict[str, Any] | None = None,
-    skip: int = 0,
-    file: str | Path = "report.html",
-    **summary: Any,
-) -> dict[str, Any]:
+def report(text=TEXT[:90], tokenizer=None, model=None, callbacks=None, skip=0, file="report.html", **summary) -> dict:
+    """Make the page of a passage, which begins at its token `skip`; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
     model = model or fill(GPT(config, tokenizer.size)).eval()
@@ -92,11 +85,10 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
 
 def weights_of(attention: dict[str, Any]) -> np.ndarray:
     """(heads, T, T) as the page has it."""
-    count = len(attention["tokens"])
-    found = np.zeros((len(attention["heads"]), count, count))
-    raw = np.frombuffer(base64.b64decode(attention["weights"]), np.uint8).reshape(len(found), -1)
-    rows, columns = np.tril_indices(count)  # row by row
-    found[:, rows, columns] = raw
+    heads, count = len(attention["heads"]), len(attention["tokens"])
+    found = np.zeros((heads, count, count))
+    raw = np.frombuffer(base64.b64decode(attention["weights"]), np.uint8)
+    found[:, *np.tril_indices(count)] = raw.reshape(heads, -1)  # row by row
     return found
 
 
@@ -128,18 +120,17 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
     model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
     losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
-    validations = [[*entry, 1.7811234567890123] for entry in losses]
     long = [[20, [[heat, "Once\n", 3 * TEXT] for heat in (0.5, 1.0)]]] * 20
-    report(text=TEXT * 10, model=model, callbacks=kept(losses, validations, long))
+    report(TEXT * 10, model=model, callbacks=kept(losses, [[*each, 1.7811234567890123] for each in losses], long))
     assert Path("report.html").stat().st_size < 500_000
 
 
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
-    run = Path("runs/first")
-    data, summary = data_of((run / "report.html").read_text("utf-8")), json.loads((run / "summary.json").read_text())
-    assert [figure[1] for figure in data["figures"][:2]] == [f"{summary[key]:.4f}" for key in ("val_bpc", "test_bpc")]
-    assert data["figures"][0][3].startswith(f"{summary['val_loss']:.4f} nats")
-    assert data["figures"][0][4] == f"best checkpoint, step {summary['best_step']}"
+    run, said = Path("runs/first"), summary("first")
+    data = data_of((run / "report.html").read_text("utf-8"))
+    assert [figure[1] for figure in data["figures"][:2]] == [f"{said[key]:.4f}" for key in ("val_bpc", "test_bpc")]
+    assert data["figures"][0][3].startswith(f"{said['val_loss']:.4f} nats")
+    assert data["figures"][0][4] == f"best checkpoint, step {said['best_step']}"
     config = (run / "config.yaml").read_text("utf-8")
     assert data["differences"] == [list(each) for each in differences(from_yaml(config))]
     assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
@@ -168,7 +159,7 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out
-    assert json.loads(Path("runs/a/summary.json").read_text())["status"] == "finished"
+    assert summary("a")["status"] == "finished"
     assert not Path("runs/a/report.html").exists() and "sample.py runs/a" in ended.out
 
 
@@ -296,8 +287,7 @@ def test_the_passage_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, A
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
         shown.keyboard.press("ArrowRight")
         nats = cost / 1000 * math.log(2)
-        line = {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)}
-        check_card(shown, line)
+        check_card(shown, {"position": place, "character": TEXT[place], "nats": nats, "likely": dict(likely)})
         span = shown.locator("#text p span").nth(place)
         assert f"s{min(20, cost // 500)}" in span.get_attribute("class").split()
     shown.keyboard.press("Escape")
@@ -327,10 +317,9 @@ def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> No
 
     printed = PdfReader(io.BytesIO(shown.pdf(format="A4")))
     words = re.sub(r"\s", "", "".join(each.extract_text() for each in printed.pages))
-    said = [f"{step}at{heat:g}" for step in (20, 40, 60) for heat in (0.5, 1)]
-    for each in (*said, "1.8034", "Howitlearned", "bestcheckpoint,step40", "Whatsurprisesit", "data.path", "L1H1"):
-        assert each in words
-    assert "logarithmic" not in words
+    said = "1.8034 Howitlearned bestcheckpoint,step40 Whatsurprisesit data.path L1H1".split()
+    said += [f"{step}at{heat:g}" for step in (20, 40, 60) for heat in (0.5, 1)]
+    assert all(each in words for each in said) and "logarithmic" not in words
     shown.emulate_media(media="print")
     assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
     shown.emulate_media(media="screen")
