@@ -42,15 +42,12 @@ def test_equals_loops() -> None:
             np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_equals_torch_s_multi_head_attention(kernel: str) -> None:
-    for heads, bias in ((1, True), (3, False), (12, True)):
-        ours = build(tiny(heads=heads, bias=bias, positions="learned", qk_norm=False, attention=kernel))
-        theirs = nn.MultiheadAttention(12, heads, bias=bias, batch_first=True, dtype=torch.float64)
-        parts = {"in_proj_weight": ours.qkv.weight, "out_proj.weight": ours.proj.weight}
-        if bias:
-            parts |= {"in_proj_bias": ours.qkv.bias, "out_proj.bias": ours.proj.bias}
-        theirs.load_state_dict({key: value.detach() for key, value in parts.items()})
+def test_equals_torch_s_multi_head_attention() -> None:
+    for heads, kernel in itertools.product((1, 3, 12), KERNELS):
+        ours = build(tiny(heads=heads, bias=True, positions="learned", qk_norm=False, attention=kernel))
+        theirs = nn.MultiheadAttention(12, heads, batch_first=True, dtype=torch.float64)
+        parts = {"in_proj_": ours.qkv, "out_proj.": ours.proj}
+        theirs.load_state_dict({key + each: value for key in parts for each, value in parts[key].state_dict().items()})
         x, hidden = normal(3, 7, 12), torch.ones(7, 7, dtype=torch.bool).triu(1)
         expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
         torch.testing.assert_close(ours(x), expected, rtol=0, atol=1e-12)
@@ -72,12 +69,9 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
 
 def test_automatic_kernel_on_a_cpu() -> None:
     for time, changes, expected in (
-        (1023, {}, "explicit"),
-        (1024, {}, "sdpa"),
-        (1024, {"dropout": 0.1}, "explicit"),
-        (1024, {"window": 7}, "explicit"),
-        (1024, {"positions": "alibi"}, "sdpa"),
-    ):
+        (1023, {}, "explicit"), (1024, {}, "sdpa"), (1024, {"dropout": 0.1}, "explicit"),
+        (1024, {"window": 7}, "explicit"), (1024, {"positions": "alibi"}, "sdpa"),
+    ):  # fmt: skip
         x, outs = normal(1, time, 12), {}
         for kernel in ("auto", *KERNELS):
             torch.manual_seed(0)

@@ -10,23 +10,13 @@ from gpt import capture
 from gpt.capture import REHEARSALS, Repeated
 from tests.reference.capture import record
 
-RECORDERS = [
-    record,
-    pytest.param(
-        capture.record, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-    ),
-]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
 
 
-def device_of(recorder: Callable) -> str:
-    return "cuda" if recorder is capture.record else "cpu"
-
-
-@pytest.mark.parametrize("recorder", RECORDERS)
-def test_repeated_work_is_the_work(recorder: Callable) -> None:
+@pytest.mark.parametrize(("recorder", "device"), [(record, "cpu"), pytest.param(capture.record, "cuda", marks=GPU)])
+def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
 
     def make() -> tuple[Callable[[], None], torch.Tensor, torch.Tensor, torch.nn.Linear, torch.Tensor]:
-        device = device_of(recorder)
         torch.manual_seed(0)
         layer = torch.nn.Linear(8, 8).to(device)
         x, rate, loss = torch.zeros(4, 8, device=device), torch.zeros((), device=device), torch.zeros((), device=device)
@@ -55,16 +45,12 @@ def test_repeated_work_is_the_work(recorder: Callable) -> None:
             work()
             losses.append(loss.item())
         results.append((losses, layer.weight.detach().clone()))
-    assert len(set(results[0][0])) == REHEARSALS + 5
-    assert results[0][0] == results[1][0]
-    assert torch.equal(results[0][1], results[1][1])
+    (losses, weights), (losses_repeated, weights_repeated) = results
+    assert len(set(losses)) == REHEARSALS + 5 and losses == losses_repeated and torch.equal(weights, weights_repeated)
 
 
 def test_looking_is_refused() -> None:
-    looks = (
-        lambda x: x.sum().item(), lambda x: float(x[0]), lambda x: x[x > 0], lambda x: x.nonzero(),
-        lambda x: bool((x > 0).all()),
-    )  # fmt: skip
+    looks = lambda x: x.sum().item(), lambda x: float(x[0]), lambda x: x[x > 0], torch.nonzero, lambda x: bool(x.all())
     for look in looks:
         with pytest.raises(AssertionError, match="while work is recorded|depends on them"):
             record(lambda look=look: look(torch.ones(3)))

@@ -5,6 +5,7 @@ import os
 import resource
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_check
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT
+from tests.conftest import refusal
+from tests.faults import faults
 from tests.reference.models import SOME, fill, tiny
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
@@ -69,13 +72,6 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
         assert last_component(given) == said
 
 
-def test_plain_data_opens_with_torch_s_defaults(tmp_path: Path) -> None:
-    path = str(tmp_path / "my bücher, (1)=it's.ckpt")
-    save(path, contents())
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-    assert set(torch.load(path, weights_only=True)) == set(contents()) == set(read(path))
-
-
 class Unwritable:
     """Fails while it is being written, after what stands before it."""
 
@@ -83,74 +79,59 @@ class Unwritable:
         raise OSError(28, "No space left on device")
 
 
-def fail(*_: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on the size of files stands for a full disk; torch tells of it as a RuntimeError."""
-    path = tmp_path / "model.ckpt"
+    path = tmp_path / "my bücher, (1)=it's.ckpt"
     large = contents(seed=2) | {"optimizer_states": [torch.zeros(300_000)]}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits, full = resource.getrlimit(resource.RLIMIT_FSIZE), OSError(28, "No space left on device")
     for old in (None, contents(seed=1)):
         if old:
             save(path, old)
         before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        for new, patched, limit, error in (
-            (large | {"rng": Unwritable()}, {}, limits[0], OSError),
-            (large, {"fsync": fail}, limits[0], OSError),
-            (large, {"replace": fail}, limits[0], OSError),
-            (large, {"fsync": interrupt}, limits[0], KeyboardInterrupt),
-            *((large, {}, limit, OSError) for limit in (10, 2000, 500_000, 1_200_000)),
-        ):
-            with monkeypatch.context() as patch, pytest.raises(error) as caught:
-                for name, function in patched.items():
-                    patch.setattr(os, name, function)
+        for new, patched, error, limit in (
+            (large | {"rng": Unwritable()}, "", full, limits[0]), (large, "fsync", full, limits[0]),
+            (large, "replace", full, limits[0]), (large, "fsync", KeyboardInterrupt(), limits[0]),
+            *((large, "", full, limit) for limit in (10, 2000, 500_000, 1_200_000)),
+        ):  # fmt: skip
+            with monkeypatch.context() as patch, pytest.raises(type(error)) as caught:
+                if patched:
+                    patch.setattr(os, patched, Mock(side_effect=error))
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
                 try:
                     save(path, new)
                 finally:
                     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert error is KeyboardInterrupt or str(path) in str(caught.value) and "\n" not in str(caught.value)
+            assert error is not full or str(path) in str(caught.value) and "\n" not in str(caught.value)
             assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before, (patched, limit)
     save(path, large)
     assert torch.equal(read(path)["state_dict"]["net.norm.weight"], large["state_dict"]["net.norm.weight"])
-    assert os.listdir(tmp_path) == ["model.ckpt"]
+    assert os.listdir(tmp_path) == [path.name]
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(path)) == []
+    assert set(torch.load(path, weights_only=True)) == set(large) == set(read(path))
 
 
 def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, events = tmp_path / "model.ckpt", []
-    fsync, replace = os.fsync, os.replace
-
-    def watched_fsync(handle: int) -> None:
-        events.append(("fsync", os.fstat(handle).st_ino))
-        fsync(handle)
+    path, synced, replace = tmp_path / "model.ckpt", [], os.replace
+    monkeypatch.setattr(os, "fsync", os.fsync)  # put back afterwards
+    faults.before(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
 
     def watched_replace(source: str | Path, target: str | Path) -> None:
         assert Path(source).parent == tmp_path and Path(target) == path
         assert torch.load(source, weights_only=True)["global_step"] == 17
-        events.append(("replace", os.stat(source).st_ino))
+        assert os.stat(source).st_ino in synced
         replace(source, target)
 
-    monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
     save(path, contents())
-    file = path.stat().st_ino
-    assert events.index(("fsync", file)) < events.index(("replace", file))
+    assert path.exists() and synced
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     path, good = tmp_path / "odd.ckpt", contents()
 
-    def refused(path: Path, *said: str) -> None:
-        with pytest.raises(CheckpointError) as caught:
-            read(path)
-        message = str(caught.value)
-        assert "\n" not in message and all(word in message for word in (path.name, *said)), (said, message)
+    def refused(path: Path, said: str) -> None:
+        message = refusal(CheckpointError, read, path)
+        assert path.name in message and said in message, (said, message)
 
     refused(tmp_path / "none.ckpt", "no such checkpoint")
     refused(tmp_path, "no such checkpoint")
@@ -167,17 +148,11 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_another_model_or_other_settings_are_another_format() -> None:
     """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
-    model = (
-        "layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift tied "
-    )
-    model += "attention"
-    names = "seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch "
-    names += (
-        "data.micro_batch optim.name optim.lr optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown "
-    )
-    names += (
-        "optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"
-    )
+    model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
+        tied attention"""
+    names = """seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch
+        data.micro_batch optim.name optim.lr optim.muon_lr optim.min_lr optim.warmup optim.schedule optim.cooldown
+        optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"""
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
     assert found == (5, model.split(), names.split()), "give FORMAT a new number, too"

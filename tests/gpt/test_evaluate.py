@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,14 +99,9 @@ def test_surprisals_and_their_sums_equal_the_loop() -> None:
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
     """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
-    ones = torch.ones(3, dtype=torch.int64)
-    logits = torch.tensor([[[3e4, 0.0, -3e4]] * 2])
-    result = window_totals(logits, torch.tensor([[0, 2]]), torch.ones(1, 2, dtype=torch.bool), ones, ones)
-    assert result[0].item() == pytest.approx(6e4)
-    count = 300_000
-    logits = torch.zeros(1, count, 3)
+    ones, count = torch.ones(3, dtype=torch.int64), 300_000
+    logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
-    targets = torch.zeros(1, count, dtype=torch.int64)
     result = window_totals(logits, targets, targets == 0, ones, ones)
     assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
 
@@ -122,9 +118,6 @@ def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
 
 
 def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
-    def broken(*_: object) -> None:
-        raise OSError("gone")
-
     expected = run(build(), 3)
     for training in (False, True):
         model = build(dropout=0.5).train(training)
@@ -132,13 +125,13 @@ def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
         assert run(model, 3) == expected
         assert all(module.training is training for module in model.modules())
         assert torch.equal(torch.get_rng_state(), state)
-        model.register_forward_pre_hook(broken)
+        model.register_forward_pre_hook(Mock(side_effect=OSError("gone")))
         with pytest.raises(OSError, match="gone"):
             run(model, 3)
         assert model.training is training
 
 
-def test_forward_is_in_full_precision_without_gradients() -> None:
+def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -> None:
     model, seen = build(), []
     expected = run(model, 3)
     model.register_forward_hook(
@@ -149,20 +142,11 @@ def test_forward_is_in_full_precision_without_gradients() -> None:
     assert set(seen) == {(torch.float32, False, False)}
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
-
-def test_windows_are_taken_one_at_a_time() -> None:
-    """A split need not fit in memory: batch n + 1 is asked for after batch n was computed."""
-    events: list[str] = []
-
-    def watched() -> Iterator[Window]:
-        for window in windows(TOKENS, 7, 1):
-            events.append("asked")
-            yield window
-
-    model = build()
-    model.register_forward_hook(lambda *_: events.append("computed"))
-    evaluate(model, watched(), TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
-    assert len(events) >= 8 and events == ["asked", "computed"] * (len(events) // 2)
+    # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
+    seen.clear()
+    asked = (seen.append("asked") or window for window in windows(TOKENS, 7, 1))
+    evaluate(model, asked, TOKENS[0], torch.tensor(ONES), torch.tensor(SIZES))
+    assert len(seen) >= 8 and set(seen[::2]) == {"asked"} and "asked" not in seen[1::2]
 
 
 def test_predictions_come_in_the_order_of_the_text() -> None:

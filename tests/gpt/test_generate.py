@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,30 +41,20 @@ def test_probabilities_equal_loops() -> None:
         result = probabilities(logits, Drawing(**rules), seen)
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15, err_msg=str(rules))
         assert np.array_equal(logits, kept), rules
+    wanted = torch.from_numpy(logits).log_softmax(-1).numpy()
+    np.testing.assert_allclose(probabilities(logits, Drawing()), np.exp(wanted), rtol=1e-12)
+    np.testing.assert_allclose(log_probabilities(logits), wanted, rtol=1e-12)
 
 
-def test_defaults_are_the_softmax() -> None:
-    logits = normal(5, 9)
-    np.testing.assert_allclose(probabilities(logits.numpy(), Drawing()), logits.softmax(-1).numpy(), rtol=1e-13)
-    np.testing.assert_allclose(log_probabilities(logits.numpy()), logits.log_softmax(-1).numpy(), rtol=1e-12)
-
-
-def test_ties_leave_exactly_k() -> None:
-    """An untrained head that is all zeros: top_k=1 is still greedy."""
-    for top_k in (1, 2, 3):
+def test_ties_nearly_greedy_temperatures_and_extreme_random_numbers() -> None:
+    for top_k in (1, 2, 3):  # of an untrained head that is all zeros: top_k=1 is still greedy
         result = probabilities(np.zeros((2, 5)), Drawing(top_k=top_k))
         assert ((result > 0).sum(-1) == top_k).all(), top_k
         np.testing.assert_allclose(result.sum(-1), 1)
-
-
-def test_nearly_greedy_is_finite() -> None:
     logits = 50 * normal(4, 7).numpy()
     for temperature, top_k in itertools.product((1e-3, 1e-38, 1e-307), (None, 3)):
         result = probabilities(logits, Drawing(temperature=temperature, top_k=top_k))
         np.testing.assert_allclose(result, probabilities(logits, Drawing(temperature=0.0)), atol=1e-12)
-
-
-def test_the_smallest_and_the_largest_random_number_draw_what_can_be_drawn() -> None:
     for number, token in ((0.0, 1), (0.2499, 1), (0.25, 2), (np.nextafter(1, 0), 2)):
         assert draw(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, number
 
@@ -137,28 +126,18 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = list(side_by_side(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
         assert len(parts) >= min(int(threads), rows // 8)
+    monkeypatch.undo()
 
-
-def test_a_gpu_does_as_many_texts_as_fit_one_part_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = weights_of(build(tiny()))
+    # A GPU does as many texts as fit, one part after the other.
     monkeypatch.setattr(weights, "cuda", True)
     cache = 2 * 2 * 7 * 12 * weights.dtype.itemsize  # bytes of a text: keys and values, layers, places, channels
     for free, rows, sizes in (
-        (2**34, 1000, [1000]),
-        (2**34, 2048, [1024, 1024]),
-        (4 * 10 * cache, 25, [8, 9, 8]),
-        (0, 2, [1, 1]),
-    ):
+        (2**34, 1000, [1000]), (2**34, 2048, [1024, 1024]), (4 * 10 * cache, 25, [8, 9, 8]), (0, 2, [1, 1]),
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
-        threads = set()
-
-        def work(part: slice, threads: set = threads) -> Iterator[range]:
-            threads.add(threading.get_ident())
-            yield range(part.start, part.stop)
-
-        parts = list(side_by_side(work, rows, weights))
-        assert [len(part) for part in parts] == sizes and len(threads) == 1
-        assert [row for part in parts for row in part] == list(range(rows))
+        parts = list(side_by_side(lambda part: iter([(part, threading.get_ident())]), rows, weights))
+        assert [part.stop - part.start for part, _ in parts] == sizes and len({thread for _, thread in parts}) == 1
+        assert [row for part, _ in parts for row in range(part.start, part.stop)] == list(range(rows))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
@@ -184,20 +163,16 @@ def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
         assert not any(getattr(value, "requires_grad", False) for value in vars(weights_of(model)).values())
         assert prompt.tolist() == [[1, 2, 3]] and out[:, :3].tolist() == [[1, 2, 3]] and out.shape == (1, 33)
         assert not out.is_inference(), "an ordinary tensor, usable afterwards"
-
-
-def test_one_dimension_is_one_row_and_nothing_asked_is_nothing_added() -> None:
-    model = build(tiny())
-    row = generate(model, torch.tensor([1, 2, 3]), 5, seed=1)
-    assert row.shape == (1, 8) and torch.equal(row, generate(model, torch.tensor([[1, 2, 3]]), 5, seed=1))
-    assert generate(model, torch.tensor([[1, 2, 3]]), 0).tolist() == [[1, 2, 3]]
+    # One dimension is one row, and nothing asked is nothing added.
+    assert torch.equal(generate(model, prompt[0], 30, seed=1), out)
+    assert generate(model, prompt, 0).tolist() == [[1, 2, 3]]
 
 
 def test_wrong_arguments_are_named() -> None:
     nan, model = float("nan"), build(tiny())
     for tokens, count, options, named in (
-        ([[1]], -1, {}, "count=-1"),
-        ([[1]], 3, {"temperature": -0.5}, "temperature=-0.5"), ([[1]], 3, {"temperature": nan}, "temperature=nan"),
+        ([[1]], -1, {}, "count=-1"), ([[1]], 3, {"temperature": nan}, "temperature=nan"),
+        ([[1]], 3, {"temperature": -0.5}, "temperature=-0.5"),
         ([[1]], 3, {"top_k": 0}, "top_k=0"), ([[1]], 3, {"top_k": -2}, "top_k=-2"),
         ([[1]], 3, {"top_p": 0.0}, "top_p=0"), ([[1]], 3, {"top_p": 1.5}, "top_p=1.5"),
         ([[1]], 3, {"min_p": -0.1}, "min_p=-0.1"), ([[1]], 3, {"min_p": 1.1}, "min_p=1.1"),

@@ -1,4 +1,4 @@
-"""The model against NumPy, against torch.nn, and against what a causal language model may and must depend on."""
+"""The model against NumPy, and against what a causal language model may and must depend on."""
 
 import copy
 import math
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
@@ -44,40 +43,6 @@ def test_equals_numpy() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
-def test_block_equals_torch_s_encoder_layer(kernel: str) -> None:
-    pairs = {
-        "norm1.weight": "norm1.weight", "norm1.bias": "norm1.bias",
-        "norm2.weight": "norm2.weight", "norm2.bias": "norm2.bias",
-        "attention.qkv.weight": "self_attn.in_proj_weight", "attention.qkv.bias": "self_attn.in_proj_bias",
-        "attention.proj.weight": "self_attn.out_proj.weight", "attention.proj.bias": "self_attn.out_proj.bias",
-        "mlp.up.weight": "linear1.weight", "mlp.up.bias": "linear1.bias",
-        "mlp.down.weight": "linear2.weight", "mlp.down.bias": "linear2.bias",
-    }  # fmt: skip
-    for norm, activation, bias in product(("layernorm", "rmsnorm"), ("gelu", "relu2"), (False, True)):
-        config = tiny(
-            heads=3, positions="learned", qk_norm=False, norm=norm, activation=activation, bias=bias, attention=kernel
-        )
-        ours = fill(Block(config).double()).train()
-        theirs = nn.TransformerEncoderLayer(
-            12, 3, 48, dropout=0.0, norm_first=True, batch_first=True, bias=bias, dtype=torch.float64,
-            activation="gelu" if activation == "gelu" else lambda x: x.clamp(min=0) ** 2,
-        )  # fmt: skip
-        if norm == "rmsnorm":
-            theirs.norm1, theirs.norm2 = (nn.RMSNorm(12, eps=1e-5, dtype=torch.float64) for _ in range(2))
-        mine, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
-        theirs.load_state_dict({pairs[key]: value.detach() for key, value in mine.items()})
-        x, y = (normal(2, 7, 12).requires_grad_() for _ in range(2))
-        hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
-        expected, out = theirs(x, src_mask=hidden, is_causal=True), ours(y)
-        close(out, expected, 1e-11, config)
-        expected.backward(normal(2, 7, 12, seed=8))
-        out.backward(normal(2, 7, 12, seed=8))
-        close(y.grad, x.grad, 1e-10, config)
-        for key, value in mine.items():
-            close(value.grad, other[pairs[key]].grad, 1e-10, key)
-
-
 @pytest.mark.slow
 def test_derivatives() -> None:
     for config in [*ALL[:32:6], *ALL[33::8]]:
@@ -108,10 +73,10 @@ def test_bfloat16_autocast_is_close() -> None:
 
 @torch.no_grad()
 def test_no_logit_sees_what_comes_after_it() -> None:
-    """Changing token t changes no logit before t, in no other row, and does change all from t on that a window reaches.
+    """Changing token t changes the logits of its row from t on that a window reaches, and no other.
 
-    A window of W places reaches W - 1 places back in each block, one more where a key is offset, which nobody asks
-    where there is but one, and one more through a token shift.
+    A window of W places reaches W - 1 places back in each block, one more where a key is offset, and one more through
+    a token shift.
     """
     for config in ALL:
         model, tokens = build(config), draw(2, config.context)
@@ -149,9 +114,7 @@ def test_rows_lengths_and_a_shorter_context_do_not_matter() -> None:
     for config in SOME:
         model = build(config)
         whole = model(tokens)
-        for t in (1, 3, 6):
-            close(model(tokens[:, :t]), whole[:, :t], 1e-11, name(config))
-        close(model(tokens[1:2]), whole[1:2], 1e-11, name(config))
+        close(model(tokens[1:2, :3]), whole[1:2, :3], 1e-11, name(config))
         shorter = with_context(model, 3).eval()
         assert shorter.config == replace(config, context=3)
         close(shorter(tokens[:, :3]), whole[:, :3], 1e-11, name(config))
@@ -256,14 +219,11 @@ def test_tied_weights_are_one() -> None:
 def test_wrong_tokens_are_named() -> None:
     zeros, model = torch.zeros, build(tiny())
     for tokens, named in (
-        (zeros(1, 8, dtype=torch.int64), "tokens: 8 per window, must be 1 to 7"),
-        (zeros(1, 0, dtype=torch.int64), "tokens: 0 per window"),
+        (zeros(1, 8).long(), "tokens: 8 per window, must be 1 to 7"), (zeros(1, 0).long(), "tokens: 0 per window"),
         (torch.tensor([[0, 11, 3]]), "tokens: 11 is outside the vocabulary, must be 0 to 10"),
-        (torch.tensor([[0, 3], [4, 500]]), "tokens: 500 is outside"),
-        (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"),
-        (zeros(3, dtype=torch.int64), r"must be \(B, T\) int64, not \(3,\)"),
-        (zeros(1, 3, 2, dtype=torch.int64), r"not \(1, 3, 2\)"),
-        (zeros(1, 3), "float32"), (zeros(1, 3, dtype=torch.bool), "bool"), (zeros(1, 3, dtype=torch.uint8), "uint8"),
+        (torch.tensor([[4, 500]]), "tokens: 500 is outside"), (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"),
+        (zeros(3).long(), r"must be \(B, T\) int64, not \(3,\)"), (zeros(1, 3, 2).long(), r"not \(1, 3, 2\)"),
+        (zeros(1, 3), "float32"), (zeros(1, 3).bool(), "bool"), (zeros(1, 3, dtype=torch.uint8), "uint8"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=named) as caught:
             model(tokens)
@@ -273,16 +233,14 @@ def test_wrong_tokens_are_named() -> None:
 def test_wrong_configuration_is_named() -> None:
     rotary = {"positions": "rotary"}
     for changes, *named in (
-        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"),
-        ({"heads": 24}, "model.heads=24", "model.dim=12"),
+        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"), ({"heads": 24}, "model.heads=24", "model.dim=12"),
         ({"heads": 4, **rotary}, "rotary", "model.heads=4", "model.dim=12", "= 3; the other positions take any"),
         ({"heads": 12, **rotary}, "rotary", "= 1;"),
         ({"heads": 2, "key_offset": True, **rotary}, "multiple of 4 (2 with model.key_offset=false)", "= 6;"),
         ({"heads": 5, "key_offset": True, **rotary}, "must divide model.dim=12: 1;"),
-        ({"layers": 0}, "model.layers=0"),
-        ({"dropout": 1.0}, "model.dropout=1"),
+        ({"layers": 0}, "model.layers=0"), ({"dropout": 1.0}, "model.dropout=1"),
         ({"norm": "layer_norm"}, "model.norm=layer_norm", "layernorm", "rmsnorm"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ValueError) as caught:
             tiny(**changes)
         assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in named), caught.value

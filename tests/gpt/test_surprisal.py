@@ -39,13 +39,9 @@ def test_costs_are_those_of_a_loop(batch: int, likely: int) -> None:
         assert chances[i].tolist() == pytest.approx([math.exp(-surprisal(row, token)) for token in order], abs=1e-6)
 
 
-def test_characters_are_the_sums_of_their_tokens() -> None:
+@pytest.mark.parametrize(("first", "batch", "size"), product((0, 5), (1, 4, 100), (1, 2, 5, 1000)))
+def test_characters_are_the_sums_of_their_tokens(first: int, batch: int, size: int) -> None:
     """Tokens 0 to 2 begin a character, the others go on with it; a text may begin with one of these."""
-    for first, batch, size in product((0, 5), (1, 4, 100), (1, 2, 5, 1000)):
-        check_characters(first, batch, size)
-
-
-def check_characters(first: int, batch: int, size: int) -> None:
     rng = np.random.default_rng(first)
     tokens = [first, *rng.integers(0, V, 60).tolist()]
     nats = rng.random(61).tolist()
@@ -62,8 +58,7 @@ def check_characters(first: int, batch: int, size: int) -> None:
         if i == 0 or token < 3:
             groups.append([])
         groups[-1].append(i)
-    found, seen = [], 0
-    lengths = []
+    found, seen, lengths = [], 0, []
     for piece in by_character(pieces(), starts, size):
         lengths.append(len(piece.nats))
         ends = [*piece.begins.tolist()[1:], len(piece.tokens)]

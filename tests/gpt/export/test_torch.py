@@ -19,16 +19,13 @@ from tests.reference.models import MIXED, name, tiny
 
 # Every value of every option; windows shorter than most texts, as long as some and longer than all.
 CONFIGS = [
-    MIXED[0],
-    MIXED[-1],
-    tiny(positions="alibi", heads=3, key_offset=True),
+    MIXED[0], MIXED[-1], tiny(positions="alibi", heads=3, key_offset=True),
     tiny(positions="alibi", window=3, context=48, attention="sdpa"),
     tiny(positions="sinusoidal", window=20, token_shift=True),
     tiny(positions="rotary", window=17, context=48, key_offset=True, heads=3),
     tiny(positions="none", window=1, tied=True),
-    tiny(context=1, heads=3, token_shift=True, key_offset=True),
-    tiny(context=2, heads=3, token_shift=True, key_offset=True),
-]
+    *(tiny(context=context, heads=3, token_shift=True, key_offset=True) for context in (1, 2)),
+]  # fmt: skip
 
 
 def shapes(config: ModelConfig) -> list[tuple[int, int]]:
@@ -52,6 +49,13 @@ def test_traced_once_it_takes_every_batch_size_and_length() -> None:
             assert torch.allclose(program(tokens), model(tokens), rtol=0, atol=1e-6), (name(config), batch, length)
         with pytest.raises(AssertionError, match=f"<= {config.context}" if config.context > 1 else "== 1"):
             program(torch.zeros(1, config.context + 1, dtype=torch.int64))
+    # Also beyond the length from which the model itself takes another kernel.
+    for positions in ("rotary", "alibi"):
+        model = filled(tiny(positions=positions, context=1100))
+        program = trace(model).module()
+        for length in (3, 1100):
+            tokens = torch.arange(length)[None] % 11
+            torch.testing.assert_close(program(tokens), model(tokens), rtol=0, atol=1e-4)
 
 
 LOAD = """
@@ -78,16 +82,6 @@ def test_the_file_is_enough(tmp_path: Path) -> None:
     tokens = torch.arange(14).reshape(2, 7) % 11
     assert torch.allclose(torch.tensor(whole), model(tokens), atol=1e-6)
     assert torch.allclose(torch.tensor(first), model(tokens[:1, :1]), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_graph_of_a_long_context_is_one_for_all_lengths() -> None:
-    for positions in ("rotary", "alibi"):
-        model = filled(tiny(positions=positions, context=1100))
-        program = trace(model).module()
-        for length in (3, 1100):
-            tokens = torch.arange(length)[None] % 11
-            torch.testing.assert_close(program(tokens), model(tokens), rtol=0, atol=1e-4)
 
 
 def test_a_table_far_larger_than_the_weights_is_refused() -> None:

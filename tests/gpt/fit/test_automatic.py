@@ -34,21 +34,17 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
     chosen, why = choose_compile("auto", "cpu", COMPILE_FROM - 1)
     assert chosen == "false" and "it pays on a CPU in runs of more than" in why
     assert choose_compile("auto", "cuda", 1.0)[0] == "true"
-    assert choose_compile("false", "cpu", 1e9) == ("false", "as asked")
-    assert choose_compile("true", "cpu", 1.0) == ("true", "as asked")
-    assert choose_compile("graph", "cuda", 1.0) == ("graph", "as asked")
+    for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0), ("graph", "cuda", 1.0)):
+        assert choose_compile(asked, device, seconds) == (asked, "as asked")
     for device in ("cpu", "mps"):
         with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
             choose_compile("graph", device, 1.0)
 
 
-def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for missing in ("g++", "Python.h"):
+def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch) -> None:
+    for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
-            if missing == "g++":
-                patched.setattr(shutil, "which", lambda name: None)
-            else:
-                (tmp_path / missing).unlink()
+            patched.setattr(module, name, lambda _, found=found: found)
             chosen, why = choose_compile("auto", "cpu", 1e9)
             assert chosen == "false" and missing in why
             with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
@@ -57,21 +53,21 @@ def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch, tmp_path:
     assert choose_compile("auto", "cpu", 1e9) == ("false", "compiling was not tried on this system")
 
 
-def test_what_is_expected_of_a_run_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_expected_of_a_run_is_decided_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for clock in ("time", "perf_counter", "monotonic", "process_time"):
         monkeypatch.setattr(time, clock, Mock(side_effect=AssertionError("a clock was read")))
     assert automatic.expected_seconds(3e13) == pytest.approx(200)
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, chosen in (
-        ({"amx_bf16": True, "avx512_bf16": True}, ("bf16-mixed", "the CPU has amx_bf16")),
-        ({"amx_bf16": False, "avx512_bf16": True}, ("bf16-mixed", "the CPU has avx512_bf16")),
-        ({"avx512": True, "avx512_bf16": False}, ("32-true", "the CPU has no bf16 arithmetic")),
-        ({}, ("32-true", "the CPU has no bf16 arithmetic")),
-    ):
+    for flags, precision, has in (
+        ({"amx_bf16": True, "avx512_bf16": True}, "bf16-mixed", "amx_bf16"),
+        ({"amx_bf16": False, "avx512_bf16": True}, "bf16-mixed", "avx512_bf16"),
+        ({"avx512": True, "avx512_bf16": False}, "32-true", "no bf16 arithmetic"),
+        ({}, "32-true", "no bf16 arithmetic"),
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: flags)
-        assert choose_precision("auto", "cpu") == chosen
+        assert choose_precision("auto", "cpu") == (precision, f"the CPU has {has}")
     assert choose_precision("64-true", "cpu") == ("64-true", "as asked")
     assert choose_precision("auto", "mps")[0] == "32-true"
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):

@@ -2,9 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,22 +30,14 @@ def costs(config: ModelConfig) -> Cost:
     return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.003)
 
 
-def planned(
-    seconds: float,
-    presets: list[ModelConfig] | None = None,
-    measure: Callable[[ModelConfig], Cost] = costs,
-    work: Work = NOTHING,
-    text: int = LONG,
-    **more: Any,
-) -> Plan:
-    return plan(lambda: seconds, presets or [SMALL], measure, work, lambda _: 256, 50, text, **more)
+def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHING, text: int = LONG, **more) -> Plan:
+    return plan(lambda: seconds, list(presets), measure, work, lambda _: 256, 50, text, **more)
 
 
 def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     made = planned(10.05 + AROUND)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
-    for seconds in (0.5, -3.0):
-        made = planned(seconds, [SMALL, LARGE])
+    for made in (planned(0.5, [SMALL, LARGE]), planned(-3.0, [SMALL, LARGE])):
         assert (made.model, made.steps) == (SMALL, 0)
     work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
     besides = AROUND + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
@@ -55,9 +45,7 @@ def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     made = planned(besides + 5.05, work=work)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
 
-
-def test_fewer_validations_where_time_is_short() -> None:
-    """At 0.2 s each and a quarter of the time: four of them need 3.2 s, five 4 s."""
+    # Fewer validations where time is short. At 0.2 s each and a quarter of the time, four of them need 3.2 s, five 4 s.
     work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
         made = planned(seconds, work=work)
@@ -85,10 +73,7 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
 
 
 def test_the_presets_that_machines_are_given() -> None:
-    """Of operations a second, minutes and characters of text, the width.
-
-    85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations.
-    """
+    """For 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations."""
     for speed, minutes, text, dim in (
         (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
         (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights

@@ -46,8 +46,7 @@ def test_what_a_character_cost_is_its_colour() -> None:
     """A line of each cost: as much of the picture has its colour as it has characters."""
     costs = [0.5, 3.0, 7.0, 30.0]
     characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
-    bits = np.repeat(costs, (4, 8, 12, 16))
-    picture = pixels(draw.surprisal(1, characters, bits))
+    picture = pixels(draw.surprisal(1, characters, np.repeat(costs, (4, 8, 12, 16))))
     found = [has(picture, draw.COSTS(min(cost, 8) / 8)) for cost in costs]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
@@ -64,12 +63,10 @@ def test_everything_can_be_drawn() -> None:
     """Without a warning, such as one for a glyph that no font has."""
     nothing = np.zeros(10)
     for png in (
-        draw.attention(1, "L0H0", ODD, np.eye(len(ODD))),
-        draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+        draw.attention(1, "L0H0", ODD, np.eye(len(ODD))), draw.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
         draw.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than there is room for
-        draw.surprisal(1, ["\n"], np.zeros(1)),
-        draw.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
-    ):
+        draw.surprisal(1, ["\n"], np.zeros(1)), draw.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
+    ):  # fmt: skip
         picture = pixels(png)
         assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
 
@@ -81,10 +78,7 @@ def test_characters_are_made_visible() -> None:
     assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
     kinds = "vowel vowel vowel consonant capital capital digit mark mark space space letter letter other other"
     assert [*map(kind, [*"aéыbBÜ3.$ \n中ب\x00", "\\xff"])] == kinds.split()
-
-
-def test_labels_are_what_the_fonts_have() -> None:
-    for character in ODD:
+    for character in ODD:  # labels are what the fonts have
         for each in draw.label(character):
             assert any(font.get_char_index(ord(each)) for font in draw.fonts().values()), repr(character)
     assert draw.label("\U000e0001") == "U+E0001" and draw.label("a") == "a"

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from gpt.checkpoint import load_checkpoint
 from gpt.fit.pictures import HEADS_DRAWN, as_markdown, spread_over
 from gpt.generate import generate
-from tests.conftest import Ended
+from tests.conftest import Ended, assert_same_weights, last
 from tests.faults import faults
 from tests.faults.processes import Process, run, wait_for
 from tests.faults.test_resume import assert_same
@@ -59,9 +59,9 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
     assert run("resume=runs/stopped", defaults=False, fault=(faults.nothing_is_drawn_here,)).status == 0
     resumed = images("stopped")
     assert {(tag, 20) for tag in TAGS} <= set(resumed) and resumed.items() <= whole.items()
-    ours, theirs = (torch.load(f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "stopped"))
-    assert_same(ours["callbacks"], theirs["callbacks"], "callbacks")
-    assert [step for step, _ in ours["callbacks"]["Samples"]["history"]["entries"]] == [10, 20]
+    ours, theirs = (last(name)["callbacks"] for name in ("whole", "stopped"))
+    assert_same(ours, theirs, "callbacks")
+    assert [step for step, _ in ours["Samples"]["history"]["entries"]] == [10, 20]
 
     # Trained, evaluated and drawn, but not yet called finished.
     ended = run("name=ended", *WATCHED, fault=(faults.killed_at_the_end,))
@@ -73,30 +73,24 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
 @pytest.mark.slow
 def test_watching_changes_nothing_and_a_drawer_that_fails_neither(workplace: Path) -> None:
     everything = [*WATCHED, "watch.histograms=true", "watch.attention_heads=[L1H0]"]
-    cases: dict[str, tuple[list[str], Any]] = {
-        "unwatched": (["trainer.max_steps=20"], None),
-        "watched": (everything, (faults.nothing_is_drawn_here,)),
-        "killed": (everything, (faults.drawer_gets, signal.SIGKILL)),
-        "hung and slow": ([*everything, "trainer.val_check_interval=2"], (faults.drawer_gets, signal.SIGSTOP, 5)),
-    }
-    states, said = {}, {}
-    for name, (arguments, fault) in cases.items():
-        ended = run(f"name={name.split()[0]}", *arguments, fault=fault)
+    said = {}
+    for name, arguments, *fault in (
+        ("unwatched", ["trainer.max_steps=20"]), ("watched", everything, faults.nothing_is_drawn_here),
+        ("killed", everything, faults.drawer_gets, signal.SIGKILL),
+        ("hung", [*everything, "trainer.val_check_interval=2"], faults.drawer_gets, signal.SIGSTOP, 5),
+    ):  # fmt: skip
+        ended = run(f"name={name}", *arguments, fault=tuple(fault) or None)
         assert ended.status == 0 and ended.err == "", ended
-        states[name] = torch.load(f"runs/{name.split()[0]}/checkpoints/last.ckpt")["state_dict"]
         said[name] = [line for line in ended.out.splitlines() if line.startswith("pictures ")]
-        assert_same(states["unwatched"], states[name], name)
+        assert_same_weights("unwatched", name)
     assert said["unwatched"] == said["watched"] == [] and images("unwatched") == {}
     assert said["killed"] == ["pictures   are not drawn any more: the process that draws has ended"]
     # Two validations of three pictures reach the limit; the last validation's are sent all the same.
-    assert said["hung and slow"] == [
-        "pictures   are drawn more slowly than validations come: some are left out",
-        "pictures   9 were not drawn within 1 seconds",
-    ]
+    more_slowly = "pictures   are drawn more slowly than validations come: some are left out"
+    assert said["hung"] == [more_slowly, "pictures   9 were not drawn within 1 seconds"]
     assert {tag for tag, _ in images("watched")} == {"view_attention/L1H0", "view/calibration", "view/surprisal"}
-    parts = ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp", "blocks.0.mlp")
-    histograms = {f"weights/{name.removeprefix('net.')}" for name in states["watched"]}
-    histograms |= {f"activations/{name}" for name in parts}
+    histograms = {f"weights/{name.removeprefix('net.')}" for name in last("watched")["state_dict"]}
+    histograms |= {f"activations/{name}" for name in ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp")}
     assert histograms <= {value.tag for value, step in values("watched") if step == 20}
 
 
@@ -121,7 +115,7 @@ def test_the_process_that_draws_ends_with_the_one_that_trains(workplace: Path) -
 def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert train("name=a", "trainer.max_steps=10").status == 0
     model, meta = load_checkpoint("runs/a")
-    ((step, texts),) = torch.load("runs/a/checkpoints/last.ckpt")["callbacks"]["Samples"]["history"]["entries"]
+    ((step, texts),) = last("a")["callbacks"]["Samples"]["history"]["entries"]
     assert step == 10 and [temperature for temperature, _, _ in texts] == [0.6, 0.6, 1.0, 1.0]
     assert texts[0][1] == texts[2][1] != texts[1][1], "the prompts"
     letters = meta["vocabulary"]["characters"]

@@ -20,10 +20,10 @@ from gpt.capture import REHEARSALS
 from gpt.fit.automatic import choose_recorder
 from gpt.fit.module import LitGPT
 from gpt.model import GPT
-from tests.conftest import Ended
+from tests.conftest import Ended, last
 from tests.faults import faults
 from tests.faults.test_resume import assert_same
-from tests.gpt.fit.test_watch import last, scalars
+from tests.gpt.fit.test_watch import scalars
 from tests.reference.capture import record
 from tests.reference.models import tiny
 
@@ -32,8 +32,7 @@ STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_ev
 
 
 def each_time(work: Callable[[], None]) -> Callable[[], None]:
-    """Records nothing: Python does the work again."""
-    return work
+    return work  # nothing is recorded: Python does the work again
 
 
 @pytest.fixture
@@ -59,18 +58,18 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
         ],
     }  # fmt: skip
     for name, recipe in recipes.items():
-        recorded, repeated = [], []
+        repeated = []
 
-        def counting(work: Callable[[], None], recorded: list = recorded, repeated: list = repeated) -> Any:
-            recorded.append(again := record(work))
-            return lambda: (repeated.append(1), again())[1]
+        def counting(work: Callable[[], None], repeated: list = repeated) -> Any:
+            repeated.append(Mock(wraps=record(work)))
+            return repeated[-1]
 
         for run, recorder in ((f"python-{name}", each_time), (name, counting)):
             recording(recorder)
             assert train(f"name={run}", *STEPS, *recipe).status == 0
         assert_same_run(f"python-{name}", name)
         assert len(set(scalars(name, "train/loss").values())) == 3
-        assert (len(recorded), len(repeated)) == (1, 12 - REHEARSALS)
+        assert [each.call_count for each in repeated] == [12 - REHEARSALS]
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +158,7 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
 
 
 def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
-    """Recorded only where asked for, on one GPU, and nobody looks into the steps; else, and where it fails, compiled.
-
-    A first step that fails has to do without that, too; several processes, which might not all fail, end.
-    """
+    """A first step that fails has to do without compiling, too; several processes, which might not all fail, end."""
     assert choose_recorder("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
         assert choose_recorder(*where) is None
