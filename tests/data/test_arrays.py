@@ -112,7 +112,6 @@ def test_files_fill_validation_then_test_in_the_order_of_a_hash():
         assert placed == split_by_file(dict(sorted(sizes.items(), reverse=True)), shares)
         assert shares[2] > 0 or "test" not in placed.values()
     assert split_by_file({f"{place}": 100 for place in range(60)} | {"giant": 100_000}, SHARES)["giant"] == "train"
-
     # The shares of the benchmarks are exact.
     assert split_within(100_000_000, SHARES) == (90_000_000, 95_000_000)
     assert split_within(100_000_000, [0.3333333, 0.6666666, 0.0])[1] == 100_000_000

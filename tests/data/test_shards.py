@@ -1,5 +1,3 @@
-"""Text at addresses: the same text as from this disk, in batches that follow from the seed, and nothing skipped."""
-
 import json
 import os
 import random
@@ -11,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, product
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -81,7 +80,6 @@ def test_an_epoch_takes_every_window_once_block_by_block():
             assert set(shard[blocks == each].tolist()) == set(its)
             assert LENGTHS[its[:-1]].sum() <= block + 2 * context * len(its)
         assert {1: 10, 200: 4}.get(block, 1) <= len(taken) <= {10**9: 1}.get(block, 10)
-
     # Over the epochs, every token but a shard's first is a target.
     lengths = LENGTHS[[1, 2, 4, 6, 7]]
     targets = [set() for _ in lengths]
@@ -282,7 +280,7 @@ def test_from_the_web(tmp_path, opened):
         opened(f"{base}/00.txt")
 
 
-def test_what_cannot_be_read_is_one_line(bucket, opened):
+def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
     bucket.put_all([("a.txt", "abc"), ("empty/0.txt", ""), ("latin/0.txt", "ab" * 200)])
     bucket.put_all([("latin/1.txt", b"ab" * 200 + b"\xe9 "), ("mark/0.txt", "abc"), ("mark/1.txt", "\ufeff")])
     for path, reason in {
@@ -298,17 +296,11 @@ def test_what_cannot_be_read_is_one_line(bucket, opened):
         message = refusal(DataError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
 
-
-def test_why_a_store_cannot_be_asked(opened, monkeypatch):
     for error, reason in [
         (PermissionError("no"), "access is denied"), (RuntimeError("not\nnow"), "cannot be read: not now"),
         (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .* -e '\.\[s3\]'"),
     ]:  # fmt: skip
-
-        def refuse(*_, error=error):
-            raise error
-
-        monkeypatch.setattr(manifest, "_find", refuse)
+        monkeypatch.setattr(manifest, "_find", Mock(side_effect=error))
         with pytest.raises(DataError, match=f"^data.path=file:///a.txt: {reason}$"):
             opened("file:///a.txt")
 

@@ -105,13 +105,10 @@ def test_an_optimizer_goes_on_there() -> None:
     assert {group["lr"].device for group in adam.param_groups} == {DEVICE}
 
 
-def test_a_trained_model_is_taken_over_there() -> None:
+def test_a_trained_model_is_taken_over_and_batches_are_made_there() -> None:
     model = build(tiny())
     init_from(model, build(tiny(context=5)), torch.arange(V, device=DEVICE))
     assert model.head.weight.device == DEVICE
-
-
-def test_batches_are_made_there() -> None:
     for dtype in (torch.uint8, torch.int32):
         text = torch.empty(500, dtype=dtype, device=DEVICE)
         batch = next(batches_on_device(text, 0, 3, 8, 20, slice(2, 5)))

@@ -1,5 +1,3 @@
-"""Attention against loops over heads, queries and keys, against torch.nn, and against itself by another kernel."""
-
 import itertools
 
 import numpy as np

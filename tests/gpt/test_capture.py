@@ -1,5 +1,3 @@
-"""Work that is recorded and repeated, against the same work done each time."""
-
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,3 @@
-"""Training checkpoints: the old file or the whole new one, opened by torch's defaults, one line when it cannot be."""
-
 import dataclasses
 import os
 import resource

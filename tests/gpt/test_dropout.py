@@ -1,5 +1,3 @@
-"""Dropout from shared random bits, against what it promises and against torch's own."""
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,8 +37,7 @@ def test_values_that_share_a_word_are_lost_independently() -> None:
     assert off.abs().max().item() < 5e-3
     assert lost.mean(0).abs().max().item() < 2e-3
 
-
-def test_the_generator_decides_and_nothing_is_drawn_for_nothing() -> None:
+    # The generator decides, and nothing is drawn for nothing.
     x, outs = torch.ones(1000), []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)

@@ -1,5 +1,3 @@
-"""What goes where on a device that is no CPU."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""Evaluation against a loop over every character, whatever the batch, the windows and the tokenizer."""
-
 import itertools
 import math
 from collections.abc import Iterator
@@ -141,7 +139,6 @@ def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -
         assert run(model, 3) == expected
     assert set(seen) == {(torch.float32, False, False)}
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
     # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
     seen.clear()
     asked = (seen.append("asked") or window for window in windows(TOKENS, 7, 1))

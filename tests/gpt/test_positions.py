@@ -1,5 +1,3 @@
-"""Rotary positions against complex numbers and against what they are for."""
-
 import itertools
 import math
 
@@ -47,8 +45,7 @@ def test_the_decoder_holds_the_angles(positions: str) -> None:
         wanted = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1) / config.dim**0.5
     assert found.itemsize == wanted.itemsize / 2 and np.abs(found - wanted).max() < 6e-8
 
-
-def test_a_longer_text_leaves_the_tables_as_they_were_and_layers_share_them() -> None:
+    # A longer text leaves the tables as they were, and layers share them.
     first = [table.clone() for table in shared_tables(100, 8, torch.device("cpu"))]
     longer, again = (shared_tables(n, 8, torch.device("cpu")) for n in (5000, 120))
     assert all(torch.equal(one, other[:100]) for one, other in zip(first, longer, strict=True))

@@ -1,5 +1,3 @@
-"""What tokens and characters cost, against loops."""
-
 import math
 from collections.abc import Iterator
 from itertools import product

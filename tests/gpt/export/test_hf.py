@@ -1,5 +1,3 @@
-"""A folder for transformers: the same logits and the same greedy text, and a tokenizer that loses nothing."""
-
 import dataclasses
 import itertools
 import re
@@ -100,9 +98,8 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         with pytest.raises(InputError) if wrong else nullcontext() as caught:
             check(config, nearest(config)[0])
         if wrong:
-            assert (
-                str(caught.value) == f"--to hf: no architecture of transformers is the same maths: {', '.join(named)}"
-            )
+            said = "--to hf: no architecture of transformers is the same maths: "
+            assert str(caught.value) == said + ", ".join(named)
         changed = dataclasses.replace(config, **wrong)
         needed, convert = nearest(changed)
         check(changed, needed)
@@ -121,14 +118,15 @@ def tokenizer_for(vocabulary: dict, folder: Path):
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory):
-    ours = CharTokenizer(NASTY)
-    return ours, tokenizer_for(ours.vocabulary, tmp_path_factory.mktemp("nasty"))
+    vocabularies = {"nasty": CharTokenizer(NASTY).vocabulary, "bytes": {"kind": "byte"}}
+    made = (tokenizer_for(each, tmp_path_factory.mktemp(name)) for name, each in vocabularies.items())
+    return CharTokenizer(NASTY), *made
 
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet=NASTY))
 def test_any_text_of_the_vocabulary_comes_back(nasty, text: str) -> None:
-    ours, theirs = nasty
+    ours, theirs, _ = nasty
     tokens = theirs(text)["input_ids"]
     assert tokens == ours.encode(text).tolist()
     assert theirs.decode(tokens) == text
@@ -136,7 +134,7 @@ def test_any_text_of_the_vocabulary_comes_back(nasty, text: str) -> None:
 
 
 def test_nothing_is_added_and_numbers_are_ours(nasty) -> None:
-    ours, theirs = nasty
+    ours, theirs, _ = nasty
     assert len(theirs) == ours.size and theirs.all_special_tokens == []
     assert theirs.get_vocab() == {letter: token for token, letter in enumerate(ours.characters)}
     assert [theirs.decode([token]) for token in range(ours.size)] == list(ours.characters)
@@ -145,14 +143,10 @@ def test_nothing_is_added_and_numbers_are_ours(nasty) -> None:
         theirs("abcz")
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory):
-    return tokenizer_for({"kind": "byte"}, tmp_path_factory.mktemp("bytes"))
-
-
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")) | st.text(alphabet=NASTY), raw=st.binary(max_size=20))
-def test_bytes_are_their_own_numbers(byte_level, text: str, raw: bytes) -> None:
+def test_bytes_are_their_own_numbers(nasty, text: str, raw: bytes) -> None:
+    byte_level = nasty[2]
     tokens = byte_level(text)["input_ids"]
     assert bytes(tokens) == text.encode("utf-8")
     assert byte_level.decode(tokens) == text

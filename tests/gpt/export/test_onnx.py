@@ -1,5 +1,3 @@
-"""ONNX: the same logits in onnxruntime, for every option, batch size and length."""
-
 import json
 from pathlib import Path
 

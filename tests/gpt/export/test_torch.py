@@ -1,5 +1,3 @@
-"""torch.export: the same logits, from a file that needs nothing of this project."""
-
 import itertools
 import json
 import subprocess

@@ -1,5 +1,3 @@
-"""Choices for a machine: what decides, and what the reason says."""
-
 import os
 import platform
 import re

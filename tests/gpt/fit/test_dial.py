@@ -1,5 +1,3 @@
-"""What `minutes` chooses, from made-up costs and a clock that stands still."""
-
 import time
 import warnings
 from pathlib import Path
@@ -44,7 +42,6 @@ def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
     made = planned(besides + 5.05, work=work)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
-
     # Fewer validations where time is short. At 0.2 s each and a quarter of the time, four of them need 3.2 s, five 4 s.
     work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):

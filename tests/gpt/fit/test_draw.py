@@ -1,5 +1,3 @@
-"""Pictures looked at one pixel at a time, and characters that are hard to show."""
-
 import io
 import os
 import subprocess

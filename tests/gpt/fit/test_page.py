@@ -1,5 +1,3 @@
-"""report.html: what is in it against score.py, loops and what was put in; the page itself in a real browser."""
-
 import base64
 import io
 import json
@@ -180,7 +178,7 @@ def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
     return page
 
 
-def test_curves_are_the_numbers(shown: Any) -> None:
+def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
     expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
     for view, scale in (("log", math.log), ("linear", float)):
         shown.check(f"[value={view}]")
@@ -199,9 +197,6 @@ def test_curves_are_the_numbers(shown: Any) -> None:
         nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
         assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
     assert shown.inner_text(".keys .best") == "best checkpoint, step 40"
-
-
-def test_curves_say_their_numbers(shown: Any) -> None:
 
     def said() -> list[float]:
         return [float(number) for number in re.findall(r"[\d.]+", shown.inner_text("#card"))]
@@ -252,7 +247,7 @@ PIXEL = """([x, y]) => {
 }"""  # red, green, blue and alpha of a pair of positions
 
 
-def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
+def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     attention = opened[1]["attention"]
     weights = (weights_of(attention) / 255) ** 2
     shown.locator("#map").scroll_into_view_if_needed()
@@ -280,8 +275,6 @@ def test_attention_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any
     labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
     assert len(labels) == LOOKED_AT and labels[5] == "space" and labels[0] == "N"
 
-
-def test_the_passage_says_its_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     passage = opened[1]["passage"]
     shown.focus("#text")
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
@@ -302,7 +295,7 @@ def colours(shown: Any) -> tuple[str, list[int]]:
     return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0])[:3]
 
 
-def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> None:
+def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(shown: Any) -> None:
     needs("pypdf", extra="dev")
     from pypdf import PdfReader
 
@@ -324,9 +317,7 @@ def test_light_and_dark_are_legible_and_it_is_printed_in_light(shown: Any) -> No
     assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
     shown.emulate_media(media="screen")
 
-
-def test_nothing_is_wider_than_the_screen(shown: Any) -> None:
-    shown.evaluate("document.querySelector('details').open = true")
+    # Nothing is wider than the screen.
     for place, width in enumerate((320, 800)):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") == width

@@ -1,5 +1,3 @@
-"""What GPUs could reach, by the table of known ones."""
-
 import pytest
 import torch
 
@@ -23,10 +21,7 @@ def test_known_by_their_whole_name() -> None:
     for name, known in (KNOWN | dict.fromkeys(UNKNOWN, (None, None))).items():
         for dtype, tflops in zip((torch.bfloat16, torch.float32), known, strict=True):
             assert known_peak(name, dtype) == (tflops and tflops * 1e12), name
-
-
-def test_dense_figures_are_not_those_for_sparse_matrices() -> None:
-    """The bf16 figures printed with sparsity, none of which is in the table."""
+    # None of the table is a bf16 figure that is printed for sparse matrices.
     sparse = {4500, 1979, 1978.9, 1671, 1513, 624, 733, 242, 250, 419, 330.3, 142}
     assert not sparse & {bf16 for bf16, _ in TFLOPS.values()}
 

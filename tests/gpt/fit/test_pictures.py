@@ -1,5 +1,3 @@
-"""What a run shows of its model in TensorBoard, in real processes, some of them killed."""
-
 import html
 import os
 import re
@@ -62,7 +60,6 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
     ours, theirs = (last(name)["callbacks"] for name in ("whole", "stopped"))
     assert_same(ours, theirs, "callbacks")
     assert [step for step, _ in ours["Samples"]["history"]["entries"]] == [10, 20]
-
     # Trained, evaluated and drawn, but not yet called finished.
     ended = run("name=ended", *WATCHED, fault=(faults.killed_at_the_end,))
     assert ended.status == -signal.SIGKILL and images("ended") == whole
