@@ -85,16 +85,14 @@ def test_few_files_are_cut_each_and_joined_by_one_newline(tmp_path, opened):
 
 
 def test_many_files_go_to_one_split_each(tmp_path, opened):
-    texts = {f"{place:02}.txt": random_text(50 + 3 * place, "abc", place) for place in range(40)}
+    texts, shares = {f"{n:02}.txt": random_text(50 + 3 * n, "abc", n) for n in range(40)}, [0.7, 0.2, 0.1]
     folder = Folder(tmp_path / "text", texts)
-    placed = split_by_file({name: len(part) for name, part in texts.items()}, [0.7, 0.2, 0.1])
-    for tokenizer in ("char", "byte"):
-        text = opened(split=[0.7, 0.2, 0.1], tokenizer=tokenizer)
-        for split in SPLITS:
-            parts = [part for name, part in sorted(texts.items()) if placed[name] == split]
-            assert decoded(text)[split] == "\n".join(parts), (tokenizer, split)
+    placed = split_by_file({name: len(part) for name, part in texts.items()}, shares)
+    for tokenizer, split in itertools.product(("char", "byte"), SPLITS):
+        parts = [part for name, part in sorted(texts.items()) if placed[name] == split]
+        assert decoded(opened(split=shares, tokenizer=tokenizer))[split] == "\n".join(parts), (tokenizer, split)
     folder.delete("39.txt")
-    fewer = opened(split=[0.7, 0.2, 0.1])
+    fewer = opened(split=shares)
     assert decoded(fewer)["train"].startswith(texts["00.txt"][:35] + "\n" + texts["01.txt"][:37] + "\n")
 
 
@@ -239,13 +237,8 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monke
     scan = arrays.scan
     for change in ("abc" * 400, "abab" * 249 + "abba", "ab?c" * 250):
         write(tmp_path / "text", "abab" * 250)
-
-        def scan_and_change(*args, change=change):
-            found = scan(*args)
-            write(tmp_path / "text", change)
-            return found
-
-        monkeypatch.setattr(arrays, "scan", scan_and_change)
+        monkeypatch.setattr(arrays, "scan", scan)
+        faults.after(arrays, "scan", lambda *_, change=change: write(tmp_path / "text", change))
         with pytest.raises(DataError, match="changed while it was being read"):
             opened()
         assert list((tmp_path / "cache" / "encoded").iterdir()) == [], change

@@ -14,7 +14,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA
 @pytest.mark.parametrize(("recorder", "device"), [(record, "cpu"), pytest.param(capture.record, "cuda", marks=GPU)])
 def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
 
-    def make() -> tuple[Callable[[], None], torch.Tensor, torch.Tensor, torch.nn.Linear, torch.Tensor]:
+    def make() -> tuple:
         torch.manual_seed(0)
         layer = torch.nn.Linear(8, 8).to(device)
         x, rate, loss = torch.zeros(4, 8, device=device), torch.zeros((), device=device), torch.zeros((), device=device)

@@ -29,9 +29,8 @@ def test_probabilities_equal_loops() -> None:
     logits, seen = 3 * normal(4, 7).numpy(), normal(4, 7, seed=1).numpy() > 0
     kept = logits.copy()
     keys = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
-    for values in itertools.product(
-        (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0), (1.0, 1.3, 0.5)
-    ):
+    given = (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0), (1.0, 1.3, 0.5)
+    for values in itertools.product(*given):
         rules = dict(zip(keys, values, strict=True))
         expected = [
             sampling.probabilities(row.tolist(), **rules, seen=set(np.flatnonzero(was).tolist()))

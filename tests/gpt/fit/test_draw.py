@@ -31,7 +31,6 @@ def test_attention_has_the_colours_of_its_weights() -> None:
     for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
         picture = pixels(draw.attention(7, "L0H1", list("abcdefgh"), shown))
         height, width, _ = picture.shape
-        # A square of cells in the middle of what is there for it.
         side = min(0.91 * width, 0.77 * height)
         left, top = (1.07 * width - side) / 2, (0.97 * height - side) / 2
         for row, column in np.ndindex(8, 8):
