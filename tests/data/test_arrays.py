@@ -56,9 +56,7 @@ def test_one_file_is_cut_at_its_shares(tmp_path, opened):
             assert text.characters[split] == len(part)
         assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)} and text.name == "text"
         assert isinstance(text.train, np.memmap) and not text.train.flags.writeable
-
-
-def test_bytes_are_kept_and_characters_counted(tmp_path, opened):
+    # Bytes are kept, and characters counted.
     whole = "\ufeff" + random_text(2000, "aé語\r\n")
     write(tmp_path / "text", whole)
     text = opened(tokenizer="byte", split=[0.5, 0.25, 0.25])

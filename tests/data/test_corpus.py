@@ -106,9 +106,7 @@ def test_any_name_is_taken_literally(tmp_path):
     for name in NAMES:
         assert read(tmp_path / name) == name
         assert names(tmp_path / name) == [name]
-
-
-def test_letters_composed_or_not(tmp_path):
+    # Letters may be composed or not.
     name = unicodedata.normalize("NFC", "bücher.txt")
     for stored in ("NFC", "NFD"):
         make(tmp_path / stored, unicodedata.normalize(stored, name))
@@ -161,7 +159,7 @@ def test_the_digest_covers_names_and_content(tmp_path):
     assert len(set(digests)) == len(texts) and digests[0] == digests[-1]
 
 
-def test_the_standard_library_without_comments_and_rulers():
+def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch):
     source = 'a = 1  # stays\n# goes\n    # goes too\n"""\n-----\n  ====== x\n----\n_____\nb = "....."\nxxxxxx\n"""\n#'
     assert without_rulers(source) == 'a = 1  # stays\n"""\n----\nxxxxxx\n"""'
     opened = open_corpus(DataConfig())
@@ -173,9 +171,7 @@ def test_the_standard_library_without_comments_and_rulers():
     left_out = {"test", "tests", "idlelib", "encodings", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
     assert not [name for name in found if left_out & {*Path(name).parts[:-1]}]
     assert not [name for name in found if "site-packages" in name or "_sysconfigdata" in name]
-
-
-def test_what_counts_as_standard_library(tmp_path, monkeypatch):
+    # What counts as standard library.
     make(tmp_path, "b.py", "test/c.py", "json/tests/d.py", "json/e.py", "site-packages/f.py")
     make(tmp_path, "_sysconfigdata_x.py", "g.txt")
     (tmp_path / "a.py").write_bytes(b"x = 1\r\n# gone\r\ny = 2\r\n")

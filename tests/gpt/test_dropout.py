@@ -26,9 +26,7 @@ def test_the_share_is_met() -> None:
             assert (drop(x, p) == 0).double().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / 1e6) ** 0.5)
     assert 0 < (dropout(x, 1 - 1e-9) != 0).sum() < 60
 
-
-def test_values_that_share_a_word_are_lost_independently() -> None:
-    """Correlation of each of the four places with the others and with the next word's, over a million words."""
+    # The four places of a word are lost independently, also of the next word's.
     torch.manual_seed(2)
     lost = (dropout(torch.ones(1_000_001, 4), 0.3) == 0).double() - 0.3  # (N, 4)
     both = torch.cat((lost[:-1], lost[1:]), dim=1)  # (N - 1, 8)

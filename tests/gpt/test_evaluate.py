@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.batches import evaluation_windows
 from gpt.evaluate import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
@@ -23,22 +24,9 @@ Window = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def windows(tokens: list[int], length: int, batch: int, stride: int | None = None, junk: int = 0) -> Iterator[Window]:
-    """Every target once, in windows of `length` that start each `stride`; what is not counted holds `junk`."""
-    stride = stride or length
-    rows, done = [], 1
-    for start in range(0, len(tokens) - 1, stride):
-        inputs = tokens[start : start + length][: len(tokens) - 1 - start]
-        targets = tokens[start + 1 : start + 1 + len(inputs)]
-        counted = [start + 1 + i >= done for i in range(len(inputs))]
-        if not any(counted):
-            break
-        done = start + 1 + len(inputs)
-        pad = length - len(inputs)
-        targets = [t if c else junk for t, c in zip(targets, counted, strict=True)]
-        rows.append((inputs + [junk] * pad, targets + [junk] * pad, counted + [False] * pad))
-    for i in range(0, len(rows), batch):
-        columns = zip(*rows[i : i + batch], strict=True)
-        yield tuple(torch.tensor(column) for column in columns)  # type: ignore[misc]
+    """Every target once, in windows of `length` that start each `stride`; a target that is not counted is `junk`."""
+    for inputs, targets, counted in evaluation_windows(np.array(tokens), length, batch, stride=stride):
+        yield inputs, targets.masked_fill(~counted, junk), counted
 
 
 def build(**changes) -> GPT:

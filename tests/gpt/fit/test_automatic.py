@@ -37,9 +37,7 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
     for device in ("cpu", "mps"):
         with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
             choose_compile("graph", device, 1.0)
-
-
-def test_compiling_without_what_it_needs(complete: pytest.MonkeyPatch) -> None:
+    # Without what it needs.
     for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
             patched.setattr(module, name, lambda _, found=found: found)

@@ -46,9 +46,7 @@ def test_what_a_character_cost_is_its_colour() -> None:
     picture = pixels(draw.surprisal(1, characters, np.repeat(costs, (4, 8, 12, 16))))
     found = [has(picture, draw.COSTS(min(cost, 8) / 8)) for cost in costs]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
-
-
-def test_calibration_s_bars_are_as_high_as_the_accuracy() -> None:
+    # The bars of calibration are as high as the accuracy.
     counts, middle, bars = np.full(10, 5), (np.arange(10) + 0.5) / 10, []
     for right in (0.0, 0.5, 1.0):
         bars.append(has(pixels(draw.calibration(1, counts, middle, np.full(10, right), 0.3)), "#9ecae1"))
