@@ -23,7 +23,6 @@ def test_permute_is_a_permutation_and_as_random_as_one():
             found = np.bincount(permute(np.full(20_000, place, np.uint64), size, keys).astype(np.int64), minlength=size)
             expected = 20_000 / size
             assert np.abs(found - expected).max() < 5 * expected**0.5, (size, place)
-
     assert len({tuple(permutation(4, key)) for key in range(400)}) == 24
     shuffled = np.array(permutation(10_000, 3))
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.05
@@ -83,7 +82,6 @@ def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere
     for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
         rows = [train_batch(tokens, 1, 3, 24, 9, slice(at, at + size)) for at in range(0, 24, size)]
         assert torch.equal(torch.cat(rows), third)
-
     # They depend on seed and step.
     tokens = np.arange(5000, dtype=np.uint16)
     batches = [train_batch(tokens, seed, step, 8, 16) for seed in (0, 1, -1, 2**63) for step in (0, 1, 10**12)]

@@ -181,7 +181,6 @@ def test_the_bound_is_held_and_the_batches_are_the_same(tmp_path, opened):
     stop.set()
     watching.join()
     assert 1e5 < max(most) <= 2.4e5 - evaluated
-
     told = r"data\.cache_gb=0\.0001: is too little for .* needs at least (0\.000\d+)"
     with pytest.raises(DataError, match=told) as caught:
         opened(folder.address, cache_gb=0.0001)
@@ -291,7 +290,6 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
     }.items():  # fmt: skip
         message = refusal(DataError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
-
     for error, reason in [
         (PermissionError("no"), "access is denied"), (RuntimeError("not\nnow"), "cannot be read: not now"),
         (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .* -e '\.\[s3\]'"),

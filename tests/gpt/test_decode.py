@@ -164,7 +164,6 @@ def test_queries_of_zeros_large_ones_and_gelu() -> None:
         config = tiny(qk_norm=qk_norm)
         state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
         assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all(), qk_norm
-
     # GELU is torch's.
     x = np.concatenate([np.linspace(-40, 40, 100_001), [0.0, -0.0, 9.0, -9.0, 1e30, -1e30]])
     wanted = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()

@@ -25,7 +25,6 @@ def test_the_share_is_met() -> None:
         for drop in (dropout, F.dropout):
             assert (drop(x, p) == 0).double().mean().item() == pytest.approx(p, abs=4 * (p * (1 - p) / 1e6) ** 0.5)
     assert 0 < (dropout(x, 1 - 1e-9) != 0).sum() < 60
-
     # The four places of a word are lost independently, also of the next word's.
     torch.manual_seed(2)
     lost = (dropout(torch.ones(1_000_001, 4), 0.3) == 0).double() - 0.3  # (N, 4)
@@ -34,7 +33,6 @@ def test_the_share_is_met() -> None:
     off = correlation - torch.eye(8, dtype=torch.float64)
     assert off.abs().max().item() < 5e-3
     assert lost.mean(0).abs().max().item() < 2e-3
-
     # The generator decides, and nothing is drawn for nothing.
     x, outs = torch.ones(1000), []
     for seed in (5, 5, 6):

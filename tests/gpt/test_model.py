@@ -74,7 +74,6 @@ def test_bfloat16_autocast_is_close() -> None:
 @torch.no_grad()
 def test_no_logit_sees_what_comes_after_it() -> None:
     """Changing token t changes the logits of its row from t on that a window reaches, and no other.
-
     A window of W places reaches W - 1 places back in each block, one more where a key is offset, and one more through
     a token shift.
     """

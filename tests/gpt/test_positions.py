@@ -44,7 +44,6 @@ def test_the_decoder_holds_the_angles(positions: str) -> None:
     else:
         wanted = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1) / config.dim**0.5
     assert found.itemsize == wanted.itemsize / 2 and np.abs(found - wanted).max() < 6e-8
-
     # A longer text leaves the tables as they were, and layers share them.
     first = [table.clone() for table in shared_tables(100, 8, torch.device("cpu"))]
     longer, again = (shared_tables(n, 8, torch.device("cpu")) for n in (5000, 120))

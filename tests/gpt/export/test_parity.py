@@ -25,7 +25,6 @@ def test_the_difference_is_a_share_of_the_largest_logit() -> None:
     assert near(0.5) == pytest.approx(0.5 * TOLERANCE, rel=0.05)
     with pytest.raises(InputError, match="logits differ by 2.0e-05 of the largest, must be at most 1e-05"):
         near(2.0)
-
     for wrong in (
         lambda batch, length: 1 + 0.1 * (length == 1), lambda batch, length: 1 + 0.1 * (length == CONTEXT),
         lambda batch, length: 1 + 0.1 * (batch > 1), lambda batch, length: torch.nan,

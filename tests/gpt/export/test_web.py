@@ -164,7 +164,6 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
     assert write(page, "abc", length=20, seed=4) != whole[:23]
     page.click("#dice")
     assert written(page) != whole[:23] and page.input_value("#seed") not in ("3", "4")
-
     fill(page, prompt="bad", length=100000)
     page.click("#generate")
     until(page, "chargpt.model.tokens.length > 500")
@@ -196,7 +195,6 @@ def test_bytes(show: Show) -> None:
         assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
         page.fill("#temperature", "1")
         assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
-
     page = show(model, meta)  # an emoji of four bytes that come one by one, and what is no character
     page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
     assert page.text_content("#text") == "a\ufffd"
@@ -243,7 +241,6 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     assert page.text_content("#text") == "bee" + chosen
     fill(page, top_k="", temperature=1)
     assert_bars(page, read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1], labels.__getitem__)
-
     fill(page, prompt="bad", temperature=0.05, top_k=11)
     logits = read(model, tokenizer.encode("bad").tolist())[0][-1]
     shares = np.sort(np.exp((logits - logits.max()) / 0.05))[::-1]
@@ -338,7 +335,6 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
         page.press("#text", key)
         assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
         assert page.text_content("#text .looked") == character
-
     text = write(page, "a\n\nb\n", length=50)
     copied = page.evaluate(
         """() => {
@@ -349,7 +345,6 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
         }"""
     )
     assert copied == text
-
     page.fill("#prompt", "baZ🤖d\u200bZ")
     assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible("#unknown")
     assert page.text_content("#text") == "bad"

@@ -137,7 +137,6 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 500 and text.strip("\n") in log
     assert "report     runs/first/report.html" in log
-
     path = run / "checkpoints/last.ckpt"
     contents = read(path)
     histories = contents["callbacks"]["Watch"]["history"] | contents["callbacks"]["Samples"]
@@ -274,7 +273,6 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
         check(3, row, column)
     labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
     assert len(labels) == LOOKED_AT and labels[5] == "space" and labels[0] == "N"
-
     passage = opened[1]["passage"]
     shown.focus("#text")
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
@@ -307,7 +305,6 @@ def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_
         found.append(colours(shown))
     dark, light, again = found
     assert dark == again and dark[0] != light[0] and dark[1] != light[1]
-
     printed = PdfReader(io.BytesIO(shown.pdf(format="A4")))
     words = re.sub(r"\s", "", "".join(each.extract_text() for each in printed.pages))
     said = "1.8034 Howitlearned bestcheckpoint,step40 Whatsurprisesit data.path L1H1".split()
@@ -316,7 +313,6 @@ def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_
     shown.emulate_media(media="print")
     assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
     shown.emulate_media(media="screen")
-
     # Nothing is wider than the screen.
     for place, width in enumerate((320, 800)):
         shown.set_viewport_size({"width": width, "height": 800})

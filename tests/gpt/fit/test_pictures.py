@@ -51,7 +51,6 @@ def test_pictures_are_drawn_elsewhere(workplace: Path) -> None:
             assert picture.format == "PNG" and picture.size[0] == 720
             assert len(np.unique(np.asarray(picture.convert("L")))) > 10
     assert len(set(whole.values())) == len(whole), "each is another"
-
     stopped = run("name=stopped", *WATCHED, fault=(faults.signal_at, 14, signal.SIGTERM))
     assert stopped.status == 143 and set(images("stopped")) <= {(tag, 10) for tag in TAGS}, stopped
     assert run("resume=runs/stopped", defaults=False, fault=(faults.nothing_is_drawn_here,)).status == 0

@@ -126,7 +126,6 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     recording(each_time)
     assert train("name=a", *STEPS).status == 0
     assert reads == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]]
-
     reads.clear()
     monkeypatch.setattr(faults.gpt.fit.module, "F", faults.gpt.fit.module.F)  # put back afterwards
     faults.spoil_loss(9)
