@@ -35,9 +35,7 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
 def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
     """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
     path, tokens = tmp_path / "last.safetensors", torch.arange(14).reshape(2, 7) % 11
-    positions = ("learned", "sinusoidal", "rotary", "alibi", "none")
-    configs = [tiny(positions=each, tied=tied, heads=3) for each in positions for tied in (False, True)]
-    for config in configs + SOME[::16]:
+    for config in [tiny(tied=True, heads=3), *SOME[::3]]:
         save(tmp_path / "step.ckpt", contents(config))
         write_model(path, read(tmp_path / "step.ckpt"))
         torch.manual_seed(9)

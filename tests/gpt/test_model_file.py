@@ -30,15 +30,13 @@ def about(header: Header, **changes: object) -> Header:
     return header | {"__metadata__": {"chargpt": json.dumps(kept)}}
 
 
-def shaped(header: Header, **changes: object) -> Header:
-    return about(header, model_config=vars(tiny(layers=1)) | changes)
-
-
+SHAPE = vars(tiny(layers=1))
 CHANGES = [
     (lambda h: about(h, format=FORMAT + 1), f"has format {FORMAT + 1}, this version reads"),
     (lambda h: {k: v for k, v in h.items() if k != "__metadata__"}, "no chargpt model"),
-    (lambda h: shaped(h, layers=2), "blocks.1.norm1.weight is missing"),
-    (lambda h: shaped(h, bell=1), "bell"), (lambda h: shaped(h, heads=5), "heads"),
+    (lambda h: about(h, model_config=SHAPE | {"layers": 2}), "blocks.1.norm1.weight is missing"),
+    (lambda h: about(h, model_config=SHAPE | {"bell": 1}), "bell"),
+    (lambda h: about(h, model_config=SHAPE | {"heads": 5}), "heads"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "abc"}), "must be F32 (3, 12)"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "ba"}), "sorted"),
     (lambda h: about(h, vocabulary={}), "no vocabulary"), (lambda h: about(h, step=...), "step is missing"),

@@ -15,6 +15,7 @@ from gpt.fit import dial
 from gpt.fit.dial import AROUND, DROPOUT, VALIDATIONS, Cost, Plan, Work, measure, plan
 from gpt.fit.module import LitGPT
 from gpt.model import GPT
+from tests.faults import faults
 from train import quieten_lightning
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
@@ -115,12 +116,8 @@ class Slow(LitGPT):
         empty: dict = {"vocabulary": {}, "data": {}, "conditions": {}}
         super().__init__(SMALL, OptimConfig(), **empty, characters=one, bytes=one, max_steps=1)
         self.net.register_forward_hook(lambda *_: time.sleep(0.01))
-        self.net.state_dict = self._slow_weights  # type: ignore[method-assign]  # which sampling begins with
+        faults.before(self.net, "state_dict", lambda: time.sleep(0.01 * dial.SAMPLED))  # which sampling begins with
         self.steps = 0
-
-    def _slow_weights(self) -> dict[str, torch.Tensor]:
-        time.sleep(0.01 * dial.SAMPLED)
-        return torch.nn.Module.state_dict(self.net)
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1

@@ -15,11 +15,11 @@ import torch
 from conf.defaults import differences
 from conf.schema import from_yaml
 from data.tokenizer import ByteTokenizer, CharTokenizer
-from gpt.checkpoint import load_checkpoint, read, save
+from gpt.checkpoint import load_checkpoint, save
 from gpt.fit.page import HEADS, LOOKED_AT, page
 from gpt.inspection import attention_maps
 from gpt.model import GPT
-from tests.conftest import Ended, needs, pages, summary
+from tests.conftest import Ended, last, needs, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write
 
@@ -137,8 +137,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 500 and text.strip("\n") in log
     assert "report     runs/first/report.html" in log
-    path = run / "checkpoints/last.ckpt"
-    contents = read(path)
+    path, contents = run / "checkpoints/last.ckpt", last("first")
     histories = contents["callbacks"]["Watch"]["history"] | contents["callbacks"]["Samples"]
     for name, entries in (("losses", LOSSES), ("validations", VALIDATIONS), ("history", SAMPLES)):
         histories[name]["entries"] = entries

@@ -77,15 +77,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, mo
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
     monkeypatch.setattr("gpt.fit.callbacks.FIRST_STEPS", 0)
     assert train("name=whole", *typed).status == 0
-    step = LitGPT.training_step
-
-    def stop(module: LitGPT, *given: Any) -> Any:
-        if module.global_step == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(module, *given)
-
     with monkeypatch.context() as patched:
-        patched.setattr(LitGPT, "training_step", stop)
+        patched.setattr(LitGPT, "training_step", LitGPT.training_step)  # put back afterwards
+        faults.before_step(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train("name=cut", *typed).status == 143
     assert last("cut")["global_step"] == 8
     assert train("resume=runs/cut", defaults=False).status == 0
