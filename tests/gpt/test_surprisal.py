@@ -37,7 +37,7 @@ def test_costs_are_those_of_a_loop(batch: int, likely: int) -> None:
         assert chances[i].tolist() == pytest.approx([math.exp(-surprisal(row, token)) for token in order], abs=1e-6)
 
 
-@pytest.mark.parametrize(("first", "batch", "size"), product((0, 5), (1, 4, 100), (1, 2, 5, 1000)))
+@pytest.mark.parametrize(("first", "batch", "size"), [*product((0, 5), (1, 4, 100), (1, 2, 5, 1000))])
 def test_characters_are_the_sums_of_their_tokens(first: int, batch: int, size: int) -> None:
     """Tokens 0 to 2 begin a character, the others go on with it; a text may begin with one of these."""
     rng = np.random.default_rng(first)
