@@ -37,7 +37,7 @@ def random_text(length, alphabet="abc \n", seed=0):
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-def test_one_file_is_cut_at_its_shares(tmp_path, opened):
+def test_one_file_is_cut_at_its_shares_in_characters_or_bytes(tmp_path, opened):
     cases = {
         "abc \n": SHARES, "aé\n": [0.5, 0.25, 0.25], "a語\U0001f600\n": [0.3, 0.7, 0.0],
         "".join(map(chr, range(40, 296))): SHARES, "".join(map(chr, range(40, 800))): [0.3, 0.7, 0.0],

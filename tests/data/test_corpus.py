@@ -101,7 +101,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_any_name_is_taken_literally(tmp_path):
+def test_any_name_is_taken_literally_composed_or_not(tmp_path):
     make(tmp_path, "x.txt", "axb1.txt", *NAMES)  # the first two would match [x].txt and a*b?.txt
     for name in NAMES:
         assert read(tmp_path / name) == name

@@ -12,7 +12,7 @@ CONTEXT = MODEL.config.context
 
 
 @torch.no_grad()
-def test_the_difference_is_a_share_of_the_largest_logit() -> None:
+def test_the_difference_is_a_share_of_the_largest_logit_in_every_shape() -> None:
     def near(share: float) -> float:
         def exported(tokens: Tensor) -> Tensor:
             logits = MODEL(tokens).clone()
