@@ -28,7 +28,6 @@ def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: 
 
 
 def write_model_file(path: str | Path, model: GPT, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> Path:
-    """Write a model file; the folders above it are made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     state = model_state(model.state_dict())
@@ -39,32 +38,24 @@ def write_model_file(path: str | Path, model: GPT, vocabulary: dict[str, Any] = 
 
 
 def filled(config: ModelConfig | None = None, vocabulary: int = 11, seed: int = 0) -> GPT:
-    """A model whose weights are all drawn from N(0, 0.3)."""
     return fill(GPT(config or tiny(layers=1), vocabulary), seed).eval()
 
 
-# By hand: safetensors by the description of the format
-
-
 def packed(header: Any, body: bytes) -> bytes:
-    """A file of a header, which may be any bytes, and the data after it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
 def unpacked(data: bytes) -> tuple[Header, bytes]:
-    """The header of a file and the data after it."""
     (size,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
 def description(header: Header) -> dict[str, Any]:
-    """What a header says of the model."""
     return json.loads(header["__metadata__"]["chargpt"])
 
 
 def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any) -> dict[str, np.ndarray]:
-    """Weights of a model, drawn from N(0, std)."""
     rng = np.random.default_rng(0)
     shapes = ModelConfig(**{**CONFIG, **config}).shapes(len(vocabulary.get("characters", range(256))))
     return {name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes}

@@ -41,7 +41,6 @@ def letters(workplace: Path, prose: str) -> None:
 
 
 def logged(name: str) -> list[float]:
-    """The loss of every step of a run with `logger=csv`, whatever process took it."""
     losses = {}
     for file in Path("runs", name).rglob("metrics.csv"):
         for row in csv.DictReader(file.read_text().splitlines()):
@@ -131,7 +130,6 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
 
 
 def layout(part: Any) -> Any:
-    """What a checkpoint is made of, without its numbers."""
     if isinstance(part, dict):
         return type(part), [(key, layout(value)) for key, value in part.items()]
     if isinstance(part, list | tuple):
@@ -142,7 +140,6 @@ def layout(part: Any) -> Any:
 
 
 def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., Ended]) -> None:
-    """Stopped by SIGTERM again and again, and gone on with in another way each time."""
     recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=24", "trainer.val_check_interval=24"]
     assert run("name=whole", *recipe).status == 0
     expected = logged("whole")
@@ -188,7 +185,6 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_sharded_blocks_are_compiled(backend: str, workplace: Path) -> None:
-    """On a GPU they always are."""
     if missing_to_compile():
         missing(f"{missing_to_compile()}, to compile")
     recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]

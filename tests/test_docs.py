@@ -76,7 +76,6 @@ def test_every_other_command_is_taken() -> None:
 
 @pytest.mark.slow
 def test_texts_of_ones_own(train: Call) -> None:
-    """Those in a store or behind an address are in tests/faults/test_shards.py."""
     Path("letters").mkdir()
     for name in "ab":
         Path(f"letters/{name}.txt").write_bytes(Path("book.txt").read_bytes())
@@ -147,7 +146,6 @@ def test_what_is_sent_is_what_the_page_on_clusters_says() -> None:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    """docs/reliability.md: a sentence without a test is no promise."""
     promises = re.findall(r"^- (.*(?:\n(?!\n|- |#).*)*)", PAGES["reliability.md"], re.MULTILINE)
     assert len(promises) > 25
     for promise in promises:

@@ -43,7 +43,6 @@ def checkpoint(workplace: Path) -> Path:
 
 
 def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow work says what it does, and Ctrl-C leaves nothing."""
     from gpt.export import web
 
     ended, write = export("first", "--to", "web", "page.html"), web.write_web
@@ -118,7 +117,6 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(export: Call) 
 
 @pytest.mark.slow
 def test_as_a_command_it_says_one_line_and_needs_no_training_packages(workplace: Path) -> None:
-    """With every warning an error, and nothing on the terminal from the libraries beneath."""
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
     make("model.safetensors", **PLAIN)
     code = (
@@ -138,7 +136,6 @@ def test_as_a_command_it_says_one_line_and_needs_no_training_packages(workplace:
 
 @pytest.mark.slow
 def test_the_page_is_right(export: Call) -> None:
-    """Every command and every program of docs/export.md, one after the other, and they write what sample.py writes."""
     needs("onnx", "onnxruntime", "onnxscript", "transformers")
     make("runs/first/checkpoints/best.safetensors")
     make("runs/plain/checkpoints/best.safetensors", **PLAIN)

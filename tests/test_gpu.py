@@ -82,7 +82,6 @@ def made(name: str, device: str, *arguments: str) -> str:
 
 
 def reference(precision: str) -> str:
-    """A run on a CPU in fp32, with the optimizer that a precision is compared with."""
     optimizer = OPTIMIZERS[precision]
     typed = [*COMPARED, optimizer, "trainer.precision=32-true", "model.attention=explicit"]
     return made(f"reference-{precision}", "cpu", *typed)
@@ -97,7 +96,6 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
     ("device", "compile"), [at_night("cpu", "auto"), on_gpu("cuda", "auto"), on_gpu("cuda", "graph")]
 )
 def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> None:
-    """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
     given, part = [*EXACT, f"compile={compile}"], device if compile == "auto" else f"{device}-{compile}"
     whole, cut = made(f"exact/{part}", device, *given), f"killed/{part}"
     killed = run(cut, device, *given, fault=(faults.at_step, 13))
@@ -125,7 +123,6 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 
 
 def count_replays() -> None:
-    """Say at the end of training how many of its steps were replayed."""
     from gpt.fit.module import LitGPT
 
     replayed, in_step = [], [False]
@@ -147,7 +144,6 @@ def test_captured_steps_are_those_that_are_not(precision: str) -> None:
 
 
 def another_cpu() -> None:
-    """This processor under another name."""
     torch.backends.cpu.get_cpu_capability = lambda: "NEON"
 
 
@@ -180,7 +176,6 @@ def test_a_checkpoint_goes_on_elsewhere(
 
 @pytest.mark.parametrize("device", [at_night("cpu"), on_gpu("cuda")])
 def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
-    """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
     name = made(f"exact/{device}", device, *EXACT)
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)

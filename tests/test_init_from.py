@@ -54,7 +54,6 @@ def naive_loss(path: str, characters: str, text: str, context: int) -> float:
 
 
 def test_it_starts_where_the_model_had_come_to(base: Train, prose: str) -> None:
-    """The loss before the first step is that of the old model on the new text, by a naive loop."""
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
@@ -104,7 +103,6 @@ def test_bytes_stay_bytes(train: Train, prose: str) -> None:
 
 @pytest.mark.slow
 def test_the_shape_is_that_of_the_model(base: Train, long_steps: None) -> None:
-    """Where `minutes` would choose another."""
     given = [*FINE, "trainer.accelerator=cpu", "compile=false", "logger=none"]
     for name, typed, dropout in (("a", [], 0.0), ("b", ["model.dropout=0.1"], 0.1)):
         assert base(f"name={name}", *given, "minutes=1.5", *typed, defaults=False).status == 0
@@ -133,7 +131,6 @@ def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
 
 
 def test_going_on_and_starting_from_a_model(base: Train) -> None:
-    """`name=... init_from=... resume=auto`, as a requeued job types it: the run goes on, from nothing else."""
     job = ["name=fine", "resume=auto", *FINE]
     assert "nothing to go on from, starting afresh" in base(*job, "trainer.max_steps=10").out
     ended = base(*job, "trainer.max_steps=20")
@@ -174,7 +171,6 @@ def test_stopped_before_the_first_step(base: Train) -> None:
 
 
 def test_known_characters_that_were_tampered_with(base: Train) -> None:
-    """What a checkpoint says of its vocabulary is not believed."""
     base("name=fine", *FINE)
     for known in (5, ["a"], "\ud800", "xyz", None):
         for path in Path("runs/fine/checkpoints").glob("*.ckpt"):

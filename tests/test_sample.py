@@ -31,7 +31,6 @@ COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
 
 def parts_of(ended: Ended) -> list[str]:
-    """The texts that are numbered."""
     return re.split(r"^--- \d+\n", ended.out, flags=re.MULTILINE)[1:]
 
 
@@ -100,7 +99,6 @@ def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) ->
 
 
 def test_several_prompts_and_samples(trained: Path, sample: Call) -> None:
-    """Each text is the one that its prompt and its seed give alone."""
     prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
     given = [word for prompt in prompts for word in ("--prompt", prompt)]
     parts = parts_of(sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7"))
@@ -172,7 +170,6 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
 
 @pytest.mark.slow
 def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
-    """A character of several bytes has the sum of their log-probabilities."""
     Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
     given = ["data.tokenizer=byte", "trainer.max_steps=300", "trainer.val_check_interval=300", "logger=none"]
     assert train("data.path=greek.txt", "name=g", *given).status == 0
@@ -206,7 +203,6 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
 
 
 def test_what_is_shown_while_a_stop_may_begin() -> None:
-    """Nothing that may turn out to belong to a stop is shown before that is known."""
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
         for stops in (["ab"], ["aab", "c"], ["aba"]):
@@ -246,7 +242,6 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
 
 
 def test_output_to_what_is_no_file(trained: Path) -> None:
-    """A pipe with a name stays one, as a device does."""
     os.mkfifo("pipe")
     command = [*COMMAND, "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -256,7 +251,6 @@ def test_output_to_what_is_no_file(trained: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Path) -> None:
-    """Also where threads are at work on parts of them."""
     for threads, given in (("1", ["--output", "out.txt"]), ("2", ["--num-samples", "40"])):
         command = [*COMMAND, "--num-chars", "100000000", *given]
         environment = os.environ | {"OMP_NUM_THREADS": threads}
@@ -269,7 +263,6 @@ def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Pat
 
 
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings stay, a wrong word and a character that is not known end nothing."""
     lines = [
         ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
         ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",

@@ -36,7 +36,6 @@ TEXT = (
 
 
 def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.3, **changes: Any) -> str:
-    """The file of a model whose parameters are all drawn from N(0, std)."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
     model = fill(GPT(config, tokenizer.size), seed, std)
@@ -48,13 +47,11 @@ HIDDEN |= {letter: f"U+{ord(letter):04X}" for letter in "\u202e\u202c\u2028\u00a
 
 
 def readable(text: str) -> str:
-    """As a page shows it: what cannot be seen by its number."""
     return text.translate(str.maketrans(HIDDEN))
 
 
 @pytest.fixture
 def files(workplace: Path) -> Path:
-    """model.st of characters, bytes.st of bytes, text.txt."""
     write("model.st")
     write("bytes.st", ByteTokenizer())
     Path("text.txt").write_text(TEXT, encoding="utf-8", newline="")
@@ -66,7 +63,6 @@ def lines_of(printed: str) -> list[dict[str, Any]]:
 
 
 def figures(text: str) -> dict[str, tuple[float, ...]]:
-    """The rows of the table: nats per character, bits per character, bits per byte."""
     rows = re.findall(r"^(.*\S) +([-+]?\d+\.\d{6}) +([-+]?\d+\.\d{6}) +([-+]?\d+\.\d{6})$", text, re.MULTILINE)
     return {name: tuple(map(float, numbers)) for name, *numbers in rows}
 
@@ -89,7 +85,6 @@ def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str
 
 
 def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the batch and the pieces; the figures are their mean."""
     for arguments, stride, batch, piece in (
         (["--window", "disjoint"], None, 30, 50),
         ([], 3, 10_000, 4096),
@@ -142,7 +137,6 @@ def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
 
 
 def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What becomes of the model's file later changes nothing; lines come before another pass begins."""
     read, expected = score_script.read, score("model.st", "text.txt", "--window", "sample").out
     with monkeypatch.context() as patched:
         patched.setattr(score_script, "measure", Mock(side_effect=KeyboardInterrupt))
@@ -246,7 +240,6 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) 
 
 
 def test_windows_of_another_length(files: Path, score: Call) -> None:
-    """As of a model that was trained with such windows and has the same weights."""
     for context in (3, 20):
         write("other.st", context=context)
         for mode in score_script.MODES:
@@ -256,7 +249,6 @@ def test_windows_of_another_length(files: Path, score: Call) -> None:
 
 
 def test_two_models_on_one_text(files: Path, score: Call) -> None:
-    """Each with its own vocabulary and context; a character is compared with itself."""
     for tokenizer in (ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")):
         write("wide.st", tokenizer, seed=1, context=10)
         ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
@@ -308,7 +300,6 @@ Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what
 
 
 def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
-    """Score a text in a directory, and open the page."""
     with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         assert score_script.cli([model, text, "--per-char", "--html", "a.html", *more]) == 0
     return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
@@ -319,7 +310,6 @@ HTML = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"  # the name of the 
 
 @pytest.fixture(scope="module")
 def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shown, Shown]]:
-    """The pages of one model and of two, for several tests."""
     place = tmp_path_factory.mktemp("pages")
     (place / "x<").mkdir()
     for name in (HTML, "text.txt"):
@@ -361,7 +351,6 @@ PLACE = """([word, offset]) => {
 
 
 def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> None:
-    """For every character, by keyboard; by the pointer and by touch for some."""
     page, lines, _ = shown[0]
     page.focus("#text")
     for line in lines:
@@ -382,7 +371,6 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
 
 
 def test_the_text_is_shown_as_it_is(shown: tuple[Shown, Shown]) -> None:
-    """Whatever it holds: what cannot be seen by its number, all else in its place, nothing as HTML; in its colours."""
     page, lines, _ = shown[0]
     assert page.title() == HTML == page.inner_text("h1") and page.query_selector("img") is None
     spans = page.locator("#text span").evaluate_all("all => all.map((span) => [span.className, span.textContent])")
@@ -523,7 +511,6 @@ def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> None:
-    """With few elements; the line at the top and the lists lead anywhere."""
     numbers, count = np.random.default_rng(0).integers(0, 1000, 8000), 40_000
     text = "".join(f"{word:03d} " + "\n" * (i % 9 == 8) for i, word in enumerate(numbers))[:30_000] + "x " * 5000
     (tmp_path / "long.txt").write_text(text)

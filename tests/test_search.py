@@ -41,7 +41,6 @@ def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, fl
 
 @pytest.mark.slow
 def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: str) -> None:
-    """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
     directory, killed = workplace, workplace / "killed"
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended

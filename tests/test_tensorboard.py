@@ -26,7 +26,6 @@ HARSH = "a\tb  c `code` ``` <b>bold</b> &amp; <script>alert(1)</script> *stars* 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two runs that differ in their learning rate."""
     folder = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -43,7 +42,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def board(runs: Path, browser: Any) -> Iterator[Any]:
-    """Opens a page of TensorBoard by its name."""
     with pictures.tensorboard(runs) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         failed: list[str] = []
@@ -59,7 +57,6 @@ def board(runs: Path, browser: Any) -> Iterator[Any]:
 
 
 def colours(png: bytes) -> int:
-    """How many different colours a picture has."""
     return len(Image.open(io.BytesIO(png)).convert("RGB").getcolors(2**24) or [])
 
 
@@ -80,7 +77,6 @@ def text_of(locator: Any) -> str:
 
 
 def test_the_first_page_answers_the_first_question(board: Any) -> None:
-    """Of each run, training and validation are on one chart, and every chart of the layout shows something."""
     page = board("custom_scalars")
     headings = page.locator("tf-category-paginated-view .heading, tf-category-paginated-view button")
     assert any("Does it learn?" in each for each in headings.all_inner_texts())

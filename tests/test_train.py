@@ -146,7 +146,6 @@ def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: 
 
 
 def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing is named with the command that adds it."""
     with monkeypatch.context() as patch:
         patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
         assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
@@ -194,7 +193,6 @@ def test_training_is_what_a_plain_loop_does(train: Train) -> None:
 
 
 def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
-    """The same function of the same weights as the plain loop's, which has none of this project's parts."""
     given = ["experiment=nanogpt_cpu", "data.path=book.txt", "trainer.max_steps=1", "name=a", "watch.pictures=false"]
     assert train(*given, defaults=False).status == 0
     model, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
@@ -274,7 +272,6 @@ def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: 
 
 
 def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are those of the larger batch; a batch that was typed stays, see above."""
     given = ["data.path=book.txt", "minutes=2", "compile=false", "logger=none", "trainer.accelerator=cpu"]
     given += ["model.layers=1", "model.dim=32", "model.context=32"]
     for steps, batch in ((1, 16), (10**9, 8)):
@@ -302,7 +299,6 @@ def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch
 
 
 def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While steps are timed, and in training: one line, and nothing is saved."""
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
@@ -359,7 +355,6 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_the_same_model(train: Train) -> None:
-    """The second of them is started by the first; tests/test_devices.py has other ways to share the work."""
     train("name=one", "trainer.precision=32-true")
     process = processes.start("name=two", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true")
     out, err = process.communicate(timeout=processes.LIMIT)

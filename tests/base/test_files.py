@@ -94,7 +94,6 @@ def test_a_file_is_replaced_and_a_folder_is_made_once(tmp_path: Path) -> None:
 
 
 def test_contents_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file and folder of what is written, then the rename, then the directory of the new name."""
     events: list[object] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (events.append(os.fstat(handle).st_ino), fsync(handle)))

@@ -24,7 +24,6 @@ def said(file: str) -> str:
 
 
 def contents(file: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that a file sets, by key, and the other groups that it chooses."""
     values = yaml.safe_load(said(file)) or {}
     chosen = {
         key.removeprefix("override /"): choice for entry in values.pop("defaults", []) for key, choice in entry.items()

@@ -37,7 +37,6 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All so far."""
         return "".join(piece for _, piece in self.pieces)
 
     def read(self) -> bool:
@@ -53,13 +52,11 @@ class Terminal:
         return bool(piece)
 
     def until(self, expected: str) -> None:
-        """Wait for something after what was waited for before."""
         while not (found := re.search(expected, self.text[self.known :])):
             assert self.read(), self.text[-500:]
         self.known += found.end()
 
     def watch(self) -> str:
-        """All that it shows to its end."""
         try:
             while self.read():
                 pass
@@ -69,7 +66,6 @@ class Terminal:
         return self.text
 
     def close(self) -> None:
-        """End it."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -181,7 +177,6 @@ sys.exit(train.cli())
 
 @pytest.mark.slow
 def test_a_run_shows_what_takes_long(workplace: Path) -> None:
-    """A text on a slow disk, a slow first step, slow validations: each is shown in a terminal, nothing of it stays."""
     arguments = ["data.path=book.txt", "data.split=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
     terminal = Terminal("-c", SLOW, *TINY, *arguments)
     text = terminal.watch()

@@ -25,9 +25,6 @@ from tests.faults.processes import LIMIT, Process, children_of, processes_in, ru
 Train = Callable[..., Ended]
 
 
-# -- Names and command lines -------------------------------------------------------------------------
-
-
 def test_what_a_trial_is_called() -> None:
     for varied, name in (
         ({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001"),
@@ -72,8 +69,6 @@ NUMBERS = st.floats(1e-12, 0.9)
 def test_values_survive_the_trial_s_command_line(
     rates: list[float], betas: list[tuple[float, float]], names: list[str], path: str
 ) -> None:
-    """Whatever they are: the configurations are those that were typed, one trial for each, by plain Python."""
-
     def quoted(text: str) -> str:
         escaped = text.replace("'", "\\'")
         return f"'{escaped}'"
@@ -100,9 +95,6 @@ def test_values_survive_the_trial_s_command_line(
     assert made == [(rate, pair, name) for rate in rates for pair in betas for name in names]
 
 
-# -- What a command may change about a sweep that is there ----------------------------------------------
-
-
 def test_what_is_another_run() -> None:
     for typed, said in (
         ([], []),
@@ -126,12 +118,8 @@ def test_what_is_another_run() -> None:
     assert changed(old, compose(["init_from=runs/a"]), ["init_from"]) == []
 
 
-# -- Real processes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ended], workplace: Path) -> None:
-    """One diverges, one is killed, one is what it would be alone. The same command tries the two again."""
     (workplace / "book.txt").rename("a, b [c]=1.txt")
     fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
     given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]

@@ -51,7 +51,6 @@ def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """What forks programs that open a model."""
     nursery = Nursery(tmp_path_factory.mktemp("nursery"))
     yield nursery
     nursery.close()
@@ -59,7 +58,6 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
-    """What each program costs on a tiny honest model."""
     with chdir(tmp_path_factory.mktemp("honest")):
         write_texts()
         write_model_file("honest.safetensors", filled())
@@ -70,7 +68,6 @@ def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture
 def texts(workplace: Path) -> None:
-    """The texts that the programs read, in the current directory."""
     write_texts()
 
 

@@ -35,7 +35,6 @@ from gpt.fit.pictures import Pictures
 
 
 def die(*_: Any, **__: Any) -> None:
-    """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -58,7 +57,6 @@ before, after = partial(_around, first=True), partial(_around, first=False)
 
 
 def sending(number: int) -> Callable[..., None]:
-    """What sends this process a signal."""
     return lambda *_, **__: os.kill(os.getpid(), number)
 
 
@@ -69,17 +67,14 @@ def the(number: int, action: Callable[..., object] = die) -> Callable[..., objec
 
 
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
-    """Have a fault in one of the processes that train a run, from when it trains."""
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
 
 
 def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
-    """Have a fault in one trial of a sweep or search."""
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None)
 
 
 def before_step(step: int, action: Callable[[], object]) -> None:
-    """Have `action` called before the forward pass of a step (from 0)."""
     before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
 
 
@@ -88,23 +83,19 @@ def at_step(step: int) -> None:
 
 
 def in_accumulation(step: int, micro_batch: int) -> None:
-    """Die after the gradient of some of a step's micro-batches."""
     kill = the(micro_batch)
     after(LitGPT, "manual_backward", lambda module, *_: kill() if module.global_step == step else None)
 
 
 def before_update(step: int) -> None:
-    """Die between a step's gradient and its update."""
     after(torch.nn.utils, "clip_grad_norm_", the(step + 1))
 
 
 def after_update(step: int) -> None:
-    """Die after a step's update, before anything has counted it."""
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
 
 def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
-    """Send oneself a signal at the begin, in the middle or at the end of a validation (from 1)."""
     begun, kill = [0], sending(signal_number)
 
     def count(*_: Any) -> None:
@@ -156,11 +147,7 @@ def before_rename(number: int, name: str) -> None:
 
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
-    """Send oneself a signal before a call (from 1) of a function of train.py."""
     before(train_script, name, the(call, sending(number)))
-
-
-# -- What protects, taken away -----------------------------------------------------------------------
 
 
 def without(protection: str) -> None:
@@ -177,12 +164,7 @@ def without(protection: str) -> None:
             gpt.fit.durability.cut_events = lambda *_: None
 
 
-# -- What else can go wrong ----------------------------------------------------------------------------
-
-
 def no_links(step: int) -> None:
-    """Have a file system without hard links, and die at a step."""
-
     def refuse(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -203,7 +185,6 @@ def break_best() -> None:
 
 
 def limit_file_size(step: int, size: int) -> None:
-    """Let no file grow beyond `size` bytes, from a step on."""
     limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     before_step(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
@@ -230,8 +211,6 @@ def fill_disk(step: int) -> None:
 
 
 def wait_for_file(step: int, name: str) -> None:
-    """Wait at a step until a file is there, having made one called `waiting`."""
-
     def wait() -> None:
         Path("waiting").touch()
         until = time.monotonic() + 60
@@ -239,9 +218,6 @@ def wait_for_file(step: int, name: str) -> None:
             time.sleep(0.01)
 
     before_step(step, wait)
-
-
-# -- Numbers that are none, and processes that do not go on --------------------------------------------
 
 
 def spoil_loss(step: int, value: float = math.nan) -> None:
@@ -314,7 +290,6 @@ def signal_while_loading(number: int) -> None:
 
 
 def small_shards(*more: Any) -> None:
-    """Shards and blocks of a few thousand tokens, and no long waiting; then another fault, if any."""
     data.shards.SHARD, data.shards.BLOCK = 8_000, 30_000
     data.manifest.PATIENCE = 20.0
     if more:
@@ -331,9 +306,6 @@ def in_fetch(number: int) -> None:
     after(data.manifest, "download", the(number, cut))
 
 
-# -- Several devices -----------------------------------------------------------------------------------
-
-
 def iterate_in_fp32() -> None:
     """Have Muon orthogonalise in fp32, where the order of a sum hardly shows."""
     gpt.optim.ITERATED_IN = torch.float32
@@ -346,7 +318,6 @@ def orthogonalise_shards() -> None:
 
 
 def count_graphs(backend: str) -> None:
-    """Have the first process say what has been compiled when training is over."""
     from torch._dynamo.utils import counters
 
     torch.compile = partial(torch.compile, backend=backend)
@@ -358,7 +329,6 @@ def count_graphs(backend: str) -> None:
 
 
 def killed_at_the_end() -> None:
-    """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
     after(Pictures, "finish", die)
 

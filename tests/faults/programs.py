@@ -59,7 +59,6 @@ class Nursery:
         self.process = fork(_serve, theirs, folder)
 
     def __call__(self, program: str, model: str | Path) -> Cost:
-        """Run a program on a model in the current directory."""
         return self.call(_program, program, str(model))
 
     def call(self, work: Callable[..., object], *given: Any) -> Cost:
@@ -69,7 +68,6 @@ class Nursery:
         return self.ours.recv()
 
     def close(self) -> None:
-        """End it."""
         self.ours.close()
         self.process.join(10)
         self.process.kill()
@@ -167,13 +165,11 @@ def has_diverged(ended: Cost) -> bool:
 
 
 def write_texts() -> None:
-    """Write what the programs read in the current directory."""
     Path(TEXT).write_text("abcdefghijk" * 200)
     Path(LINE).write_text("abcdefghijk" * 2)
 
 
 def clear() -> None:
-    """Remove what the programs have written."""
     for name in MADE:
         if Path(name).is_dir():
             shutil.rmtree(name)

@@ -39,17 +39,11 @@ THROUGH = pytest.mark.parametrize("through", ["one", pytest.param("all", marks=p
 
 
 class Payload:
-    """Runs a command while it is being unpickled."""
-
     def __reduce__(self) -> Any:
         return os.system, ("touch got-in",)
 
 
-# Making files
-
-
 def of(std: float = 0.1, vocabulary: dict[str, Any] = LETTERS, **config: Any) -> bytes:
-    """A model file in order of a model of that shape."""
     shape = vars(ModelConfig(**{**CONFIG, **config}))
     return by_hand(weights(vocabulary, std, **config), vocabulary, model_config=shape)
 
@@ -60,14 +54,12 @@ def said(**config: Any) -> bytes:
 
 
 def header(change: Callable[[Header], Any]) -> bytes:
-    """A model file with another header."""
     content, body = unpacked(by_hand())
     change(content)
     return packed(content, body)
 
 
 def offsets(first: Any, second: Any, name: str = "embedding.weight") -> bytes:
-    """A model file in which a weight lies elsewhere."""
     return header(lambda content: content[name].update(data_offsets=[first, second]))
 
 
@@ -100,7 +92,6 @@ def nested(depth: int) -> str:
 
 
 def resized(size: int) -> bytes:
-    """A model file that says another size of its header."""
     return struct.pack("<Q", size) + by_hand()[8:]
 
 
@@ -111,7 +102,6 @@ def old_checkpoint(contents: Any) -> bytes:
 
 
 def twice(name: str, other: Any) -> bytes:
-    """A header that says two things under one name."""
     content, body = unpacked(by_hand())
     return packed(json.dumps(content).encode()[:-1] + b", " + json.dumps({name: other}).encode()[1:], body)
 
@@ -295,9 +285,6 @@ def test_nothing_is_fetched_over_the_network(
     assert listener[1] == []
 
 
-# Terminals
-
-
 def on_a_terminal(command: list[Any], typed: str = "") -> str:
     """What a command writes to standard output where that is a terminal."""
     ours, theirs = pty.openpty()
@@ -318,7 +305,6 @@ def on_a_terminal(command: list[Any], typed: str = "") -> str:
 
 
 def test_control_characters_reach_no_terminal() -> None:
-    """They are made visible there, and written as they are to a pipe or a file."""
     letters = "".join(map(chr, range(0xA0)))
     Path(EVIL).write_bytes(of(std=0, vocabulary=chars(letters)))
     command = [ROOT / "sample.py", EVIL, "--num-chars", "3000", "--seed", "0"]
@@ -338,15 +324,11 @@ def test_control_characters_reach_no_terminal() -> None:
 
 
 def test_training_shows_no_control_characters_either() -> None:
-    """Neither those of its text nor those that the model writes."""
     rng = np.random.default_rng(0)
     Path("odd.txt").write_text("".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f"), 20_000)), encoding="utf-8")
     shown = on_a_terminal([ROOT / "train.py", *TINY, "data.path=odd.txt", "logger=none", "compile=false"])
     assert all(each in shown for each in ("␛", "␇", "␡", "\\x9b"))
     assert not {"\x1b", "\x07", "\x9b", "\x7f", "\r"} & set(shown)
-
-
-# Resuming, which is for one's own runs
 
 
 def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Callable[..., Ended]) -> None:
@@ -367,7 +349,6 @@ def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Callable[...,
 
 
 def test_links_in_a_run_lead_nowhere(trained: Path, train: Callable[..., Ended]) -> None:
-    """Nothing is cut or removed outside of the run."""
     Path("mine").write_bytes(bytes(5000))
     for linked in ("events.out.tfevents.2.z", "train.log", "trace.json", "projector/tensors.tsv", "checkpoints/x"):
         path = Path("runs/first", linked)

@@ -19,8 +19,6 @@ Train = Callable[..., Ended]
 
 @pytest.fixture
 def stopped(trained: Path, train: Train) -> Train:
-    """A way to go on with a run of 30 steps."""
-
     def go_on(*arguments: str) -> Ended:
         longer = [] if "minutes=1" in arguments else ["trainer.max_steps=32"]
         return train("resume=runs/first", *longer, *arguments, defaults=False)
@@ -84,7 +82,6 @@ def test_another_vocabulary(stopped: Train, prose: str) -> None:
 
 
 def test_another_machine(stopped: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another build of torch, another processor, other threads: as this process sees them."""
     monkeypatch.setattr(torch, "__version__", "2.99.0+other")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
     threads = torch.get_num_threads()

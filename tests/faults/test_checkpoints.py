@@ -31,7 +31,6 @@ def contents_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def killed_once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A directory with runs/cut, which was killed at step 25, and what it cached."""
     place = tmp_path_factory.mktemp("killed")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     with chdir(place), pytest.MonkeyPatch.context() as patch:
@@ -62,7 +61,6 @@ def at_work(*arguments: str, step: int, fault: Fault = ()) -> Iterator[Process]:
 
 
 def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> None:
-    """And what a kill while it writes has left is removed."""
     run(*RESUMED, fault=(faults.in_write, 1, 1000))
     assert list(killed.rglob(".*.tmp")), "the kill has left one"
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])  # last.ckpt is the same file
@@ -154,7 +152,6 @@ def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: P
 
 
 def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
-    """The newest that can is taken, whatever is wrong with newer ones, and whoever is at work in them."""
     for name in ("busy", "broken", "bare"):
         shutil.copytree(killed, f"runs/{name}", copy_function=shutil.copy)  # newer than what they are copies of
     for path in Path("runs/broken/checkpoints").iterdir():
@@ -183,9 +180,6 @@ def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path
     assert_as_if_never_touched(whole(MUON), killed)
 
 
-# The disk
-
-
 def test_a_file_that_may_not_grow_and_a_directory_that_became_read_only(workplace: Path) -> None:
     """From the second save on, for a user who is not root: the first is kept, and nothing unfinished."""
     folder = Path("runs/cut/checkpoints")
@@ -201,7 +195,6 @@ def test_a_file_that_may_not_grow_and_a_directory_that_became_read_only(workplac
 
 @contextmanager
 def small_disk(workplace: Path, size: str) -> Iterator[Path]:
-    """A file system of its own to work in, in memory."""
     disk = workplace / "disk"
     disk.mkdir(exist_ok=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True)
@@ -233,11 +226,7 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
             assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-# Two at once
-
-
 def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) -> None:
-    """By a lock that a process holds only while it lives."""
     with at_work(*RESUMED, step=22) as first:
         before = contents_of(killed / "checkpoints")
         for arguments in (["name=cut", "resume=auto"], ["resume=runs/cut"], ["resume=auto"]):

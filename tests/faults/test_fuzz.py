@@ -42,11 +42,7 @@ quietly = settings(
 
 
 def sampled(few: Any, many: Any) -> Any:
-    """So many in `make test`, and so many at night."""
     return [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.nightly)]
-
-
-# Tokenizers
 
 
 def test_every_character_there_is_comes_back() -> None:
@@ -61,9 +57,6 @@ def test_every_character_there_is_comes_back() -> None:
     whole = "".join(everything)
     tokens = ByteTokenizer().encode(whole)
     assert ByteTokenizer().decode(tokens) == whole and tokens.tolist()[:5] == [0, 1, 2, 3, 4]
-
-
-# Configuration
 
 
 def printed(error: Exception) -> str:
@@ -86,8 +79,6 @@ def test_any_words_are_taken_or_refused_in_one_line(key: str, text: str) -> None
         except ValueError as error:
             assert said in printed(error)
 
-
-# Model files
 
 KINDS = {**FIELDS, **get_type_hints(ModelConfig)}
 plain: st.SearchStrategy[Any] = st.recursive(
@@ -165,7 +156,6 @@ def covered(header: Header, body: bytes) -> str:
 
 
 def read_mutations(count: int) -> None:
-    """Read so many mutations: refused in one line, or the weights that the digest covers."""
     rng, seen, before, path = random.Random(8), Counter[str](), by_hand(), Path("mutated.safetensors")
     for number in range(count):
         data = remade(before, rng) if number % 2 else mutated(before, rng)
@@ -209,7 +199,6 @@ def check(call: Callable[[str, str], Cost], program: str, honest: Cost, rng: ran
 def test_mutations_through_every_program(
     forked: dict[str, int], started: dict[str, int], nursery: Nursery, honest: dict[str, Cost], workplace: Path
 ) -> None:
-    """Each in a process of its own, under limits of memory and time; some by the real commands."""
     write_texts()
     worked = 0
     for program, count in forked.items():
@@ -226,12 +215,8 @@ def test_mutations_through_every_program(
             check(cold, program, usual, rng, number)
 
 
-# Texts
-
-
 @pytest.mark.parametrize("count", sampled(200, 1500))
 def test_many_mutations_of_a_text(count: int, workplace: Path) -> None:
-    """Texts of any bytes: one line, or a text that is the file's."""
     rng, seen = random.Random(9), Counter[str]()
     whole = ("Grüße aus Łódź — 日本語, עברית, 🙂!\r\n" * 40).encode()
     for number in range(count):

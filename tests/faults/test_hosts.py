@@ -20,7 +20,6 @@ ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") an
 
 
 def ip(*arguments: str) -> None:
-    """Run iproute2's `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
@@ -38,18 +37,15 @@ class Host:
         ip("netns", "add", self.name)
 
     def start(self, *arguments: str, **variables: str) -> Process:
-        """Start torchrun on this host."""
         variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
         self.jobs.append(Process(*arguments, environment=variables, network=self.name, long=True))
         return self.jobs[-1]
 
     def processes(self) -> list[int]:
-        """All that run on it."""
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
         return [int(pid) for pid in listed.stdout.split()]
 
     def lose_power(self) -> None:
-        """End all that runs on it, at once."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for job in self.jobs:
@@ -58,7 +54,6 @@ class Host:
 
 @pytest.fixture
 def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
-    """Two of them, connected, in one directory, as machines that share a file system."""
     if shutil.which("ip") is None:
         missing("no ip (package iproute2)")
     made: list[Host] = []
@@ -98,9 +93,7 @@ def cut_the_cable(host: Host) -> None:
 
 @pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
 def test_a_host_is_lost_and_the_same_commands_go_on(
-    fault: Callable[[Host], None],
-    hosts: tuple[Host, Host],
-    whole_of_two: Path,
+    fault: Callable[[Host], None], hosts: tuple[Host, Host], whole_of_two: Path
 ) -> None:
     """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
     one, other = hosts
@@ -125,7 +118,6 @@ def test_a_host_is_lost_and_the_same_commands_go_on(
 
 
 def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
-    """A process of one host dies; its torchrun notices and both start theirs again, which go on."""
     one, other = (job(host, *ELASTIC) for host in hosts)
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, one, LONGEST)
     (worker,) = children_of(other.pid)
@@ -136,7 +128,6 @@ def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
 
 
 def test_hosts_that_see_different_files_are_told(hosts: tuple[Host, Host]) -> None:
-    """Each has a text of its own under the same name: neither trains a step."""
     here = Path.cwd()
     (here / "b").mkdir()
     (here / "b/book.txt").write_text((here / "book.txt").read_text()[::-1])

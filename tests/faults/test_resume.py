@@ -37,7 +37,6 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
 
 
 def assert_same_checkpoints(whole: Path, cut: Path) -> None:
-    """The newest training checkpoint and both models."""
     assert_same(*(torch.load(run / "checkpoints/last.ckpt") for run in (whole, cut)), "last.ckpt")
     for name in ("last.safetensors", "best.safetensors"):
         ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
@@ -45,7 +44,6 @@ def assert_same_checkpoints(whole: Path, cut: Path) -> None:
 
 
 def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
-    """The checkpoints, the losses and what TensorBoard shows."""
     assert_same_checkpoints(whole, cut)
     assert events(whole) == events(cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
@@ -108,7 +106,6 @@ def test_models_are_brought_up_to_the_checkpoint(workplace: Path) -> None:
 
 
 def test_killed_with_other_recipes(whole: Any, workplace: Path) -> None:
-    """The run's own config.yaml knows the recipe."""
     for recipe, fault in ((ADAMW, (faults.in_accumulation, 13, 1)), (EMA, (faults.in_write, 2, 9999))):
         assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
         ended = run("resume=auto", defaults=False)
@@ -158,7 +155,6 @@ def test_killed_at_two_hundred_random_moments(whole: Any, workplace: Path) -> No
 
 
 def test_stopped_at_random_moments(whole: Any, workplace: Path) -> None:
-    """A clean stop saves in between, where no validation does."""
     rng, statuses = random.Random(5), []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         process = Process("name=cut", "resume=auto", *MUON)
@@ -204,9 +200,6 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     assert ended.status == 0 and "step 100/100" in ended.out, ended
 
 
-# -- The same without what protects ----------------------------------------------------------------
-
-
 def test_without_it_weights_differ_or_points_are_double(whole: Any, workplace: Path) -> None:
     assert run("name=cut", *MUON, fault=(faults.at_step, 16)).status == -signal.SIGKILL
     shutil.copytree("runs", "killed")
@@ -220,11 +213,7 @@ def test_without_it_weights_differ_or_points_are_double(whole: Any, workplace: P
     assert [step for step, _ in events(Path("runs/cut"))["train/loss"]] == [5, 10, 15, 15, 20, 25, 30]
 
 
-# -- Two processes -----------------------------------------------------------------------------------
-
-
 def test_two_processes_killed_and_resumed(workplace: Path) -> None:
-    """Both at once, at a random moment after the first checkpoint, twice; in the end by the real command."""
     two = ["trainer=ddp", "trainer.devices=2", *ADAMW]
     ended = run("name=whole", *two, long=True)
     assert ended.status == 0, ended

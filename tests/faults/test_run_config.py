@@ -66,12 +66,10 @@ NO_CONFIGURATION = [
 
 @pytest.fixture
 def run(trained: Path) -> Path:
-    """The config.yaml of a finished run."""
     return Path("runs/first/config.yaml")
 
 
 def changed(path: Path, **values: Any) -> None:
-    """Have a config.yaml hold other values."""
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
 
 
@@ -95,7 +93,6 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Train, monkeypatch: pytest
 
 
 def test_what_counts_only_where_it_is_typed_again(run: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typed logger takes the place of the one in the file, as does the directory whose compiled code would be run."""
     changed(run, logger={"evil": EVIL}, data={**yaml.safe_load(run.read_text())["data"], "cache_dir": "theirs"})
     refused(train(*RESUME, defaults=False), "its logger is not taken")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -135,14 +132,10 @@ def test_the_command_types_what_the_file_may_not_decide() -> None:
 
 
 def composed(typed: list[str]) -> Config:
-    """What train.py makes of what was typed."""
     ConfigStore.instance().store("schema", node=Config)
     rest, literals = split_literals(typed)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
-
-
-# Any bytes
 
 
 def resumed(files: list[bytes]) -> Iterator[Config | str]:
@@ -209,7 +202,6 @@ def rewritten(text: str, rng: random.Random) -> bytes:
 
 @pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.nightly)])
 def test_many_mutations(count: int, workplace: Path) -> None:
-    """Refused in one line, or a configuration whose plug-ins are those of conf/; none takes long or much memory."""
     rng = random.Random(19)
     whole = to_yaml(composed(["callbacks=ema", "callbacks.ema.decay=0.9", "data.path=book.txt"]))
     first, *others = resumed([whole.encode(), *(rewritten(whole, rng) for _ in range(count))])

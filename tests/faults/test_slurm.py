@@ -52,7 +52,6 @@ PartitionName=all Nodes=one,two Default=YES State=UP
 
 
 def ask(*command: str) -> str:
-    """Run one of SLURM's commands and return what it prints."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
@@ -90,7 +89,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def ready() -> bool:
-    """Whether both nodes take jobs."""
     time.sleep(0.2)
     answer = subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True)
     return answer.stdout.split() == ["2", "idle"]
@@ -98,7 +96,6 @@ def ready() -> bool:
 
 @pytest.fixture
 def project(slurm: None, workplace: Path) -> Path:
-    """A directory with the project's files that a job needs, from which one submits."""
     for name in ("train.py", "conf"):
         Path(name).symlink_to(ROOT / name)
     Path(".venv/bin").mkdir(parents=True)
@@ -123,7 +120,6 @@ def submit(name: str, *arguments: str) -> str:
 
 
 def wait_for_end(number: str) -> None:
-    """Wait until a job has left the queue, for five minutes at most."""
     until = time.monotonic() + 300
     while number in ask("squeue", "-h", "-o", "%A %F").split():
         assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
@@ -143,7 +139,6 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
 
 
 def test_the_other_commands_of_the_page(project: Path) -> None:
-    """Two tasks of one node, and one job of an array."""
     assert len(COMMANDS) == 3
     jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT), submit("seeds", "--array=1", *SHORT)]
     for number in jobs:
@@ -191,7 +186,6 @@ def test_a_task_of_srun_knows_its_place() -> None:
 
 
 def test_trials_of_a_sweep_are_jobs(project: Path) -> None:
-    """Two settings, a job each, and the table at the end."""
     needs("submitit", extra="launcher")
     launcher = "launcher=slurm launcher.partition=all launcher.timeout_min=5 launcher.gpus_per_node=0".split()
     ended = run("-m", "seed=1,2", "name=grid", "trainer.max_steps=4", *launcher, "launcher.cpus_per_task=1")

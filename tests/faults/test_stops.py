@@ -13,8 +13,6 @@ from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
 
-# -- One process -------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), (signal.SIGTERM, 19), (signal.SIGUSR1, 20)])
 def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
@@ -39,7 +37,6 @@ def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> Non
 
 @pytest.mark.parametrize("when", ["begin", "middle", "evaluation"])
 def test_a_stop_in_the_last_validation_or_evaluation(when: str, whole: Any, workplace: Path) -> None:
-    """After a validation it is saved, and not evaluated: time may be up."""
     if when == "evaluation":
         fault, said = (faults.before_call, "finish", signal.SIGTERM), "stopped by SIGTERM; the newest checkpoint is"
     else:
@@ -91,9 +88,6 @@ def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str
     third = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=array)
     assert third.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in third.out, third
     assert Path("asked").read_text() == "requeue 4711\nrequeue 4712_3\n"
-
-
-# -- Two processes, of which the first starts the second ---------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
