@@ -17,7 +17,7 @@ from conf.fields import InputError
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from tests.conftest import Ended, caller
+from tests.conftest import Call, caller
 from tests.reference.capture import record
 from tests.reference.models import fill
 
@@ -159,7 +159,7 @@ def test_pieces_of_source() -> None:
     assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]
 
 
-def test_a_run_is_measured(train: Callable[..., Ended], capsys: pytest.CaptureFixture) -> None:
+def test_a_run_is_measured(train: Call, capsys: pytest.CaptureFixture) -> None:
     """Pieces of 1000 characters end 16 after a blank line, in the middle of a function."""
     Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
     typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]

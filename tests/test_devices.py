@@ -5,7 +5,6 @@ The processes are real and talk over gloo; they are forked from one that has loa
 
 import csv
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
-from tests.conftest import Ended, last, missing, summary
+from tests.conftest import Call, last, missing, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.reference.losses import surprisal
@@ -139,7 +138,7 @@ def layout(part: Any) -> Any:
     return type(part)
 
 
-def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., Ended]) -> None:
+def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
     recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=24", "trainer.val_check_interval=24"]
     assert run("name=whole", *recipe).status == 0
     expected = logged("whole")

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ import export as export_script
 import sample as sample_script
 import score as score_script
 import train as train_script
-from tests.conftest import ROOT, Ended, needs
+from tests.conftest import ROOT, Call, needs
 
-Call = Callable[..., Ended]
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 EVERY = re.findall(r"^(?:cat .*)?python [\w/]+\.py.*", "\n".join(PAGES.values()), re.MULTILINE)
 COMMANDS = list(dict.fromkeys(EVERY))

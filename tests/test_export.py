@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +20,10 @@ from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
 from gpt.generate import generate
 from gpt.model import GPT
-from tests.conftest import ROOT, Ended, less_progress, needs
+from tests.conftest import ROOT, Call, less_progress, needs
 from tests.model_files import write_model_file
 from tests.reference.models import fill
 
-Call = Callable[..., Ended]
 PAGE = (ROOT / "docs/export.md").read_text("utf-8")
 LETTERS = "\n\tThe quickbrownfox ,.é中😀"
 

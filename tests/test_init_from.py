@@ -3,7 +3,6 @@
 import math
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import yaml
 
 from data.tokenizer import CharTokenizer
 from gpt.checkpoint import load_checkpoint
-from tests.conftest import Ended, summary
+from tests.conftest import Call, summary
 from tests.faults import faults
 from tests.faults.processes import events, run
 from tests.faults.test_resume import assert_as_if_never_touched
 
-Train = Callable[..., Ended]
 BASE = "runs/first/checkpoints/best.safetensors"
 # What the next text has that the first one lacks: characters that sort before, between and after those.
 ACCENTED = str.maketrans({"a": "á", "o": "ö", "q": "\t", "z": "語", "\n": "~"})
@@ -26,7 +24,7 @@ FINE = ["init_from=runs/first", "data.path=new.txt"]
 
 
 @pytest.fixture
-def base(trained: Path, train: Train, prose: str) -> Train:
+def base(trained: Path, train: Call, prose: str) -> Call:
     """Beside the run called first, new.txt: 6,000 characters in the same words with five new characters."""
     Path("new.txt").write_text(prose[-6000:].translate(ACCENTED), encoding="utf-8")
     return train
@@ -53,7 +51,7 @@ def naive_loss(path: str, characters: str, text: str, context: int) -> float:
     return total / len(text)
 
 
-def test_it_starts_where_the_model_had_come_to(base: Train, prose: str) -> None:
+def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
@@ -61,7 +59,7 @@ def test_it_starts_where_the_model_had_come_to(base: Train, prose: str) -> None:
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
 
 
-def test_what_a_run_started_from_is_said(base: Train) -> None:
+def test_what_a_run_started_from_is_said(base: Call) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path("runs/first").rglob("*.*")}
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""
@@ -82,7 +80,7 @@ def test_what_a_run_started_from_is_said(base: Train) -> None:
     assert "step 0/" not in Path("runs/first/train.log").read_text()
 
 
-def test_a_new_vocabulary_means_the_same(base: Train) -> None:
+def test_a_new_vocabulary_means_the_same(base: Call) -> None:
     """After a step of next to nothing, old characters are what they were, wherever they have gone."""
     assert base("name=fine", *FINE, "trainer.max_steps=1", "optim.lr=1e-30", "optim.muon_lr=1e-30").status == 0
     (old, old_meta), (new, new_meta) = (load_checkpoint(f"runs/{name}") for name in ("first", "fine"))
@@ -93,7 +91,7 @@ def test_a_new_vocabulary_means_the_same(base: Train) -> None:
     torch.testing.assert_close(logits, old(torch.from_numpy(before.encode(known))[None, :32]), rtol=0, atol=1e-5)
 
 
-def test_bytes_stay_bytes(train: Train, prose: str) -> None:
+def test_bytes_stay_bytes(train: Call, prose: str) -> None:
     train("name=first", "data.tokenizer=byte", "trainer.max_steps=1")
     Path("new.txt").write_text(prose[:6000].translate(ACCENTED), encoding="utf-8")
     ended = train("name=fine", *FINE, "trainer.max_steps=1")
@@ -102,7 +100,7 @@ def test_bytes_stay_bytes(train: Train, prose: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_shape_is_that_of_the_model(base: Train, long_steps: None) -> None:
+def test_the_shape_is_that_of_the_model(base: Call, long_steps: None) -> None:
     given = [*FINE, "trainer.accelerator=cpu", "compile=false", "logger=none"]
     for name, typed, dropout in (("a", [], 0.0), ("b", ["model.dropout=0.1"], 0.1)):
         assert base(f"name={name}", *given, "minutes=1.5", *typed, defaults=False).status == 0
@@ -111,7 +109,7 @@ def test_the_shape_is_that_of_the_model(base: Train, long_steps: None) -> None:
         assert found == [2, 2, 32, 32, dropout]
 
 
-def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
+def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     Path("broken.safetensors").write_bytes(Path(BASE).read_bytes()[:-100])
     Path("empty").mkdir()
     for arguments, said in [
@@ -130,7 +128,7 @@ def test_a_wrong_word_is_answered_in_one_line(base: Train) -> None:
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
 
 
-def test_going_on_and_starting_from_a_model(base: Train) -> None:
+def test_going_on_and_starting_from_a_model(base: Call) -> None:
     job = ["name=fine", "resume=auto", *FINE]
     assert "nothing to go on from, starting afresh" in base(*job, "trainer.max_steps=10").out
     ended = base(*job, "trainer.max_steps=20")
@@ -144,7 +142,7 @@ def test_going_on_and_starting_from_a_model(base: Train) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [["model.dropout=0.1", "data.micro_batch=2"], ["callbacks=ema", "optim=adamw"]])
-def test_killed_and_resumed(base: Train, recipe: list[str]) -> None:
+def test_killed_and_resumed(base: Call, recipe: list[str]) -> None:
     """Bit for bit: before there was a checkpoint, and then without the model it started from."""
     given = ["data.path=new.txt", *recipe]
     assert run("name=whole", "init_from=first", *given).status == 0
@@ -160,7 +158,7 @@ def test_killed_and_resumed(base: Train, recipe: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_before_the_first_step(base: Train) -> None:
+def test_stopped_before_the_first_step(base: Call) -> None:
     """In the validation that shows the loss before: there is nothing to save, and the same command starts afresh."""
     given = [*FINE, "name=fine", "resume=auto"]
     ended = run(*given, fault=(faults.signal_in_validation, 1, "middle", signal.SIGTERM))
@@ -170,7 +168,7 @@ def test_stopped_before_the_first_step(base: Train) -> None:
     assert [step for step, _ in events(Path("runs/fine"))["val/loss"]] == [0, 10, 20, 30]
 
 
-def test_known_characters_that_were_tampered_with(base: Train) -> None:
+def test_known_characters_that_were_tampered_with(base: Call) -> None:
     base("name=fine", *FINE)
     for known in (5, ["a"], "\ud800", "xyz", None):
         for path in Path("runs/fine/checkpoints").glob("*.ckpt"):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,10 @@ from gpt.checkpoint import load_checkpoint
 from gpt.generate import random_numbers
 from sample import Continuation
 from tests.conf.test_progress import Terminal
-from tests.conftest import ROOT, Ended, less_progress
+from tests.conftest import ROOT, Call, Ended, less_progress
 from tests.reference import model as reference
 from tests.reference import sampling
 
-Call = Callable[..., Ended]
 COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
 

@@ -21,12 +21,11 @@ import score as score_script
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
-from tests.conftest import Ended, pages
+from tests.conftest import Call, pages
 from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
-Call = Callable[..., Ended]
 # Other scripts, some written from right to left, marks that join, characters that nobody sees, and HTML.
 TEXT = (
     "Naïve Ωλ 😀\n日本語 text, ﷽ שלום עולם\tالعربية\n\n"

@@ -5,7 +5,6 @@ import shlex
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from conf.search import Range, judge, open_study, plan_search
-from tests.conftest import Ended, needs, summary, table
+from tests.conftest import Call, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
 
@@ -180,7 +179,7 @@ WRONG = {  # what is typed, and what is said of it
 }  # fmt: skip
 
 
-def test_what_is_wrong_is_said_before_anything_exists(train: Callable[..., Ended]) -> None:
+def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
     for typed, said in WRONG.items():
         ended = train("hparams_search=default", *shlex.split(typed))
         assert ended.status == 2 and ended.err.count("\n") == 1 and re.search(said, ended.err), (typed, ended)
@@ -189,7 +188,7 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Callable[..., Ended
     assert ended.status == 2 and "goes with hparams_search=default" in ended.err
 
 
-def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Callable[..., Ended]) -> None:
+def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call) -> None:
     directory = Path("runs/found")
     directory.mkdir(parents=True)
     study = open_study(directory)

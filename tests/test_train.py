@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +32,20 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
-from tests.conftest import ROOT, TINY, Ended, assert_same_weights, board, last, less_progress, missing, needs, summary
+from tests.conftest import (
+    ROOT,
+    TINY,
+    Call,
+    Ended,
+    assert_same_weights,
+    board,
+    last,
+    less_progress,
+    missing,
+    needs,
+    summary,
+)
 from tests.faults import faults, processes
-
-Train = Callable[..., Ended]
 
 
 def assert_refused(ended: Ended, said: str) -> None:
@@ -44,7 +53,7 @@ def assert_refused(ended: Ended, said: str) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_run_leaves_what_it_promises(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     returned = []
     main = train_script.main
     monkeypatch.setattr(train_script, "main", lambda *given: returned.append(main(*given)))
@@ -118,7 +127,7 @@ def test_tensorboard_shows_the_run(trained: Path) -> None:
     assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
 
 
-def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train: Train) -> None:
+def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train: Call) -> None:
     """Of a run that has gone on after its end, and not of one that has failed."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     assert train("name=failed", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
@@ -134,7 +143,7 @@ def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train
         assert points == [(40, pytest.approx(summary("first")[key], rel=1e-6))], "the row of the 30 steps is gone"
 
 
-def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_while_it_trains(trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.callbacks.LINE_EVERY", 0.0)
     monkeypatch.setattr("gpt.fit.callbacks.LONG", 0.0)
     out = train("name=a").out
@@ -145,7 +154,7 @@ def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: 
     assert "take about" not in Path("runs/first/train.log").read_text(), "it was short"
 
 
-def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
         assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
@@ -158,7 +167,7 @@ def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
 
 
-def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it trains, what TensorBoard's writer fails at is raised by the next call, and told once."""
     seen = []
     monkeypatch.setattr("gpt.fit.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
@@ -167,7 +176,7 @@ def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypa
     assert threading.excepthook is before and seen == [train_script.hide_failed_writes]
 
 
-def test_training_is_what_a_plain_loop_does(train: Train) -> None:
+def test_training_is_what_a_plain_loop_does(train: Call) -> None:
     """The weights after 30 steps, against a loop that shares only the model, the batches and the schedule."""
     train("name=first", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5", "optim=adamw")
     config, optim = ModelConfig(layers=2, heads=2, dim=32, context=32), OptimConfig("adamw", lr=3e-3, clip=0.5)
@@ -192,7 +201,7 @@ def test_training_is_what_a_plain_loop_does(train: Train) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
+def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
     given = ["experiment=nanogpt_cpu", "data.path=book.txt", "trainer.max_steps=1", "name=a", "watch.pictures=false"]
     assert train(*given, defaults=False).status == 0
     model, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
@@ -209,7 +218,7 @@ def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
     assert set(cpu["model"]) == {"layers", "heads", "dim", "context", "dropout"} and not {"model", "optim"} & set(gpu)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(train: Train) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(train: Call) -> None:
     given = ["model.dropout=0.1", "trainer.max_steps=10"]
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(f"name={name}", f"seed={seed}", *given)
@@ -217,7 +226,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(train: Tra
     assert summary("a")["val_loss"] == summary("b")["val_loss"] != summary("c")["val_loss"]
 
 
-def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
+def test_early_stopping_and_weight_averaging_are_switches(train: Call) -> None:
     arguments = ["callbacks=[ema,early_stopping]", "callbacks.early_stopping.patience=1", "callbacks.ema.decay=0.5"]
     assert train(*arguments, "name=a", "optim.lr=5", "optim.warmup=0", "trainer.max_steps=400").status == 0
     averaged, current = last("a")["state_dict"], last("a")["current_model_state"]
@@ -225,7 +234,7 @@ def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
     assert any(not torch.equal(averaged[name], current[name]) for name in averaged)
 
 
-def test_other_scripts_in_a_file_of_any_name(train: Train) -> None:
+def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
     name = "it's my [book], a=b (1) Ἰλιάς.txt"
     Path(name).write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
     for tokenizer in ("char", "byte"):
@@ -252,7 +261,7 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 
 
 @pytest.mark.slow
-def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is the one that its config.yaml describes: measuring has left no trace in it."""
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
     monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", 1)
@@ -271,7 +280,7 @@ def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: 
     assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 2.5" in other.err
 
 
-def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["data.path=book.txt", "minutes=2", "compile=false", "logger=none", "trainer.accelerator=cpu"]
     given += ["model.layers=1", "model.dim=32", "model.context=32"]
     for steps, batch in ((1, 16), (10**9, 8)):
@@ -282,7 +291,7 @@ def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatc
         assert summary(f"run{batch}")["characters"] == config.trainer.max_steps * batch * 32
 
 
-def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
     monkeypatch.setattr("gpt.fit.dial.EVALUATED", 16)  # less than a window
     fsdp = ["trainer=fsdp", "trainer.devices=2"]
@@ -298,7 +307,7 @@ def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch
         assert_refused(train(*arguments), line)
 
 
-def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_that_ruin_the_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
@@ -308,7 +317,7 @@ def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch
         assert Path("runs").exists() == ("name=a" in given)
 
 
-def test_stopped_while_the_dial_measures(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
         stop = lambda *_, number=number: os.kill(os.getpid(), number)  # noqa: E731
@@ -354,7 +363,7 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_model(train: Train) -> None:
+def test_two_processes_train_the_same_model(train: Call) -> None:
     train("name=one", "trainer.precision=32-true")
     process = processes.start("name=two", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true")
     out, err = process.communicate(timeout=processes.LIMIT)
@@ -377,7 +386,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.nightly)])
 def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
-    precision: str, train: Train, compiler: None
+    precision: str, train: Call, compiler: None
 ) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start.
 
@@ -406,7 +415,7 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_compiling_fails(train: Train, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_where_compiling_fails(train: Call, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line names the key, the bits are those of compile=false, and a resume has them."""
     import torch._inductor.config
 

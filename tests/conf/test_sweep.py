@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,9 @@ from conf.resume import changed
 from conf.schema import Config, from_dict, to_dict
 from conf.sweep import LONGEST, make_trial, sweep_name, trial_name, varied_keys
 from tests.conf.test_defaults import compose
-from tests.conftest import Ended, assert_same_weights, last, needs, summary, table
+from tests.conftest import Call, Ended, assert_same_weights, last, needs, summary, table
 from tests.faults import faults
 from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
-
-Train = Callable[..., Ended]
 
 
 def test_what_a_trial_is_called() -> None:
@@ -119,7 +116,7 @@ def test_what_is_another_run() -> None:
 
 
 @pytest.mark.slow
-def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ended], workplace: Path) -> None:
+def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Path) -> None:
     (workplace / "book.txt").rename("a, b [c]=1.txt")
     fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
     given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
@@ -157,7 +154,7 @@ def test_trials_that_fail_hurt_no_other(train: Train, sample: Callable[..., Ende
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Train, workplace: Path) -> None:
+def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Call, workplace: Path) -> None:
     given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
 
     def signalled(number: int, trial: str) -> Ended:
@@ -234,7 +231,7 @@ def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trai
 
 
 @pytest.mark.slow
-def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_as_jobs_of_submitit_s(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is told that its time is up saves, is queued again and goes on; the result is that of a plain run."""
     needs("submitit", extra="launcher")
     import submitit
@@ -269,7 +266,7 @@ def test_trials_as_jobs_of_submitit_s(train: Train, workplace: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In scripts that stand for SLURM's programs, sbatch refuses all."""
     needs("submitit", extra="launcher")
     (workplace / "bin").mkdir()
@@ -300,7 +297,7 @@ def test_launchers_that_cannot_be(train: Train, workplace: Path, monkeypatch: py
     assert ended.status == 2 and "launcher: goes with -m" in ended.err
 
 
-def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Train, trained: Path) -> None:
+def test_another_shape_than_that_of_the_trained_model_is_refused_before_the_sweep(train: Call, trained: Path) -> None:
     ended = train("-m", "init_from=first", "model.dim=32,64", "name=s")
     assert ended.status == 2 and "cannot change model.dim=64 (the model has 32)" in ended.err, ended
     assert not Path("runs/s").exists()

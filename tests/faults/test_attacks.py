@@ -24,7 +24,7 @@ import torch
 from gpt.checkpoint import read
 from gpt.config import ModelConfig
 from gpt.model_file import FORMAT
-from tests.conftest import ROOT, TINY, Ended
+from tests.conftest import ROOT, TINY, Call
 from tests.faults.programs import MB, PROGRAMS, Nursery, clear, cold, has_diverged, is_bounded, is_refusal
 from tests.model_files import CONFIG, LETTERS, Header, by_hand, description, packed, unpacked, weights
 
@@ -276,9 +276,7 @@ def test_the_payload_would_work() -> None:
     assert Path("got-in").exists()
 
 
-def test_nothing_is_fetched_over_the_network(
-    nursery: Nursery, listener: tuple[str, list[str]], train: Callable[..., Ended]
-) -> None:
+def test_nothing_is_fetched_over_the_network(nursery: Nursery, listener: tuple[str, list[str]], train: Call) -> None:
     address = f"{listener[0]}/model.safetensors"
     for ended in (*(nursery(program, address) for program in PROGRAMS), train(f"resume={address}", defaults=False)):
         assert ended.status == 2 and ended.err.count("\n") == 1 and "no such" in ended.err, ended
@@ -331,7 +329,7 @@ def test_training_shows_no_control_characters_either() -> None:
     assert not {"\x1b", "\x07", "\x9b", "\x7f", "\r"} & set(shown)
 
 
-def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Callable[..., Ended]) -> None:
+def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Call) -> None:
     """Plain data all right, but not what this run has."""
     path = Path("runs/first/checkpoints/step-00000030.ckpt")
     saved = read(path)
@@ -348,7 +346,7 @@ def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Callable[...,
         assert ended.status == 2 and ended.err.count("\n") == 1 and "train.py: " in ended.err, (part, other, ended)
 
 
-def test_links_in_a_run_lead_nowhere(trained: Path, train: Callable[..., Ended]) -> None:
+def test_links_in_a_run_lead_nowhere(trained: Path, train: Call) -> None:
     Path("mine").write_bytes(bytes(5000))
     for linked in ("events.out.tfevents.2.z", "train.log", "trace.json", "projector/tensors.tsv", "checkpoints/x"):
         path = Path("runs/first", linked)

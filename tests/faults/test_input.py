@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ import pytest
 from conf.fields import shown
 from conf.overrides import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
 from conf.schema import REFUSED
-from tests.conftest import ROOT, Ended, less_progress, one_line
-
-Train = Callable[..., Ended]
+from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 
 
 def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
@@ -50,7 +48,7 @@ EVERY = [
 ]
 
 
-def test_every_option_refuses_what_it_does_not_take(train: Train, workplace: Path) -> None:
+def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path) -> None:
     covered = {key for key, _ in EVERY} | {*LITERAL, "allow", "data.encoding", *PLUGGED}
     assert covered >= set(fields()) and len(EVERY) > 300
     before = sorted(workplace.rglob("*"))
@@ -111,7 +109,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
 }  # fmt: skip
 
 
-def test_other_wrong_words(train: Train, workplace: Path) -> None:
+def test_other_wrong_words(train: Call, workplace: Path) -> None:
     Path("bin.dat").write_bytes(bytes(range(256)) * 100)
     Path("utf16.txt").write_bytes(("Zeile für Zeile\n" * 500).encode("utf-16-le"))
     Path("empty.txt").touch()
@@ -126,7 +124,7 @@ def test_other_wrong_words(train: Train, workplace: Path) -> None:
         assert not made, (typed, made)
 
 
-def test_no_two_wrong_words_make_a_traceback(train: Train) -> None:
+def test_no_two_wrong_words_make_a_traceback(train: Call) -> None:
     words = [typed for typed in OTHERS if isinstance(typed, str)][:40]
     for first, second in itertools.islice(itertools.combinations(words, 2), 0, None, 9):
         one_line(train(first, second), 2)
@@ -145,7 +143,7 @@ SAMPLE = {
 }  # fmt: skip
 
 
-def test_every_option_of_sample(trained: Path, sample: Train) -> None:
+def test_every_option_of_sample(trained: Path, sample: Call) -> None:
     for argument, said in SAMPLE.items():
         ended = sample("first", argument) if argument.startswith("-") else sample(argument)
         one_line(ended, 2, said, program="sample.py")
@@ -163,7 +161,7 @@ def test_a_process_of_its_own_answers_in_one_line(workplace: Path) -> None:
         one_line(Ended(ended.returncode, ended.stdout, less_progress(ended.stderr)), 2, program=script)
 
 
-def test_variables_that_hold_no_number(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in (("RANK", "abc"), ("LOCAL_RANK", ""), ("LOCAL_RANK", "-1"), ("WORLD_SIZE", "abc")):
         with monkeypatch.context() as patch:
             if variable == "WORLD_SIZE":  # which has a meaning beside it only
@@ -189,7 +187,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
 ]
 
 
-def test_sweeps_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(workplace.rglob("*"))
     for variable, typed, said in SWEEPS:
         with monkeypatch.context() as patch:

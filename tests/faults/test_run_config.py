@@ -7,7 +7,7 @@ import random
 import resource
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,10 @@ from conf.overrides import CONF, apply_literals, split_literals
 from conf.resume import read_config, untrusted
 from conf.schema import MAX_YAML, Config, to_yaml
 from gpt import runs
-from tests.conftest import Ended, one_line
+from tests.conftest import Call, Ended, one_line
 from tests.faults.processes import fork
 from tests.faults.test_fuzz import mutated
 
-Train = Callable[..., Ended]
 RESUME = ("resume=runs/first", "trainer.max_steps=40")
 SECONDS = 10  # of the CPU for one config.yaml, which takes a tenth of one
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -78,7 +77,7 @@ def refused(ended: Ended, *said: str) -> None:
     assert ended.err.strip().isprintable(), ended
 
 
-def test_plug_ins_are_those_of_conf(run: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made from the file with the values that conf/ gives them, and run no code, write nowhere else."""
     Path("runs/evil").mkdir()
     Path("runs/evil/pwn.py").write_text("def main(): open('got-in', 'w')\n")
@@ -92,7 +91,7 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Train, monkeypatch: pytest
         assert {path for path in Path().rglob("*") if "__pycache__" not in path.parts} == files, entries
 
 
-def test_what_counts_only_where_it_is_typed_again(run: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_counts_only_where_it_is_typed_again(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(run, logger={"evil": EVIL}, data={**yaml.safe_load(run.read_text())["data"], "cache_dir": "theirs"})
     refused(train(*RESUME, defaults=False), "its logger is not taken")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -101,7 +100,7 @@ def test_what_counts_only_where_it_is_typed_again(run: Path, train: Train, monke
     assert "theirs" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def test_no_address_of_a_file_is_asked(run: Path, train: Train, listener: tuple[str, list[str]]) -> None:
+def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[str, list[str]]) -> None:
     """But for the command that such a run prints, in which it is typed again."""
     (server, asked), data = listener, yaml.safe_load(run.read_text())["data"]
     for form in ("{}", "[{}]", "[book.txt,{}]", "simplecache::{}"):
