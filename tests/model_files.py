@@ -1,16 +1,19 @@
 """Model files of models that were never trained: as we write them, and made by hand from their bytes."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gpt.checkpoint import model_state
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, digest, write
+from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
 LETTERS = {"kind": "char", "characters": "abcdefghijk"}
@@ -41,6 +44,19 @@ def filled(config: ModelConfig | None = None, vocabulary: int = 11, seed: int = 
     return fill(GPT(config or tiny(layers=1), vocabulary), seed).eval()
 
 
+def nats_of(model: GPT, tokens: np.ndarray) -> list[float]:
+    """What each token costs in disjoint windows, the first ln V: plain Python on the logits of each window."""
+    ids, context = torch.from_numpy(np.asarray(tokens).astype(np.int64)), model.config.context
+    nats = [math.log(model.vocabulary)]
+    for start in range(0, len(ids) - 1, context):
+        window = ids[start : start + context + 1]
+        with torch.no_grad():
+            logits = model(window[None, :-1])[0].tolist()
+        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+    assert len(nats) == len(ids)
+    return nats
+
+
 def packed(header: Any, body: bytes) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
@@ -62,19 +78,9 @@ def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: An
 
 
 def by_hand(
-    state: dict[str, np.ndarray] | None = None,
-    vocabulary: dict[str, Any] = LETTERS,
-    raw: str | None = None,
-    **changes: Any,
+    state: dict[str, np.ndarray] | None = None, vocabulary: Header = LETTERS, raw: str | None = None, **changes: Any
 ) -> bytes:
-    """A model file with nothing wrong except what is given.
-
-    Args:
-        state: weights; None draws them.
-        vocabulary: what tokens mean.
-        raw: the description as it is to stand there; None is JSON.
-        **changes: other values in the description.
-    """
+    """A model file with nothing wrong except what is given; `raw` stands for the description."""
     state = weights() if state is None else state
     described = about(ModelConfig(**CONFIG), vocabulary, **{"sha256": digest(state), **changes})
     header: Header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}

@@ -8,18 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from benchmarks import gpu, parse_share, plain_loop, sample_speed
+from benchmarks import gpu, parse_share, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from conf.fields import InputError
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
-from gpt.model import GPT
 from tests.conftest import Call, caller
 from tests.reference.capture import record
-from tests.reference.models import fill
 
 MACHINE = {"GPU": "a GPU", "torch": "2.0"}
 
@@ -109,21 +105,6 @@ def test_runs_have_settings_that_there_are() -> None:
     runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
     for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
         check_overrides(arguments, {}, False)
-
-
-def test_the_plain_loop_is_the_model_of_nanogpt() -> None:
-    shape = plain_loop.Shape(layers=3, heads=3, dim=48, context=20, batch=5)
-    config = ModelConfig(
-        layers=3, heads=3, dim=48, context=20, activation="gelu", positions="learned",
-        qk_norm=False, key_offset=False, token_shift=False, tied=True,
-    )  # fmt: skip
-    ours, plain = fill(GPT(config, 11)), plain_loop.Model(11, shape)
-    state = {name.replace("attention.", "").replace("mlp.", ""): value for name, value in ours.state_dict().items()}
-    plain.load_state_dict({name.replace("position_embedding", "places"): value for name, value in state.items()})
-    x, y = plain_loop.random_batch(torch.randint(11, (300,)).numpy(), shape, "cpu")
-    assert x.shape == (5, 20) and torch.equal(x[:, 1:], y[:, :-1])
-    expected = F.cross_entropy(ours(x).flatten(0, 1), y.flatten())
-    torch.testing.assert_close(plain_loop.loss_of(plain, x, y), expected)
 
 
 TINY = (

@@ -168,29 +168,25 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
     assert ended.out == expected and "standard input: 19 characters" in ended.err
 
 
-WRONG = [
-    ("model.st unknown.txt", "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in"),
-    ("model.st latin.txt", "latin.txt: byte 1 is not utf-8"),
-    ("model.st latin.txt", "name its encoding with --encoding, such as latin-1"),
-    ("model.st text.txt --encoding utf-9", "--encoding utf-9: is no encoding"),
-    ("bytes.st text.txt --encoding latin-1", "--encoding latin-1: has no meaning"),
-    ("model.st empty.txt", "empty.txt: is empty"),
-    ("model.st txet.txt", "txet.txt: no such file; nearest: text.txt"),
-    ("model.st .", ".: cannot be read: Is a directory"),
-    ("modle.st text.txt", "modle.st: no such model or run"),
-    ("text.txt text.txt", "is damaged or no model file"),
-    ("model.st text.txt --compare nothing", "nothing: no such model or run"),
-    ("model.st text.txt --compare less.st", "'Ω' (U+03A9) at position 6"),
-    ("less.st text.txt --compare model.st", "'Ω' (U+03A9) at position 6"),
-    ("model.st text.txt --stride 8", "--stride 8: must be at most 7"),
-    ("model.st text.txt --stride 0", "argument --stride: 0: must be a whole number, at least 1"),
-    ("model.st text.txt --stride 2 --window sample", "--stride 2: has no meaning for --window sample"),
-    ("model.st text.txt --context 5 --stride 6", "--stride 6: must be at most 5, the context"),
-    ("learned.st text.txt --context 8", "--context 8: must be at most 7, the places that the model has learned"),
-    ("model.st text.txt --html nowhere/a.html", "--html nowhere/a.html: No such file or directory"),
-    ("model.st text.txt --compare bytes.st --html bytes.st", "--html bytes.st: is being read"),
-    ("model.st text.txt --device cuda:99", "--device cuda:99"),
-]
+WRONG = {
+    "model.st unknown.txt": "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in",
+    "model.st latin.txt": "latin.txt: byte 1 is not utf-8",
+    "model.st ./latin.txt": "name its encoding with --encoding, such as latin-1",
+    "model.st text.txt --encoding utf-9": "--encoding utf-9: is no encoding", "model.st empty.txt": "empty.txt: is",
+    "bytes.st text.txt --encoding latin-1": "--encoding latin-1: has no meaning", "model.st .": ".: cannot be read: Is",
+    "model.st txet.txt": "txet.txt: no such file; nearest: text.txt", "modle.st text.txt": "modle.st: no such model",
+    "text.txt text.txt": "is damaged or no model file", "model.st text.txt --stride 8": "--stride 8: must be at most 7",
+    "model.st text.txt --compare nothing": "nothing: no such model or run",
+    "model.st text.txt --compare less.st": "'Ω' (U+03A9) at position 6",
+    "less.st text.txt --compare model.st": "'Ω' (U+03A9) at position 6",
+    "model.st text.txt --stride 0": "argument --stride: 0: must be a whole number, at least 1",
+    "model.st text.txt --stride 2 --window sample": "--stride 2: has no meaning for --window sample",
+    "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5, the context",
+    "learned.st text.txt --context 8": "--context 8: must be at most 7, the places that the model has learned",
+    "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
+    "model.st text.txt --compare bytes.st --html bytes.st": "--html bytes.st: is being read",
+    "model.st text.txt --device cuda:99": "--device cuda:99",
+}  # fmt: skip
 
 
 def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
@@ -200,7 +196,7 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
     write("learned.st", positions="learned")
     write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
     before = sorted(os.listdir())
-    for arguments, said in WRONG:
+    for arguments, said in WRONG.items():
         ended = score(*arguments.split())
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), (arguments, ended)
         assert ended.err.startswith("score.py: ") and said in ended.err, arguments
@@ -208,15 +204,13 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
 
 
 def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:
-    most = []
+    most, given = [], score_script.parse(["model.st", "long.txt"])
     for count in (1, 1, 2_000_000):  # the first may import modules
         Path("long.txt").write_text("abc " * count)
         tracemalloc.start()
-        try:
-            (reader,) = score_script.read([Path("model.st")], score_script.parse(["model.st", "long.txt"]))
-            most.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
+        (reader,) = score_script.read([Path("model.st")], given)
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
         assert len(reader.tokens) == 4 * count
     assert most[2] - most[1] < 3 * 8_000_000
 
@@ -230,8 +224,8 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) 
         Path("written.txt").write_text("abc" + said["text"], encoding="utf-8", newline="")
         printed = [-value for value in said["logprobs"]]
         for mode in ("sample", "disjoint", "strided"):
-            ended = score("model.st", "written.txt", "--per-char", "--window", mode)
-            costs = [line["nats"] for line in lines_of(ended.out)][3:]
+            lines = lines_of(score("model.st", "written.txt", "--per-char", "--window", mode).out)
+            costs = [line["nats"] for line in lines[3:]]
             assert costs[: 8 - 3] == pytest.approx(printed[: 8 - 3], abs=1e-5)
             assert (costs == pytest.approx(printed, abs=1e-5)) == (mode == "sample"), (positions, mode)
     whole = figures(score("model.st", "written.txt", "--window", "sample").out)
@@ -263,6 +257,10 @@ def test_two_models_on_one_text(files: Path, score: Call) -> None:
         assert table["B - A  strided windows"] == pytest.approx(np.subtract(b, a), abs=2e-6)
         assert {"A  disjoint windows of 7", "B  disjoint windows of 10", "B - A  disjoint windows"} <= set(table)
         assert "contexts differ" in ended.err and "model.st, step 7" in ended.err and "wide.st, step 7" in ended.err
+
+
+def position_of(page: Any) -> int:
+    return int(re.findall(r"position (\d+)", page.inner_text("#card"))[0])
 
 
 def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
@@ -374,13 +372,11 @@ def test_the_text_is_shown_as_it_is(shown: tuple[Shown, Shown]) -> None:
     assert page.title() == HTML == page.inner_text("h1") and page.query_selector("img") is None
     spans = page.locator("#text span").evaluate_all("all => all.map((span) => [span.className, span.textContent])")
     assert "".join(text for _, text in spans) == readable(TEXT)
-    marks = page.evaluate(
-        "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
-    )
-    assert marks == ['"↵"'] * TEXT.count("\n")
+    marks = "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
+    assert page.evaluate(marks) == ['"↵"'] * TEXT.count("\n")
     steps = [int(name.rpartition("s")[2]) for name, text in spans for _ in ("?" if "code" in name else text)]
-    bits = [line["nats"] / math.log(2) for line in lines]
-    assert steps == [min(20, math.floor(round(value, 3) / 0.5)) for value in bits] and len(set(steps)) > 5
+    expected = [min(20, math.floor(round(line["nats"] / math.log(2), 3) / 0.5)) for line in lines]
+    assert steps == expected and len(set(steps)) > 5
 
 
 def test_characters_of_two_units_do_not_shift_the_others(browser: Any, tmp_path: Path) -> None:
@@ -412,7 +408,6 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
     table = page.inner_text("#figures")
     for row, numbers in figures(said_of_both).items():
         assert all(f"{abs(number):.6f}" in table for number in numbers) == ("strided" in row)
-
     # The lists: the lines that are printed, and words.
     page.click("#lists summary")
     page.locator("#lines button b").first.wait_for()
@@ -430,16 +425,13 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
 
     # On a phone the names of the models have room: the name and the mode, a line each.
     page.set_viewport_size({"width": 390, "height": 700})
-    cell = page.locator("td").nth(4).bounding_box()
-    assert "runs-of-this-year" in page.locator("td").nth(4).inner_text()
-    assert cell["width"] > 340 and cell["height"] < 3 * 24
+    cell = page.locator("td").nth(4)
+    assert "runs-of-this-year" in cell.inner_text()
+    assert cell.bounding_box()["width"] > 340 and cell.bounding_box()["height"] < 3 * 24
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.set_viewport_size({"width": 1280, "height": 720})
 
-
-def test_the_curve_of_two_models_has_the_colours_of_the_text(shown: tuple[Shown, Shown]) -> None:
-    """Orange above the line where B is the more surprised, blue below it where A is."""
-    page, lines, _ = shown[1]
+    # The curve is orange above the line where B is the more surprised, blue below it where A is.
     (orange, above, none), (blue, nothing, below) = page.evaluate(
         """() => [...document.querySelectorAll("#spark path")].map((path) => {
           const { y, height } = path.getBBox(), zero = document.querySelector("#spark line").y1.baseVal.value;
@@ -487,14 +479,12 @@ def contrasts(page: Any) -> list[list[Any]]:
 def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
     """The steps of a scale go on in one direction from the colour of the page."""
     for page, zero in ((shown[0][0], 0), (shown[1][0], 10)):
-        page.evaluate(
-            """() => {
-              const shades = Object.assign(document.createElement("p"), { id: "shades" });
-              for (const { className } of document.querySelectorAll("#legend i"))
-                shades.append(Object.assign(document.createElement("span"), { className, textContent: "shade" }));
-              document.querySelector("#text").prepend(shades);
-            }"""
-        )
+        page.evaluate("""() => {
+          const shades = Object.assign(document.createElement("p"), { id: "shades" });
+          for (const { className } of document.querySelectorAll("#legend i"))
+            shades.append(Object.assign(document.createElement("span"), { className, textContent: "shade" }));
+          document.querySelector("#text").prepend(shades);
+        }""")
         for scheme, media in (("dark", "screen"), ("light", "screen"), ("dark", "print")):
             page.emulate_media(color_scheme=scheme, media=media)
             found = contrasts(page)
@@ -522,19 +512,17 @@ def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> Non
         for share in (0.5, 0.95, 0.1):
             page.mouse.click(box["x"] + box["width"] * share, box["y"] + 10)
             page.wait_for_timeout(300)
-            (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
+            position = position_of(page)
             assert position == pytest.approx(count * share, abs=120)
             check_card(page, lines[position])
             assert 90 < page.locator("#cursor").bounding_box()["y"] < 700
             page.keyboard.press("Escape")
             page.evaluate("scrollTo(0, 0)")
-
         page.click("#lists summary")
         page.locator("#lines button").first.click()
         page.wait_for_timeout(300)
         row = page.locator("#lines button span").first.text_content()
-        (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
-        assert text.index(row) <= position < text.index(row) + len(row)
+        assert text.index(row) <= position_of(page) < text.index(row) + len(row)
 
 
 def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
