@@ -22,7 +22,6 @@ Header = dict[str, Any]
 
 
 def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> dict[str, Any]:
-    """What a model file says of a model, with `changes`."""
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
         "evaluation": None, "text": "book.txt",

@@ -25,11 +25,12 @@ from gpt.optim import lr_at, make_optimizer
 from tests.conftest import Call, last, missing, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
-from tests.reference.losses import surprisal
+from tests.model_files import nats_of
 
 pytestmark = pytest.mark.slow
-EXACT = ["trainer.precision=32-true", "trainer.max_steps=20", "trainer.val_check_interval=20"]
-EXACT += ["trainer.log_every_n_steps=1"]
+EXACT = (
+    "trainer.precision=32-true trainer.max_steps=20 trainer.val_check_interval=20 trainer.log_every_n_steps=1".split()
+)
 KINDS = {"adamw": "optim=adamw", "muon in fp32": "optim=muon", "muon": "optim=muon"}
 
 
@@ -100,8 +101,7 @@ def test_a_matrix_that_is_orthogonalised_in_parts_is_another(letters: None) -> N
     fault = (faults.both, (faults.iterate_in_fp32,), (faults.orthogonalise_shards,))
     recipe = [*EXACT, KINDS["muon"], "logger=csv"]
     assert run_ranks(2, "name=fsdp", "trainer=fsdp", *recipe, fault=fault).status == 0
-    config, text = of_run("fsdp")
-    losses = mean_of_halves(config, text)
+    losses = mean_of_halves(*of_run("fsdp"))
     assert max(abs(a - b) for a, b in zip(losses, logged("fsdp"), strict=True)) > 5e-3
 
 
@@ -115,17 +115,12 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
         name = f"{strategy}{devices}"
         found[name] = run_ranks(devices, f"name={name}", f"trainer={strategy}", *same)
     model, _ = load_checkpoint("runs/trained/checkpoints/last.ckpt")
-    tokens, nats = np.asarray(of_run("one")[1].validation).astype(np.int64), [np.log(model.vocabulary)]
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 1, 32):
-            window = torch.from_numpy(tokens[start : start + 33])
-            logits = model(window[None, :-1])[0].tolist()
-            nats += [surprisal(row, int(target)) for row, target in zip(logits, window[1:], strict=True)]
-    assert len(nats) == len(tokens) > 256 * 32
+    nats = nats_of(model, of_run("one")[1].validation)
+    assert len(nats) > 256 * 32
     for name, ended in found.items():
         assert ended.status == 0, ended
         training = last(name)["callbacks"]["Checkpoints"]["best_loss"]
-        assert (training, summary(name)["val_loss"]) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
+        assert (training, summary(name)["val_loss"]) == pytest.approx([np.mean(nats)] * 2, abs=1e-6), name
 
 
 def layout(part: Any) -> Any:
@@ -142,8 +137,7 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
     recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=24", "trainer.val_check_interval=24"]
     assert run("name=whole", *recipe).status == 0
     expected = logged("whole")
-    layouts = {}
-    ways = [("ddp", 1), ("fsdp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 1)]
+    layouts, ways = {}, [("ddp", 1), ("fsdp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 1)]
     for leg, (strategy, devices) in enumerate(ways, start=1):
         given = ["name=cut", "resume=auto", *recipe, f"trainer={strategy}", *["allow=[world_size]"] * (leg > 1)]
         stop = (faults.signal_at, 4 * leg - 1, signal.SIGTERM)
@@ -169,8 +163,8 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
 def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     assert run_ranks(2, "name=a", "trainer=fsdp", "model.tied=true", "trainer.precision=bf16-mixed").status == 0
     files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
-    once = ["", *"checkpoints config events hparams projector projector_config report summary train".split()]
-    assert files == once, "one of each, and the lock"
+    once = " checkpoints config events hparams projector projector_config report summary train"
+    assert files == once.split(" "), "one of each, and the lock"
     assert Path("runs/a/train.log").read_text().count("step 30/30  validation loss") == 1
     model, meta = load_checkpoint("runs/a")
     _, text = of_run("a")

@@ -36,7 +36,6 @@ def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to where it would begin: what then happens has tests of its own."""
     needs("optuna", extra="search")
     needs("submitit", extra="launcher")
     begun: list[str] = []

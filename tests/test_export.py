@@ -29,7 +29,6 @@ LETTERS = "\n\tThe quickbrownfox ,.é中😀"
 
 
 def make(path: str, **changes) -> Path:
-    """A checkpoint of a tiny model that has every option of the default model, with `changes`."""
     config = ModelConfig(layers=2, heads=2, dim=16, context=12, **changes)
     vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
     return write_model_file(path, fill(GPT(config, len(vocabulary["characters"]))), vocabulary)

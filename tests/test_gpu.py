@@ -23,7 +23,7 @@ from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.reference.losses import surprisal
+from tests.model_files import nats_of
 from tests.test_devices import logged, of_run
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,6 @@ def at_night(*values: object) -> object:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A directory for the runs of this file, some of which several tests look at, with one cache of compiled code."""
     place = tmp_path_factory.mktemp("gpu")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     return place
@@ -154,7 +153,6 @@ def another_cpu() -> None:
 def test_a_checkpoint_goes_on_elsewhere(
     here: str, there: str, renamed: Fault | None, capsys: pytest.CaptureFixture
 ) -> None:
-    """Where that is allowed, with the losses that it would have had. The other programs read it on both devices."""
     typed = [*COMPARED, OPTIMIZERS["32-true"], "trainer.precision=32-true", "model.attention=explicit"]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
@@ -165,7 +163,6 @@ def test_a_checkpoint_goes_on_elsewhere(
     assert texts[0].status == 0 and texts[0].out == texts[1].out
     costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
     assert len(costs[0]) == 6 and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
-
     go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
     refused = Process(*go_on, defaults=False, fault=renamed).wait(LIMIT)
     assert refused.status == 2 and re.search(r"device=.* \(the run has .*; allow=\[(compile,)?device\]", refused.err)
@@ -179,16 +176,9 @@ def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
     name = made(f"exact/{device}", device, *EXACT)
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
-    tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
-    nats, exact = [np.log(model.vocabulary)], model.double()
-    for start in range(0, len(tokens) - 1, context):
-        window = tokens[start : start + context + 1]
-        with torch.no_grad():
-            logits = exact(window[None, :-1])[0].tolist()  # (T, V)
-        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
-    assert len(nats) == len(tokens)
+    nats = nats_of(model.double(), text.validation)
     counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
-    windows = evaluation_windows(text.validation, context, 8)
-    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(tokens[0]), *counts)
+    windows = evaluation_windows(text.validation, config.model.context, 8)
+    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(text.validation[0]), *counts)
     saved = torch.load(f"runs/{name}/checkpoints/last.ckpt", map_location="cpu")["callbacks"]["Checkpoints"]
     assert (saved["best_loss"], meta["val_loss"], again.loss) == pytest.approx([np.mean(nats)] * 3, abs=1e-5)

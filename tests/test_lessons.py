@@ -93,7 +93,6 @@ def test_a_lesson_shows_what_is_stored_and_its_exercises_refuse_wrong_answers(nu
     notebook.cells.append(nbformat.v4.new_code_cell(f"import numpy as np, torch\nCELLS = {exercises!r}\n{WRONG}"))
     nbformat.write(notebook, tmp_path / path.name)
     *fresh, last = code(execute.execute(tmp_path / path.name))
-
     pictures = 0
     for before, now in zip(code(stored), fresh, strict=True):
         assert before.execution_count == now.execution_count, f"{path.name} was changed: run docs/lessons/execute.py"

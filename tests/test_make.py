@@ -21,7 +21,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(checkout: Path, code: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run make with a script in the place of Python."""
     python = checkout / "python"
     python.write_text(f"#!/bin/sh\n{code}\n")
     python.chmod(0o755)
@@ -39,7 +38,6 @@ def test_without_a_suitable_python_or_venv(checkout: Path) -> None:
 
 
 def test_a_failed_installation_is_said_and_tried_again(checkout: Path) -> None:
-    """The environment is made, but pip cannot install: no stamp is left that would hide it."""
     install = 'mkdir -p .venv/bin; printf "#!/bin/sh\\nexit 1\\n" > .venv/bin/python; chmod +x .venv/bin/python'
     for _ in range(2):
         ended = make(checkout, f'case "$1" in -m) {install};; esac', "train")

@@ -42,7 +42,6 @@ RULES = [
 
 @pytest.mark.slow
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
-    """Greedy and drawn text against one forward pass of the whole text per character, written out here."""
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
     texts = set()
@@ -150,7 +149,6 @@ def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None
 
 
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:
-    """Of what was drawn, whatever the temperature and the filters, as one forward pass over the text gives them."""
     settings = ["--num-samples", "9", "--num-chars", "20", "--seed", "3", "--prompt", "The ", "--prompt", "An"]
     settings += ["--temperature", "2", "--top-k", "9"]
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
@@ -281,7 +279,6 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_conversation_in_a_terminal(trained: Path) -> None:
-    """The arrow brings the last prompt back, Ctrl-C ends a text and a line, Ctrl-D the conversation."""
     terminal = Terminal(*COMMAND[1:], "--interactive", "--num-chars", "100000000", "--seed", "1")
     try:
         for typed, shown in (

@@ -155,7 +155,6 @@ def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
 
 
 def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a file or standard input: a mark is dropped, line ends are LF, other encodings are named."""
     text = "Naïve text\nabc\nabc\n"
     Path("plain.txt").write_bytes(text.encode())
     expected = score("model.st", "plain.txt", "--per-char").out
@@ -380,7 +379,6 @@ def test_the_text_is_shown_as_it_is(shown: tuple[Shown, Shown]) -> None:
 
 
 def test_characters_of_two_units_do_not_shift_the_others(browser: Any, tmp_path: Path) -> None:
-    """Where all cost the same, and a mark that is no longer at the start of the file stays."""
     text = "\ufeffa😀b😀😀c"
     write(str(tmp_path / "same.st"), CharTokenizer(text), std=0)
     (tmp_path / "same.txt").write_text("\ufeff" + text, encoding="utf-8")
@@ -422,7 +420,6 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
             own = lines[TEXT.index(word) :][: len(word)]
             change = math.fsum(line["other"]["nats"] - line["nats"] for line in own) / math.log(2)
             assert float(bits) == pytest.approx(change, abs=0.02)
-
     # On a phone the names of the models have room: the name and the mode, a line each.
     page.set_viewport_size({"width": 390, "height": 700})
     cell = page.locator("td").nth(4)
@@ -430,7 +427,6 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
     assert cell.bounding_box()["width"] > 340 and cell.bounding_box()["height"] < 3 * 24
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.set_viewport_size({"width": 1280, "height": 720})
-
     # The curve is orange above the line where B is the more surprised, blue below it where A is.
     (orange, above, none), (blue, nothing, below) = page.evaluate(
         """() => [...document.querySelectorAll("#spark path")].map((path) => {
@@ -477,7 +473,6 @@ def contrasts(page: Any) -> list[list[Any]]:
 
 
 def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
-    """The steps of a scale go on in one direction from the colour of the page."""
     for page, zero in ((shown[0][0], 0), (shown[1][0], 10)):
         page.evaluate("""() => {
           const shades = Object.assign(document.createElement("p"), { id: "shades" });

@@ -60,19 +60,16 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         else:
             assert told[number]["steps"] == max(on_the_way) < 30
     assert [float(found[number][0]["optim.lr"]) for number in pruned] == [1e-7]
-
     best = min(finished, key=lambda number: told[number]["val_loss"])
     assert open_study(directory / "runs/found").best_trial.number == best
     rows = table("found")
     assert len(rows) == 4 and rows[0]["directory"] == f"runs/found/trial-{best:03}"
     assert rows[0]["optim.lr"] == found[best][0]["optim.lr"]
-
     again = re.search(r"^best again (.*)$", ended.out, re.MULTILINE)
     assert again
     _, script, *arguments = shlex.split(again[1])
     assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
     assert summary("again")["val_loss"] == told[best]["val_loss"]
-
     killed.mkdir()
     (killed / "book.txt").write_text(prose)
     with chdir(killed):
@@ -81,7 +78,6 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         wait_for(lambda: not processes_in(killed))
         states = [state for _, state, _, _ in trials(killed)]
         assert len(states) == 3 and states[2] == "RUNNING"
-
         ended = run(*COMMAND)
         assert ended.status == 0 and ended.err == "", ended
         assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
@@ -94,7 +90,6 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
 
 @pytest.mark.slow
 def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
-    """Heads of 2, 3 and 4 in a width of 32: 3 is found out only when it is tried."""
     command = [each for each in COMMAND if not each.startswith("optim.lr=")]
     command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
@@ -109,7 +104,6 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     assert second.err == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
     assert processes_in(workplace) == []
     assert "RUNNING" in [state for _, state, _, _ in trials(workplace)]
-
     ended = run(*command)
     assert ended.status == 0, ended.err
     found = trials(workplace)
@@ -126,7 +120,6 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
 
 
 def test_what_the_median_gives_up(tmp_path: Path) -> None:
-    """Against the median itself, also where a trial reports a step once more."""
     from optuna.trial import create_trial
 
     directory = tmp_path / "what? 100% #1 {x}"

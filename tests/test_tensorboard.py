@@ -61,7 +61,6 @@ def colours(png: bytes) -> int:
 
 
 def text_of(locator: Any) -> str:
-    """All text in an element, through the components that it is made of."""
     return locator.evaluate(
         """element => {
           const seen = [];

@@ -56,7 +56,6 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000020.ckpt", "step-00000030.ckpt"]
     assert sorted(os.listdir(run / "checkpoints")) == names
     assert (run / "checkpoints/last.ckpt").samefile(run / "checkpoints/step-00000030.ckpt")
-
     found = summary("first")
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
@@ -83,7 +82,6 @@ def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(trained: Path) ->
     assert found["evaluation"] == {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(text.validation)}
     assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
     assert meta["evaluation"] == found["evaluation"] and meta["text"] == "book.txt"
-
     names = {f"net.{name}" for name in model.state_dict()}  # and training checkpoints hold plain data
     for path in trained.parent.glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
@@ -111,7 +109,6 @@ def test_tensorboard_shows_the_run(trained: Path) -> None:
 
 
 def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train: Call) -> None:
-    """Of a run that has gone on after its end, and not of one that has failed."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     assert train("name=failed", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
     assert not [tag for tag in board("failed").summary_metadata if "hparams" in tag or "best" in tag]
@@ -240,7 +237,6 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 
 @pytest.mark.slow
 def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is the one that its config.yaml describes: measuring has left no trace in it."""
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
     monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", 1)
     ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
@@ -308,7 +304,6 @@ def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
-    """In a step of a minute, which the first Ctrl-C waits for."""
     process = processes.Process("name=a", fault=(faults.wait_for_file, 5, "never"))
     processes.wait_for(Path("waiting").exists)
     process.signal(signal.SIGINT)
@@ -377,7 +372,6 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_compiling_fails(train: Call, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names the key, the bits are those of compile=false, and a resume has them."""
     import torch._inductor.config
 
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/nonexistent",))

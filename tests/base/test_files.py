@@ -104,15 +104,6 @@ def test_contents_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatc
     assert events[4:] == ["renamed", tmp_path.stat().st_ino]
 
 
-def test_unusual_names(tmp_path: Path) -> None:
-    names = ["a b", "it's", 'a "b"', "[a]*?", "-", ".hidden", "a\nb", "ünï語🙂", "a\udcffb", "x.tmp", "n" * 200]
-    for name in names:
-        write_text(tmp_path / name, "text")
-        write_folder(tmp_path / f"{name}.d", "text")
-        assert (tmp_path / name).read_text() == (tmp_path / f"{name}.d/a.txt").read_text() == "text"
-    assert sorted(os.listdir(tmp_path)) == sorted([*names, *(f"{name}.d" for name in names)])
-
-
 def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".a.0123.tmp").touch()
     monkeypatch.setattr(Path, "glob", lambda *_: [tmp_path / ".a.0123.tmp", tmp_path / ".b.0123.tmp"])

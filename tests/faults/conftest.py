@@ -40,7 +40,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
 
 @pytest.fixture(scope="session")
 def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A long run of two processes of this machine that was never touched."""
     place = tmp_path_factory.mktemp("two")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     with chdir(place):

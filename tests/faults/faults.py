@@ -111,8 +111,6 @@ def after_save(number: int) -> None:
 
 
 class _Dying(io.FileIO):
-    """A file that can be written up to `left` bytes, which is where the process dies."""
-
     left: int
 
     def write(self, data: Any) -> int:
@@ -245,8 +243,6 @@ def spoil_gradient(step: int, value: float = math.inf) -> None:
 
 
 def spoil_weights(step: int) -> None:
-    """Have the update of a step, whose loss and gradient were fine, leave one that is no number, and stop."""
-
     def spoil(module: LitGPT, *_: Any) -> None:
         if module.global_step == step + 1:
             module.net.shift.data.mul_(math.inf)
@@ -269,8 +265,6 @@ def signal_at(step: int, number: int) -> None:
 
 
 def signal_parent_at(step: int, number: int) -> None:
-    """Send the process that has started this one, such as a sweep, a signal at a step, and give it time to act."""
-
     def send() -> None:
         os.kill(os.getppid(), number)
         time.sleep(3)
@@ -279,7 +273,6 @@ def signal_parent_at(step: int, number: int) -> None:
 
 
 def hang_at(step: int) -> None:
-    """Stand still at a step, deaf to whatever can be handled."""
     signal_at(step, signal.SIGSTOP)
 
 
@@ -297,8 +290,6 @@ def small_shards(*more: Any) -> None:
 
 
 def in_fetch(number: int) -> None:
-    """Die while a document, the `number`-th from 1 of this process, is written to this disk for a shard."""
-
     def cut(_: Any, copy: Path) -> None:
         copy.write_bytes(copy.read_bytes()[:500])
         die()

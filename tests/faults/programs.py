@@ -62,7 +62,6 @@ class Nursery:
         return self.call(_program, program, str(model))
 
     def call(self, work: Callable[..., object], *given: Any) -> Cost:
-        """Call a function in the current directory; its result is the exit status."""
         self.ours.send((os.getcwd(), work, given))
         assert self.ours.poll(2 * WALL), "the nursery does not answer"
         return self.ours.recv()
@@ -138,7 +137,6 @@ print(json.dumps(figures), file=sys.stderr)
 
 
 def cold(program: str, model: str | Path) -> Cost:
-    """Run the real command on a model in the current directory."""
     script, *given = [part.format(model) for part in PROGRAMS[program].split()]
     command = [sys.executable, "-c", LAUNCHER, str(CPU), str(WALL), sys.executable, ROOT / script, *given]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -154,13 +152,11 @@ def is_bounded(ended: Cost, honest: Cost, size: int) -> bool:
 
 
 def is_refusal(ended: Cost, name: str) -> bool:
-    """Whether a file was refused in one line that names it, and which any terminal can show."""
     line = ended.err.removesuffix("\n")
     return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
 
 
 def has_diverged(ended: Cost) -> bool:
-    """Whether training said that the weights it started from lead to no numbers, as random ones may."""
     return ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
 
 

@@ -64,7 +64,6 @@ def offsets(first: Any, second: Any, name: str = "embedding.weight") -> bytes:
 
 
 def state(**changes: Any) -> bytes:
-    """A model file with other weights: `None` takes one out."""
     changed = {**weights(), **{name.replace("__", "."): value for name, value in changes.items()}}
     return by_hand({name: value for name, value in changed.items() if value is not None})
 
@@ -83,7 +82,6 @@ def chars(characters: str) -> dict[str, str]:
 
 
 def many_characters(count: int) -> dict[str, str]:
-    """A vocabulary of so many characters, without halves of surrogate pairs."""
     return chars("".join(map(chr, [*range(0xD800), *range(0xE000, 0xE000 + count - 0xD800)])))
 
 
@@ -107,7 +105,6 @@ def twice(name: str, other: Any) -> bytes:
 
 
 def described(field: str, value: str) -> bytes:
-    """A model file whose description has JSON of that kind in a field, or in a setting of the model."""
     content = description(unpacked(by_hand())[0])
     group, _, key = field.rpartition(".")
     (content["model_config"] if group else content)[key] = "HERE"
@@ -224,7 +221,6 @@ def test_what_is_odd_costs_no_more_than_it_may(through: str, nursery: Nursery, h
 
 
 def test_what_is_no_file_is_refused(nursery: Nursery, honest: Honest) -> None:
-    """Nothing waits for a pipe, reads a device or follows a link for ever."""
     os.mkfifo("pipe.safetensors")
     Path("folder.safetensors").mkdir()
     Path("gone.safetensors").symlink_to("nowhere")
@@ -256,7 +252,6 @@ COLD_ALL = dict.fromkeys(["sample", "score", "web"], WORST)
 
 @pytest.mark.parametrize("tried", [COLD, pytest.param(COLD_ALL, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_the_real_commands_cost_no_more_than_they_may(tried: dict[str, list[str]]) -> None:
-    """What forking could hide: commands of their own, on the largest file and some of the worst."""
     Path("honest.safetensors").write_bytes(of())
     for program, names in tried.items():
         honest = cold(program, "honest.safetensors")
@@ -330,7 +325,6 @@ def test_training_shows_no_control_characters_either() -> None:
 
 
 def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Call) -> None:
-    """Plain data all right, but not what this run has."""
     path = Path("runs/first/checkpoints/step-00000030.ckpt")
     saved = read(path)
     others = [

@@ -99,7 +99,6 @@ def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_configuration_that_was_edited(stopped: Call) -> None:
-    """config.yaml is for reading: the checkpoint knows how it came about."""
     path = Path("runs/first/config.yaml")
     config = yaml.safe_load(path.read_text())
     config["seed"], config["data"]["batch"], config["trainer"]["log_every_n_steps"] = 7, 16, 1

@@ -46,7 +46,6 @@ def sampled(few: Any, many: Any) -> Any:
 
 
 def test_every_character_there_is_comes_back() -> None:
-    """All 1,112,064 of them, in pieces that a vocabulary can hold; and all at once as bytes."""
     everything = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point <= 0xDFFF]
     assert len(everything) == 1_112_064
     for first in range(0, len(everything), 65_536):
@@ -60,7 +59,6 @@ def test_every_character_there_is_comes_back() -> None:
 
 
 def printed(error: Exception) -> str:
-    """What train.py prints of an error, which must be one line that a terminal can show."""
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         assert refuse(error) == 2
     line = shown.getvalue().removesuffix("\n")
@@ -176,7 +174,6 @@ def read_mutations(count: int) -> None:
 
 @pytest.mark.parametrize("count", sampled(1000, 10_000))
 def test_many_mutations_of_a_model_file(count: int, nursery: Nursery, workplace: Path) -> None:
-    """Half of them behind a header that is right; in a process, which might crash."""
     ended = nursery.call(read_mutations, count)
     assert ended.status == 0, ended
 

@@ -95,7 +95,6 @@ def cut_the_cable(host: Host) -> None:
 def test_a_host_is_lost_and_the_same_commands_go_on(
     fault: Callable[[Host], None], hosts: tuple[Host, Host], whole_of_two: Path
 ) -> None:
-    """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
     one, other = hosts
     running = [job(host, command, "trainer.timeout=5") for host, command in zip(hosts, STATIC, strict=True)]
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, running[0], LONGEST)
@@ -108,7 +107,6 @@ def test_a_host_is_lost_and_the_same_commands_go_on(
     assert told in ended.out + ended.err, ended
     assert not one.processes() and not other.processes()
     assert not Path("runs/many/checkpoints/step-00000160.ckpt").exists(), "it was lost in the middle"
-
     ip("-n", other.name, "link", "set", other.cable, "up")
     running = [job(host, command) for host, command in zip(hosts, STATIC, strict=True)]
     first, second = (process.wait(LONGEST) for process in running)

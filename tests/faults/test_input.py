@@ -64,17 +64,13 @@ def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path
 CALLBACKS = "callbacks=[ema,early_stopping]"
 OTHERS: dict[str | tuple[str, ...], str] = {
     # unknown, with the nearest right name; more in tests/conf/test_overrides.py
-    "model.headz=2": "nearest: model.heads", "mdel=tiny": "nearest: model", "model=tinny": "nearest: tiny",
-    "callbacks=emma": "nearest: ema", "callbacks=[ema,nope]": "=nope", "--multirum": "nearest: --multirun",
-    "experiment=[a,b]": "experiment=[a,b]", "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of",
-    "optim=[muon,adamw]": "must be one of adamw, muon",
+    "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "experiment=[a,b]": "experiment=[a,b]",
+    "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of", "optim=[muon,adamw]": "must be one of adamw, muon",
     # no key=value, or not as Hydra means it
-    "heads": "must be key=value", "": "must be key=value", "=3": "must be key=value", "model.heads": "key=value",
-    "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1", "--help=1": "--help=1",
-    "model.heads=": "model.heads=", "model.heads=1,2": "-m", "model={layers:3}": "model=",
-    "model.heads={": "cannot be read", "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo",
-    "++optim.lr=x": "optim.lr=x", "~seed": "cannot be taken away", "hydra/launcher=x": "is not taken",
-    "hydra.foo=1": "hydra.foo: is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
+    "": "must be key=value", "=3": "must be key=value", "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
+    "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot be read",
+    "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
+    "hydra/launcher=x": "is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
     "seed=range(0,1000000000)": "seed=range(0,1000000000)", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
     "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
@@ -119,12 +115,8 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
     for typed, said in OTHERS.items():
         ended = train(*([typed] if isinstance(typed, str) else typed))
         one_line(ended, 2, said)
-        assert ended.out == "", typed
         made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
-        assert not made, (typed, made)
-
-
-def test_no_two_wrong_words_make_a_traceback(train: Call) -> None:
+        assert ended.out == "" and not made, (typed, made)
     words = [typed for typed in OTHERS if isinstance(typed, str)][:40]
     for first, second in itertools.islice(itertools.combinations(words, 2), 0, None, 9):
         one_line(train(first, second), 2)
@@ -175,16 +167,13 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=range(0,1000000)", "more than 10,000 values"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
-    ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"),
-    ("", "seed=1,2 model.context=20,20000", "model.context"),
-    ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"),
-    ("", "seed=1,2 name=a/b", "name=a/b: the name of a sweep has no slash"),
-    ("", "seed=1,2 workers=0", "workers=0: must be a whole number, at least 1"),
-    ("", "seed=1,2 workers=1,2", "workers: is the same for all trials of a sweep"),
+    ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"), ("", "seed=1,2 model.context=20,20000", "model.context"),
+    ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"), ("", "seed=1,2 name=a/b", "has no slash"),
+    ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): names no values to try"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
     ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one task of SLURM's, and this step has 4"),
-]
+]  # fmt: skip
 
 
 def test_sweeps_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,6 @@ def refused(ended: Ended, *said: str) -> None:
 
 
 def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made from the file with the values that conf/ gives them, and run no code, write nowhere else."""
     Path("runs/evil").mkdir()
     Path("runs/evil/pwn.py").write_text("def main(): open('got-in', 'w')\n")
     monkeypatch.syspath_prepend(Path.cwd())  # as in the project, whose runs/ it is
@@ -101,7 +100,6 @@ def test_what_counts_only_where_it_is_typed_again(run: Path, train: Call, monkey
 
 
 def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[str, list[str]]) -> None:
-    """But for the command that such a run prints, in which it is typed again."""
     (server, asked), data = listener, yaml.safe_load(run.read_text())["data"]
     for form in ("{}", "[{}]", "[book.txt,{}]", "simplecache::{}"):
         changed(run, data={**data, "path": form.format(f"{server}/book.txt")})
@@ -183,7 +181,6 @@ def test_what_is_no_plain_data(workplace: Path) -> None:
 
 
 def rewritten(text: str, rng: random.Random) -> bytes:
-    """One to a few changes: of a value into something else, of lines, of bytes."""
     values = ["${oc.env:HOME}", "*x", "&x 1", "!!bool 1", "[", "{", "- ", "../../x", "http://x/y", "~", "1e999", "-1",
               ".nan", "0x" + "f" * 40, "9" * 25, "2001-99-99", "<<: {a: 1}", "''", "[[1], {a: b}]",
               "{_target_: os.abort}", "null", "true", "=", "1:1:1", "\"\\u0007\"", "x" * 3000]  # fmt: skip

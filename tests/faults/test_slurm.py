@@ -127,7 +127,6 @@ def wait_for_end(number: str) -> None:
 
 
 def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two: Path) -> None:
-    """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
     number = submit("many", "--nodes=2", *LONG)
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
@@ -152,7 +151,6 @@ def test_the_other_commands_of_the_page(project: Path) -> None:
 
 
 def test_what_srun_starts_is_what_trains(project: Path) -> None:
-    """In a job of two tasks: two processes with srun, of which one says what is wrong, and one process without."""
     python = f"{project / '.venv/bin/python'} train.py {' '.join([*JOB, *SHORT])}"
     Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
     wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
