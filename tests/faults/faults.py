@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import matplotlib.figure
 import torch
@@ -38,22 +39,15 @@ def die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
-    """Have `action` called with the arguments of `owner.name` at each call of it."""
+def before(owner: Any, name: str, action: Callable[..., object]) -> None:
+    """Have `action` called with the arguments of `owner.name` before each call of it."""
     original = getattr(owner, name)
-
-    def called(*given: Any, **named: Any) -> Any:
-        if first:
-            action(*given, **named)
-        result = original(*given, **named)
-        if not first:
-            action(*given, **named)
-        return result
-
-    setattr(owner, name, called)
+    setattr(owner, name, lambda *given, **named: (action(*given, **named), original(*given, **named))[1])
 
 
-before, after = partial(_around, first=True), partial(_around, first=False)
+def after(owner: Any, name: str, action: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *given, **named: (original(*given, **named), action(*given, **named))[0])
 
 
 def sending(number: int) -> Callable[..., None]:
@@ -96,14 +90,11 @@ def after_update(step: int) -> None:
 
 
 def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
-    begun, kill = [0], sending(signal_number)
-
-    def count(*_: Any) -> None:
-        begun[0] += 1
-
-    before(LitGPT, "on_validation_epoch_start", count)
+    begun: list[Any] = []
+    kill = sending(signal_number)
+    before(LitGPT, "on_validation_epoch_start", begun.append)
     name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
-    after(LitGPT, name, lambda *_: kill() if begun[0] == number else None)
+    after(LitGPT, name, lambda *_: kill() if len(begun) == number else None)
 
 
 def after_save(number: int) -> None:
@@ -163,10 +154,7 @@ def without(protection: str) -> None:
 
 
 def no_links(step: int) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(95, "Operation not supported")
-
-    os.link = refuse
+    os.link = mock.Mock(side_effect=OSError(95, "Operation not supported"))
     at_step(step)
 
 
@@ -339,7 +327,4 @@ def nothing_is_drawn_here() -> None:
     """Drawing in this process is an error; the one that draws gets as much time as others, and is waited for."""
     gpt.fit.pictures.NICENESS, gpt.fit.pictures.END_SECONDS = 0, 100.0
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("drawn in the process that trains")
-
-    before(matplotlib.figure.Figure, "__init__", refuse)
+    before(matplotlib.figure.Figure, "__init__", mock.Mock(side_effect=AssertionError("drawn where the run trains")))
