@@ -14,10 +14,8 @@ from data.config import DataConfig
 from gpt import runs
 from tests.conftest import Call, summary
 
-SMALL = (
-    "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu "
-    "trainer.devices=1"
-).split()
+SMALL = "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu".split()
+SMALL += ["trainer.devices=1"]
 
 
 def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, sample: Call) -> None:

@@ -63,14 +63,9 @@ def colours(png: bytes) -> int:
 def text_of(locator: Any) -> str:
     return locator.evaluate(
         """element => {
-          const seen = [];
-          const walk = (node) => {
-            if (node.nodeType === Node.TEXT_NODE) seen.push(node.textContent);
-            if (node.nodeName === "STYLE") return;
-            for (const child of [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes]) walk(child);
-          };
-          walk(element);
-          return seen.join(" ").replace(/\\s+/g, " ");
+          const walk = (node) => node.nodeType === Node.TEXT_NODE ? node.textContent : node.nodeName === "STYLE" ? ""
+            : [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes].map(walk).join(" ");
+          return walk(element).replace(/\\s+/g, " ");
         }"""
     )
 
@@ -101,7 +96,7 @@ def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
             assert prompt in found and text in found, (prompt, text, found)
 
 
-def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
+def test_pictures_are_there_at_every_validation_and_histograms_on_request(board: Any) -> None:
     page = board("images")
     loaders = page.locator("tf-image-loader")
     assert loaders.count() == 2 * (4 + 2)  # runs, of heads and of what else there is
@@ -114,6 +109,8 @@ def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
         image.evaluate("image => image.decode()")
         width, height = image.evaluate("image => [image.naturalWidth, image.naturalHeight]")
         assert width >= 700 and height >= 300 and colours(image.screenshot()) > 20
+    shown = text_of(board("histograms").locator("tf-histogram-dashboard"))
+    assert "weights" in shown and "activations" in shown
 
 
 def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: Any, runs: Path) -> None:
@@ -128,9 +125,3 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
         numbers = [float(cell) for cell in cells if re.fullmatch(r"\d\.\d+", cell)]
         for key in ("val_loss", "val_bpc", "test_loss"):
             assert any(number == pytest.approx(found[key], abs=1e-4) for number in numbers), key
-
-
-def test_histograms_on_request(board: Any) -> None:
-    page = board("histograms")
-    shown = text_of(page.locator("tf-histogram-dashboard"))
-    assert "weights" in shown and "activations" in shown
