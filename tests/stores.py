@@ -98,7 +98,6 @@ def web(folder: Path) -> Server:
 
 
 def differing(documents: int) -> dict[str, str]:
-    """Texts of different lengths, each 1,000 to 9,000 characters of its own words."""
     rng, made = random.Random(0), {}
     for number in range(documents):
         words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9))) for _ in range(50)]

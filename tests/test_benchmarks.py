@@ -1,5 +1,3 @@
-"""The benchmarks that others rely on: what measures a GPU, on a CPU, and the share of samples that parse."""
-
 import json
 import os
 from collections.abc import Callable
@@ -57,31 +55,21 @@ def pace(speed: float, mfu: float | None = None) -> dict[str, float | None]:
 
 
 FOUND: dict[str, dict[str, Any]] = {
-    "loss": {
-        "seed 1": {"cold": timed(5, 1.46), "warm": timed(4, 1.46)},
-        "seed 2": {"cold": timed(7, 1.46), "warm": timed(6, 1.465)},
-        "seed 3": {"cold": timed(1, 1.4697), "warm": timed(2, 1.45)},
-    },
-    "speed": {
-        "baby, seed 1": {"plain": pace(100), "same parts": pace(250), "recipe": pace(150, 0.3)},
-        "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
-        "wide, seed 1": {"wide": pace(50, 0.5)},
-    },
-    "exact": {
-        "seed 1": {"same": True, "resumed": True, "cost": 1.5},
-        "seed 2": {"same": True, "resumed": False, "cost": 1.25}, "devices": {"bf16": 0.0123},
-    },
+    "loss": {"seed 1": {"cold": timed(5, 1.46), "warm": timed(4, 1.46)},
+             "seed 2": {"cold": timed(7, 1.46), "warm": timed(6, 1.465)},
+             "seed 3": {"cold": timed(1, 1.4697), "warm": timed(2, 1.45)}},
+    "speed": {"baby, seed 1": {"plain": pace(100), "same parts": pace(250), "recipe": pace(150, 0.3)},
+              "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
+              "wide, seed 1": {"wide": pace(50, 0.5)}},
+    "exact": {"seed 1": {"same": True, "resumed": True, "cost": 1.5}, "devices": {"bf16": 0.0123},
+              "seed 2": {"same": True, "resumed": False, "cost": 1.25}},
     "stdlib": {"seed 1": {"val_bpc": 1.1, "test_bpc": 1.2, "parse share": "12 % parse"}},
 }  # fmt: skip
 CELLS = {
-    "loss": [
-        "4.0 (2.0 to 6.0) s",
-        "14.0 (12.0 to 16.0) s / 16.0 (15.0 to 17.0) s, 2 of 3; 1 of 3 did not reach it and do not count",
-    ],
-    "speed": [
-        "2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default recipe",
-        "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3",
-    ],
+    "loss": ["4.0 (2.0 to 6.0) s", "14.0 (12.0 to 16.0) s / 16.0 (15.0 to 17.0) s, 2 of 3; 1 of 3 did not reach it "
+             "and do not count"],
+    "speed": ["2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default "
+              "recipe", "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3"],
     "best": ["not measured"], "sampling": ["not measured"], "pipeline": ["not measured"],
 }  # fmt: skip
 
@@ -141,7 +129,6 @@ def test_pieces_of_source() -> None:
 
 
 def test_a_run_is_measured(train: Call, capsys: pytest.CaptureFixture) -> None:
-    """Pieces of 1000 characters end 16 after a blank line, in the middle of a function."""
     Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
     typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
     assert train(*typed).status == 0

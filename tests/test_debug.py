@@ -1,5 +1,3 @@
-"""`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
-
 import re
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The commands and the code in the docs: each is read as it is typed, and some run, with their steps cut."""
-
 import io
 import re
 import shlex

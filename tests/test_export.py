@@ -1,5 +1,3 @@
-"""export.py in this process, on tiny models with random weights."""
-
 import io
 import os
 import re

@@ -73,7 +73,6 @@ def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> 
 
 
 def made(name: str, device: str, *arguments: str) -> str:
-    """The name of a finished run, which is made where no test before has made it."""
     if not Path("runs", name).exists():
         ended = run(name, device, *arguments)
         assert ended.status == 0, ended
@@ -134,7 +133,6 @@ def count_replays() -> None:
 @NO_GPU
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_captured_steps_are_those_that_are_not(precision: str) -> None:
-    """With compile=graph all but the rehearsals are replayed, none elsewhere (a CPU: gpt/fit/test_repeat.py)."""
     typed = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}"]
     for compile, replayed in (("graph", STEPS - REHEARSALS), ("true", 0)):
         ended = run(f"counted/{precision}-{compile}", "cuda", *typed, f"compile={compile}", fault=(count_replays,))

@@ -17,9 +17,9 @@ HYDRA = ("hydra", "omegaconf")
 DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
 
 
-def sources(root: Path = ROOT) -> dict[str, str]:
-    files = [file for package in PACKAGES for file in (root / package).rglob("*.py")] + list(root.glob("*.py"))
-    return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
+def sources() -> dict[str, str]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")] + list(ROOT.glob("*.py"))
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
 
 
 def module(path: str) -> str:
@@ -28,7 +28,6 @@ def module(path: str) -> str:
 
 @cache
 def imports(path: str, source: str) -> list[str]:
-    """Full dotted names that a module imports, at its top and inside functions, `from a import b` being `a.b`."""
     found, package = [], path.split("/")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

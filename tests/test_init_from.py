@@ -1,5 +1,3 @@
-"""Fine-tuning: `train.py init_from=...`, end to end, on a small text."""
-
 import math
 import shutil
 import signal

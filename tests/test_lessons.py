@@ -1,5 +1,3 @@
-"""The lessons run, show what they showed, and their exercises can be failed."""
-
 import importlib.util
 import re
 from pathlib import Path
@@ -57,7 +55,6 @@ def code(notebook) -> list:
 
 
 def said(cell) -> str:
-    """What a cell printed or returned as text, without the addresses of objects."""
     texts = []
     for output in cell.outputs:
         if output.output_type == "stream":

@@ -1,5 +1,3 @@
-"""make says what is missing."""
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""sample.py in this process and as a command, on a model of a few steps."""
-
 import io
 import itertools
 import json
@@ -16,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.tokenizer import CharTokenizer, tokenizer_from
+from data.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.generate import random_numbers
 from sample import Continuation
 from tests.conf.test_progress import Terminal
 from tests.conftest import ROOT, Call, Ended, less_progress, one_line
+from tests.model_files import filled, write_model_file
 from tests.reference import model as reference
 from tests.reference import sampling
 
@@ -156,26 +155,21 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
         assert line["checkpoint"].endswith("best.safetensors")
 
 
-@pytest.mark.slow
-def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
-    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    given = ["data.tokenizer=byte", "trainer.max_steps=300", "trainer.val_check_interval=300", "logger=none"]
-    assert train("data.path=greek.txt", "name=g", *given).status == 0
-    settings = ["g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21"]
-    line = json.loads(sample(*settings, "--json").out)
-    assert line["text"].startswith("νιν") and sample(*settings).out == f"μῆ{line['text']}\n"
-    assert len(line["text"]) == len(line["logprobs"]) < 21
-    model, _ = load_checkpoint("runs/g/checkpoints/best.safetensors")
-    prompt, text = ("μῆ".encode(), line["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
-    tokens = torch.tensor(list(prompt + text.encode()))
-    with torch.no_grad():
-        each = model(tokens[None, :-1])[0].log_softmax(-1).gather(1, tokens[1:, None])[len(prompt) - 1 :, 0].tolist()
-    # A last character that is cut short is shown as one, too, and cannot be found again in the text.
-    for character, logprob in zip(text, line["logprobs"][: len(text)], strict=True):
-        count = len(character.encode())
-        assert logprob == pytest.approx(sum(each[:count]), abs=1e-4)
-        each = each[count:]
-    assert not each
+def test_bytes_become_whole_characters(workplace: Path, sample: Call) -> None:
+    write_model_file("g.st", filled(vocabulary=256), {"kind": "byte"})
+    line = json.loads(sample("g.st", "--prompt", "μῆ", "--num-chars", "9", "--json").out)
+    assert line["prompt"] == "μῆ" and 0 < len(line["text"]) == len(line["logprobs"])
+    written = Continuation(ByteTokenizer(), [])
+    for number, octet in enumerate("aμ語😀".encode() + b"\xe6\x97"):
+        written.add(octet, 2.0**number)
+    written.close()
+    assert written.text == "aμ語😀\ufffd" and written.logprobs == [
+        1,
+        2 + 4,
+        8 + 16 + 32,
+        64 + 128 + 256 + 512,
+        1024 + 2048,
+    ]
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:

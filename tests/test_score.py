@@ -1,5 +1,3 @@
-"""score.py in this process and as a command: its figures against loops, its page in a real browser."""
-
 import io
 import json
 import math
@@ -268,7 +266,6 @@ def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
 
 
 def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per character, not counting its line end; not the shortest; those that read alike are named once."""
     monkeypatch.setattr(score_script, "PIECE", 11)
     write("other.st", seed=1)
     text = TEXT + "abc " * 50 + "\ntext, abc text\nabc Naïve\n" + TEXT + "Naïve text"

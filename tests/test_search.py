@@ -1,5 +1,3 @@
-"""A search for settings: real processes, really killed, against one that nobody touched."""
-
 import re
 import shlex
 import signal
@@ -33,7 +31,6 @@ def optuna() -> None:
 
 
 def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, float]]]:
-    """What the study holds of each trial: its values, how it ended, its loss and those on the way."""
     study = open_study(directory / "runs/found")
     return [(each.params, each.state.name, each.value, each.intermediate_values) for each in study.trials]
 

@@ -1,5 +1,3 @@
-"""TensorBoard on real runs, as a person sees it in a browser."""
-
 import importlib.util
 import io
 import re

@@ -1,5 +1,3 @@
-"""train.py end to end, in this process, on a small text."""
-
 import csv
 import dataclasses
 import math

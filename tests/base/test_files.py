@@ -1,5 +1,3 @@
-"""A file or a folder is the old one or the whole new one, whatever happens while it is written."""
-
 import errno
 import os
 import re

@@ -1,5 +1,3 @@
-"""Every file in conf/ means what it says: found in the folder, so that a new one need not be named."""
-
 import re
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What is typed wrong is answered in one line with the nearest right name; what is right goes through unchanged."""
-
 import re
 
 import pytest

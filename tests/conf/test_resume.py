@@ -1,5 +1,3 @@
-"""Going on with a run: its own settings stay, typed ones go on top, and what would change its bits is refused."""
-
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_dict, to_dict
 from gpt.config import ModelConfig

@@ -1,5 +1,3 @@
-"""Sweeps: what a trial is given on its command line, what it is called, and real processes that are really killed."""
-
 import itertools
 import os
 import re
@@ -244,7 +242,6 @@ def test_trials_as_jobs_of_submitit_s(train: Call, workplace: Path, monkeypatch:
 def test_launchers_and_shapes_that_cannot_be(
     train: Call, trained: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In scripts that stand for SLURM's programs, sbatch refuses all."""
     needs("submitit", extra="launcher")
     (workplace / "bin").mkdir()
     refuses = "echo sbatch: error: invalid partition specified: gpux >&2; exit 1"

@@ -22,7 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
-    """Runs that were never touched, each made once."""
     made: dict[tuple[str, ...], Path] = {}
 
     def make(recipe: list[str]) -> Path:
@@ -72,7 +71,6 @@ def texts(workplace: Path) -> None:
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """The address of a web server, and what it was asked."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -40,7 +40,6 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def before(owner: Any, name: str, action: Callable[..., object]) -> None:
-    """Have `action` called with the arguments of `owner.name` before each call of it."""
     original = getattr(owner, name)
     setattr(owner, name, lambda *given, **named: (action(*given, **named), original(*given, **named))[1])
 
@@ -159,8 +158,6 @@ def no_links(step: int) -> None:
 
 
 def break_best() -> None:
-    """Damage the best checkpoint when training is over, while the last is another file."""
-
     def damage(run: Path, *_: Any) -> None:
         best = run / "checkpoints/best.safetensors"
         data = best.read_bytes()

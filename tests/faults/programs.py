@@ -42,8 +42,6 @@ MEMORY, CPU, WALL = 4096 * MB, 60, 150  # what nothing may pass: bytes of addres
 
 
 class Cost(NamedTuple):
-    """How a program ended, and what it took."""
-
     status: int  # below 0: the signal that killed it, such as SIGXCPU for a hang
     out: str
     err: str

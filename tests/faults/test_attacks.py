@@ -49,7 +49,6 @@ def of(std: float = 0.1, vocabulary: dict[str, Any] = LETTERS, **config: Any) ->
 
 
 def said(**config: Any) -> bytes:
-    """A model file whose configuration says otherwise than its weights."""
     return by_hand(model_config={**CONFIG, **config})
 
 
@@ -69,7 +68,6 @@ def state(**changes: Any) -> bytes:
 
 
 def typed(dtype: str, size: int) -> bytes:
-    """A model file with a weight of another type, with as many numbers of `size` bytes."""
     content, body = unpacked(by_hand())
     name = max(content.keys() - {"__metadata__"}, key=lambda name: content[name]["data_offsets"])
     first, last = content[name]["data_offsets"]
@@ -276,11 +274,11 @@ def test_nothing_is_fetched_over_the_network(nursery: Nursery, listener: tuple[s
 
 
 def on_a_terminal(command: list[Any], typed: str = "") -> str:
-    """What a command writes to standard output where that is a terminal."""
     ours, theirs = pty.openpty()
     tty.setraw(theirs)  # or it would turn line breaks into two characters
-    pipe = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *command], stdout=theirs, **pipe) as process:
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.DEVNULL
+    ) as process:
         os.close(theirs)
         process.stdin.write(typed.encode())
         process.stdin.close()
@@ -288,9 +286,8 @@ def on_a_terminal(command: list[Any], typed: str = "") -> str:
         with suppress(OSError):  # how Linux says that nothing more comes
             while piece := os.read(ours, 2**16):
                 written += piece
-        errors = process.stderr.read().decode()
     os.close(ours)
-    assert process.returncode == 0, errors
+    assert process.returncode == 0, written
     return written.decode()
 
 

@@ -1,5 +1,3 @@
-"""A changed world is noticed before the first step: all that differs is listed with both values."""
-
 import re
 import shutil
 from pathlib import Path

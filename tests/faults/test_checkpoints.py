@@ -1,5 +1,3 @@
-"""Checkpoints survive: what is on disk is whole, what is broken is passed over with a word, and errors reach people."""
-
 import json
 import os
 import shutil

@@ -143,7 +143,6 @@ def remade(data: bytes, rng: random.Random) -> bytes:
 
 
 def covered(header: Header, body: bytes) -> str:
-    """The digest of the weights that a header names, in the order of their names."""
     places = [header[name]["data_offsets"] for name in sorted(header) if name != "__metadata__"]
     return hashlib.sha256(b"".join(body[first:last] for first, last in places)).hexdigest()
 

@@ -4,8 +4,9 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,6 @@ def ip(*arguments: str) -> None:
 
 
 class Host:
-    """A network namespace: what runs in it has an address of its own and reaches the other by the cable alone.
-
-    Args:
-        letter: a or b.
-        number: last part of its address.
-    """
-
     def __init__(self, letter: str, number: int) -> None:
         self.name, self.address, self.cable = f"chargpt-{os.getpid()}-{letter}", f"10.117.0.{number}", f"cable-{letter}"
         self.jobs: list[Process] = []
@@ -92,9 +86,7 @@ def cut_the_cable(host: Host) -> None:
 
 
 @pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
-def test_a_host_is_lost_and_the_same_commands_go_on(
-    fault: Callable[[Host], None], hosts: tuple[Host, Host], whole_of_two: Path
-) -> None:
+def test_a_host_is_lost_and_the_same_commands_go_on(fault: Any, hosts: tuple[Host, Host], whole_of_two: Path) -> None:
     one, other = hosts
     running = [job(host, command, "trainer.timeout=5") for host, command in zip(hosts, STATIC, strict=True)]
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, running[0], LONGEST)

@@ -1,5 +1,3 @@
-"""Bad input gets one line: for every option, exit status 2, and nothing is left behind."""
-
 import dataclasses
 import itertools
 import subprocess
@@ -17,7 +15,6 @@ from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 
 
 def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
-    """Values that a field does not take: of another type, beyond each bound, no choice."""
     bounds, kind = field.metadata, str(hint)
     number = "int" in kind or "float" in kind
     yield "[]" if "list" not in kind else "x"

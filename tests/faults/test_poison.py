@@ -41,7 +41,6 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
 
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
-    """The update itself can leave them; the stop saves nothing, also of shards, which the first alone looks at."""
     for start in (run, partial(run_ranks, 2, "trainer=fsdp")):
         ended = start("name=cut", *MUON, fault=(faults.spoil_weights, 12))
         one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")

@@ -1,5 +1,3 @@
-"""Killed anywhere and resumed, a run ends as one that was left alone: bit for bit."""
-
 import itertools
 import json
 import random
@@ -126,7 +124,6 @@ def test_killed_again_and_again(whole: Any, workplace: Path) -> None:
 
 @pytest.mark.parametrize("least", [1, pytest.param(200, marks=pytest.mark.nightly)])
 def test_killed_at_random_moments(least: int, whole: Any, workplace: Path) -> None:
-    """From outside, whatever it is doing, each run again and again until it gets through."""
     rng, kills = random.Random(5), 0
     for recipe in itertools.cycle([MUON, ADAMW, EMA]):
         longest, status = 0.5, -signal.SIGKILL

@@ -1,5 +1,3 @@
-"""Training on text at addresses: killed anywhere, resumed bit for bit, and what goes wrong there named."""
-
 import re
 import shutil
 import signal

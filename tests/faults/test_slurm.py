@@ -57,7 +57,6 @@ def ask(*command: str) -> str:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cluster of two nodes that takes jobs."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         missing("no SLURM (package slurm-wlm)")
     if os.getuid() != 0:

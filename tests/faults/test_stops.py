@@ -1,5 +1,3 @@
-"""Stops are clean: alone, under SLURM, and of several processes, which end together or not at all."""
-
 import json
 import os
 import signal
@@ -42,7 +40,6 @@ def test_a_stop_in_the_last_validation_or_evaluation(fault: Any, said: str, whol
 
 @pytest.fixture
 def slurm(workplace: Path) -> dict[str, str]:
-    """Variables of a job; a script stands for SLURM's `scontrol` and keeps what it was asked for."""
     (workplace / "tools").mkdir()
     (workplace / "tools/scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
     (workplace / "tools/scontrol").chmod(0o755)
