@@ -87,9 +87,6 @@ def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
     assert also["run twice, equal bit for bit"] == "2 of 2"
     assert also["killed and resumed, equal bit for bit"] == "1 of 2"
     assert "12 % parse" in text
-
-
-def test_runs_have_settings_that_there_are() -> None:
     runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
     for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
         check_overrides(arguments, {}, False)

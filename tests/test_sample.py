@@ -58,7 +58,7 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     assert len(texts) == len(RULES)  # each rule has an effect
 
 
-def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample: Call) -> None:
+def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
     first = sample("--num-chars", "50")
     seed = re.search(r"--seed (\d+)", first.err)
     assert seed
@@ -66,9 +66,6 @@ def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample:
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
     assert sample("--top-k", "100000", "--num-chars", "50", "--seed", seed[1]).out == first.out, "more than there are"
     assert sample("--top-k", "1", "--num-chars", "20").out == sample("--temperature", "0", "--num-chars", "20").out
-
-
-def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
     assert "nothing: no such model or run; the newest are runs/first" in sample("nothing").err
     folder, settings = trained.parent, ["--num-chars", "40", "--seed", "1"]
     checkpoints = [str(folder / name) for name in ("last.ckpt", "step-00000030.ckpt")]
@@ -116,7 +113,7 @@ def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_err
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
@@ -126,9 +123,6 @@ def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: 
     for content, said in ((b"", "is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "No such file")):
         Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
         one_line(sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py")
-
-
-def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None:
     settings = ["--num-chars", "0"]
     said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip leaves out")
     one_line(sample("--prompt", "né", *settings), 2, *said, program="sample.py")
@@ -182,9 +176,6 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
         assert line["text"] == whole[:place] and len(line["logprobs"]) == place
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
     assert sample("--stop", "").status == 2
-
-
-def test_what_is_shown_while_a_stop_may_begin() -> None:
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
         for stops in (["ab"], ["aab", "c"], ["aba"]):

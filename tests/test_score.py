@@ -119,10 +119,7 @@ def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call) -
         assert line["nats"] == pytest.approx(sum(nats for nats, _ in own), abs=1e-4)
         assert line["likely"] == pytest.approx(own[0][1], abs=1e-5)
     assert not octets
-
-
-def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
-    r"""A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins."""
+    # A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins.
     Path("odd.bin").write_bytes(b"\x80\x81a\r\n\xff\xe6\x97\xe6\x97\xa5\xef\xbb\xbf\x9fz")
     ended = score("bytes.st", "odd.bin", "--per-char")
     letters = [line["character"] for line in lines_of(ended.out)]
@@ -143,16 +140,13 @@ def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch:
     assert expected and score("model.st", "text.txt", "--window", "sample").out == expected
 
 
-def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
+def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (TEXT[:9], TEXT[:8], TEXT[:7], "Na", "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
         ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
         assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
     ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
-
-
-def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Naïve text\nabc\nabc\n"
     Path("plain.txt").write_bytes(text.encode())
     expected = score("model.st", "plain.txt", "--per-char").out
@@ -229,16 +223,13 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) 
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
 
 
-def test_windows_of_another_length(files: Path, score: Call) -> None:
+def test_windows_of_another_length_and_two_models_on_one_text(files: Path, score: Call) -> None:
     for context in (3, 20):
         write("other.st", context=context)
         for mode in score_script.MODES:
             wanted = figures(score("other.st", "text.txt", "--window", mode).out)
             assert figures(score("model.st", "text.txt", "--window", mode, "--context", str(context)).out) == wanted
             assert wanted != figures(score("model.st", "text.txt", "--window", mode).out)
-
-
-def test_two_models_on_one_text(files: Path, score: Call) -> None:
     for tokenizer in (ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")):
         write("wide.st", tokenizer, seed=1, context=10)
         ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
@@ -361,9 +352,6 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
         check_card(page, line)
         page.touchscreen.tap(*box)
         assert not page.is_visible("#card")
-
-
-def test_the_text_is_shown_as_it_is(shown: tuple[Shown, Shown]) -> None:
     page, lines, _ = shown[0]
     assert page.title() == HTML == page.inner_text("h1") and page.query_selector("img") is None
     spans = page.locator("#text span").evaluate_all("all => all.map((span) => [span.className, span.textContent])")

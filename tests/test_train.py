@@ -72,7 +72,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
         assert said in ended.out
 
 
-def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(trained: Path) -> None:
+def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
     model, meta = load_checkpoint(trained)
     text = open_text(DataConfig(path="book.txt"), 32)
     found = summary("first")
@@ -86,9 +86,6 @@ def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(trained: Path) ->
         contents = torch.load(path)
         assert set(contents["state_dict"]) == names
         assert contents["format"] == FORMAT and contents["data"]["path"] == "book.txt"
-
-
-def test_tensorboard_shows_the_run(trained: Path) -> None:
     accumulator, tags = board("first"), {
         "train": "loss bpc loss_spikes", "val": "loss bpc bpb", "optim": "lr grad_norm clip_share",
         "perf": "chars_per_s memory_gib", "best": "val_loss val_bpc test_loss",
@@ -104,9 +101,6 @@ def test_tensorboard_shows_the_run(trained: Path) -> None:
     losses = [point.value for point in accumulator.Scalars("train/loss")]
     guess = math.log(len(set(Path("book.txt").read_text())))
     assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
-
-
-def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train: Call) -> None:
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     assert train("name=failed", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
     assert not [tag for tag in board("failed").summary_metadata if "hparams" in tag or "best" in tag]

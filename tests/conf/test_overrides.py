@@ -40,9 +40,6 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
     for typed in RIGHT:
         check_overrides(*split_literals([typed]), sweep=False)
     check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
-
-
-def test_several_values_pass_in_a_sweep_and_each_is_checked() -> None:
     check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
     assert "optim.lr=interval(0.1,1): names no values" in refused("optim.lr=interval(0.1,1)", sweep=True)
     assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
@@ -58,9 +55,6 @@ def test_text_is_taken_as_it_is() -> None:
     _, literals = split_literals(["data.path=null", "name=123"])
     config = apply_literals(Config(), literals)
     assert (config.data.path, config.name) == (None, "123")
-
-
-def test_words_for_compile_and_names_of_runs() -> None:
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word
     assert from_yaml(to_yaml(Config(compile=True)).replace("'true'", "true")).compile == "true"
@@ -72,16 +66,13 @@ def test_words_for_compile_and_names_of_runs() -> None:
             Config(name=name)
 
 
-def test_every_key_is_in_the_help_with_its_range() -> None:
+def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given() -> None:
     text = usage()
     for key, (_, field) in fields().items():
         if "help" in field.metadata:
             assert f"  {key}=" in text and field.metadata["help"] in text
     for group, choices in groups().items():
         assert f"{group}=" in text and "|".join(choices) in text
-
-
-def test_yaml_keeps_small_numbers_and_has_no_unknown_keys() -> None:
     config = Config()
     config.optim.lr = 1e-5
     assert from_yaml(to_yaml(config)) == config
