@@ -328,7 +328,8 @@ def test_parts_to_go_on_from_that_do_not_fit(trained: Path, train: Call) -> None
         for file in path.parent.iterdir():
             file.unlink()
         torch.save({**saved, part: other}, path)
-        one_line(train(*RESUME, defaults=False), 2)
+        ended = train(*RESUME, defaults=False)
+        assert ended.status == 2 and ended.err.count("\n") == 1 and "train.py: " in ended.err, (part, other, ended)
 
 
 def test_links_in_a_run_lead_nowhere(trained: Path, train: Call) -> None:
