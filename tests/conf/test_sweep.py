@@ -175,9 +175,9 @@ def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, m
     try:
         wait_for(lambda: len(children_of(first.pid)) == 2, first)
         for trial in children_of(first.pid):
-            variables = Path(f"/proc/{trial}/environ").read_bytes().split(b"\0")
-            share = max(1, len(os.sched_getaffinity(0)) // 2)
-            assert f"OMP_NUM_THREADS={share}".encode() in variables
+            share = f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 2)}".encode()
+            variables = Path(f"/proc/{trial}/environ")  # its own once it has begun
+            wait_for(lambda: share in variables.read_bytes().split(b"\0"), first)  # noqa: B023
         # Two threads would wait for each other on a busy machine.
         second = run(*given, environment={"OMP_NUM_THREADS": "1"})
         assert second.status == 0, second
