@@ -47,6 +47,9 @@ class Ended(NamedTuple):
     err: str
 
 
+Call = Callable[..., Ended]  # a command that a test calls
+
+
 def summary(run: str | Path) -> dict[str, Any]:
     """What runs/RUN/summary.json says."""
     return json.loads(Path("runs", run, "summary.json").read_text())

@@ -1,16 +1,19 @@
 """Model files of models that were never trained: as we write them, and made by hand from their bytes."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gpt.checkpoint import model_state
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, digest, write
+from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
 LETTERS = {"kind": "char", "characters": "abcdefghijk"}
@@ -19,7 +22,6 @@ Header = dict[str, Any]
 
 
 def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> dict[str, Any]:
-    """What a model file says of a model, with `changes`."""
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
         "evaluation": None, "text": "book.txt",
@@ -28,7 +30,6 @@ def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: 
 
 
 def write_model_file(path: str | Path, model: GPT, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> Path:
-    """Write a model file; the folders above it are made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     state = model_state(model.state_dict())
@@ -39,51 +40,46 @@ def write_model_file(path: str | Path, model: GPT, vocabulary: dict[str, Any] = 
 
 
 def filled(config: ModelConfig | None = None, vocabulary: int = 11, seed: int = 0) -> GPT:
-    """A model whose weights are all drawn from N(0, 0.3)."""
     return fill(GPT(config or tiny(layers=1), vocabulary), seed).eval()
 
 
-# By hand: safetensors by the description of the format
+def nats_of(model: GPT, tokens: np.ndarray) -> list[float]:
+    """What each token costs in disjoint windows, the first ln V: plain Python on the logits of each window."""
+    ids, context = torch.from_numpy(np.asarray(tokens).astype(np.int64)), model.config.context
+    nats = [math.log(model.vocabulary)]
+    for start in range(0, len(ids) - 1, context):
+        window = ids[start : start + context + 1]
+        with torch.no_grad():
+            logits = model(window[None, :-1])[0].tolist()
+        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+    assert len(nats) == len(ids)
+    return nats
 
 
 def packed(header: Any, body: bytes) -> bytes:
-    """A file of a header, which may be any bytes, and the data after it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
 def unpacked(data: bytes) -> tuple[Header, bytes]:
-    """The header of a file and the data after it."""
     (size,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
 def description(header: Header) -> dict[str, Any]:
-    """What a header says of the model."""
     return json.loads(header["__metadata__"]["chargpt"])
 
 
 def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any) -> dict[str, np.ndarray]:
-    """Weights of a model, drawn from N(0, std)."""
     rng = np.random.default_rng(0)
     shapes = ModelConfig(**{**CONFIG, **config}).shapes(len(vocabulary.get("characters", range(256))))
     return {name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes}
 
 
 def by_hand(
-    state: dict[str, np.ndarray] | None = None,
-    vocabulary: dict[str, Any] = LETTERS,
-    raw: str | None = None,
-    **changes: Any,
+    state: dict[str, np.ndarray] | None = None, vocabulary: Header = LETTERS, raw: str | None = None, **changes: Any
 ) -> bytes:
-    """A model file with nothing wrong except what is given.
-
-    Args:
-        state: weights; None draws them.
-        vocabulary: what tokens mean.
-        raw: the description as it is to stand there; None is JSON.
-        **changes: other values in the description.
-    """
+    """A model file with nothing wrong except what is given; `raw` stands for the description."""
     state = weights() if state is None else state
     described = about(ModelConfig(**CONFIG), vocabulary, **{"sha256": digest(state), **changes})
     header: Header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}

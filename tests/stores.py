@@ -46,16 +46,12 @@ class Server:
 
 
 class Store:
-    """Documents that lie together at an address."""
-
     def put_all(self, documents: Iterable[tuple[str, str | bytes]]) -> None:
         for name, content in documents:
             self.put(name, content)
 
 
 class Folder(Store):
-    """A folder of this machine."""
-
     def __init__(self, path: Path, documents: dict[str, str] | None = None) -> None:
         self.path, self.address = path, f"file://{path}"
         self.put_all((documents or {}).items())
@@ -69,8 +65,6 @@ class Folder(Store):
 
 
 class Bucket(Store):
-    """A bucket of an S3 server."""
-
     def __init__(self, server: Server, name: str) -> None:
         import boto3
 
@@ -88,7 +82,6 @@ class Bucket(Store):
         self.client.delete_object(Bucket=self.name, Key=name)
 
     def environment(self) -> dict[str, str]:
-        """What finds the server."""
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
         return {"AWS_ENDPOINT_URL": self.url, **keys}
 
@@ -97,17 +90,14 @@ class Bucket(Store):
 
 
 def s3() -> Server:
-    """An empty S3 server, which forgets everything when it stops."""
     return Server("-m", "moto.server", "-H", "127.0.0.1", "-p", "PORT")
 
 
 def web(folder: Path) -> Server:
-    """A web server of the files in a folder."""
     return Server("-m", "http.server", "PORT", "--bind", "127.0.0.1", "--directory", str(folder))
 
 
 def differing(documents: int) -> dict[str, str]:
-    """Texts of different lengths, each 1,000 to 9,000 characters of its own words."""
     rng, made = random.Random(0), {}
     for number in range(documents):
         words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9))) for _ in range(50)]

@@ -1,5 +1,3 @@
-"""The benchmarks that others rely on: what measures a GPU, on a CPU, and the share of samples that parse."""
-
 import json
 import os
 from collections.abc import Callable
@@ -8,18 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from benchmarks import gpu, parse_share, plain_loop, sample_speed
+from benchmarks import gpu, parse_share, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from conf.fields import InputError
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
-from gpt.model import GPT
-from tests.conftest import Ended, caller
+from tests.conftest import Call, caller
 from tests.reference.capture import record
-from tests.reference.models import fill
 
 MACHINE = {"GPU": "a GPU", "torch": "2.0"}
 
@@ -61,31 +55,21 @@ def pace(speed: float, mfu: float | None = None) -> dict[str, float | None]:
 
 
 FOUND: dict[str, dict[str, Any]] = {
-    "loss": {
-        "seed 1": {"cold": timed(5, 1.46), "warm": timed(4, 1.46)},
-        "seed 2": {"cold": timed(7, 1.46), "warm": timed(6, 1.465)},
-        "seed 3": {"cold": timed(1, 1.4697), "warm": timed(2, 1.45)},
-    },
-    "speed": {
-        "baby, seed 1": {"plain": pace(100), "same parts": pace(250), "recipe": pace(150, 0.3)},
-        "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
-        "wide, seed 1": {"wide": pace(50, 0.5)},
-    },
-    "exact": {
-        "seed 1": {"same": True, "resumed": True, "cost": 1.5},
-        "seed 2": {"same": True, "resumed": False, "cost": 1.25}, "devices": {"bf16": 0.0123},
-    },
+    "loss": {"seed 1": {"cold": timed(5, 1.46), "warm": timed(4, 1.46)},
+             "seed 2": {"cold": timed(7, 1.46), "warm": timed(6, 1.465)},
+             "seed 3": {"cold": timed(1, 1.4697), "warm": timed(2, 1.45)}},
+    "speed": {"baby, seed 1": {"plain": pace(100), "same parts": pace(250), "recipe": pace(150, 0.3)},
+              "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
+              "wide, seed 1": {"wide": pace(50, 0.5)}},
+    "exact": {"seed 1": {"same": True, "resumed": True, "cost": 1.5}, "devices": {"bf16": 0.0123},
+              "seed 2": {"same": True, "resumed": False, "cost": 1.25}},
     "stdlib": {"seed 1": {"val_bpc": 1.1, "test_bpc": 1.2, "parse share": "12 % parse"}},
 }  # fmt: skip
 CELLS = {
-    "loss": [
-        "4.0 (2.0 to 6.0) s",
-        "14.0 (12.0 to 16.0) s / 16.0 (15.0 to 17.0) s, 2 of 3; 1 of 3 did not reach it and do not count",
-    ],
-    "speed": [
-        "2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default recipe",
-        "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3",
-    ],
+    "loss": ["4.0 (2.0 to 6.0) s", "14.0 (12.0 to 16.0) s / 16.0 (15.0 to 17.0) s, 2 of 3; 1 of 3 did not reach it "
+             "and do not count"],
+    "speed": ["2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default "
+              "recipe", "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3"],
     "best": ["not measured"], "sampling": ["not measured"], "pipeline": ["not measured"],
 }  # fmt: skip
 
@@ -103,27 +87,9 @@ def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
     assert also["run twice, equal bit for bit"] == "2 of 2"
     assert also["killed and resumed, equal bit for bit"] == "1 of 2"
     assert "12 % parse" in text
-
-
-def test_runs_have_settings_that_there_are() -> None:
     runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
     for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
         check_overrides(arguments, {}, False)
-
-
-def test_the_plain_loop_is_the_model_of_nanogpt() -> None:
-    shape = plain_loop.Shape(layers=3, heads=3, dim=48, context=20, batch=5)
-    config = ModelConfig(
-        layers=3, heads=3, dim=48, context=20, activation="gelu", positions="learned",
-        qk_norm=False, key_offset=False, token_shift=False, tied=True,
-    )  # fmt: skip
-    ours, plain = fill(GPT(config, 11)), plain_loop.Model(11, shape)
-    state = {name.replace("attention.", "").replace("mlp.", ""): value for name, value in ours.state_dict().items()}
-    plain.load_state_dict({name.replace("position_embedding", "places"): value for name, value in state.items()})
-    x, y = plain_loop.random_batch(torch.randint(11, (300,)).numpy(), shape, "cpu")
-    assert x.shape == (5, 20) and torch.equal(x[:, 1:], y[:, :-1])
-    expected = F.cross_entropy(ours(x).flatten(0, 1), y.flatten())
-    torch.testing.assert_close(plain_loop.loss_of(plain, x, y), expected)
 
 
 TINY = (
@@ -159,8 +125,7 @@ def test_pieces_of_source() -> None:
     assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]
 
 
-def test_a_run_is_measured(train: Callable[..., Ended], capsys: pytest.CaptureFixture) -> None:
-    """Pieces of 1000 characters end 16 after a blank line, in the middle of a function."""
+def test_a_run_is_measured(train: Call, capsys: pytest.CaptureFixture) -> None:
     Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
     typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
     assert train(*typed).status == 0

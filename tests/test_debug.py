@@ -1,8 +1,5 @@
-"""`debug=fast|overfit|profile`: runs that look for faults, and leave nothing in the way."""
-
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +10,13 @@ from base.files import write_text
 from data.arrays import open_text
 from data.config import DataConfig
 from gpt import runs
-from tests.conftest import Ended, summary
+from tests.conftest import Call, summary
 
-Train = Callable[..., Ended]
-SMALL = (
-    "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu "
-    "trainer.devices=1"
-).split()
+SMALL = "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu".split()
+SMALL += ["trainer.devices=1"]
 
 
-def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sample: Callable[..., Ended]) -> None:
+def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, sample: Call) -> None:
     for _ in range(2):
         ended = train("debug=fast", *SMALL, defaults=False)
         assert ended.status == 0 and ended.err == ""
@@ -39,7 +33,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Train, sam
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
 
-def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Train) -> None:
+def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Call) -> None:
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
     ended = train("resume=auto")
@@ -63,7 +57,7 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
 
 
 @pytest.mark.slow
-def test_overfit_ends_below_the_loss_that_it_says(train: Train) -> None:
+def test_overfit_ends_below_the_loss_that_it_says(train: Call) -> None:
     small = [*SMALL, "data.overfit=500"]
     ended = train("debug=overfit", *small, defaults=False)
     said = re.search(r"cost less than ([\d.]+) nats", ended.out)
@@ -74,7 +68,7 @@ def test_overfit_ends_below_the_loss_that_it_says(train: Train) -> None:
     assert summary("debug-overfit")["val_loss"] > float(said[1])
 
 
-def test_what_is_learned_by_heart_is_what_is_validated(train: Train) -> None:
+def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
     assert np.array_equal(part.validation, whole.train[:500]) and np.array_equal(part.test, whole.train[:500])
     assert np.array_equal(part.train[:500], whole.train[:500]) and len(part.train) == 500 + 2 * 32
@@ -84,7 +78,7 @@ def test_what_is_learned_by_heart_is_what_is_validated(train: Train) -> None:
     assert not Path("runs").exists()
 
 
-def test_lightning_s_own_profilers_report_beside_the_run(train: Train) -> None:
+def test_lightning_s_own_profilers_report_beside_the_run(train: Call) -> None:
     for kind in ("simple", "advanced"):
         ended = train("debug=profile", f"trainer.profiler={kind}", *SMALL, "trainer.max_steps=7", defaults=False)
         said = re.search(r"^profile +(\S+)$", ended.out, re.MULTILINE)

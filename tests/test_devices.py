@@ -5,7 +5,6 @@ The processes are real and talk over gloo; they are forked from one that has loa
 
 import csv
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,15 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer
-from tests.conftest import Ended, last, missing, summary
+from tests.conftest import Call, last, missing, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
-from tests.reference.losses import surprisal
+from tests.model_files import nats_of
 
 pytestmark = pytest.mark.slow
-EXACT = ["trainer.precision=32-true", "trainer.max_steps=20", "trainer.val_check_interval=20"]
-EXACT += ["trainer.log_every_n_steps=1"]
+EXACT = (
+    "trainer.precision=32-true trainer.max_steps=20 trainer.val_check_interval=20 trainer.log_every_n_steps=1".split()
+)
 KINDS = {"adamw": "optim=adamw", "muon in fp32": "optim=muon", "muon": "optim=muon"}
 
 
@@ -41,7 +41,6 @@ def letters(workplace: Path, prose: str) -> None:
 
 
 def logged(name: str) -> list[float]:
-    """The loss of every step of a run with `logger=csv`, whatever process took it."""
     losses = {}
     for file in Path("runs", name).rglob("metrics.csv"):
         for row in csv.DictReader(file.read_text().splitlines()):
@@ -102,8 +101,7 @@ def test_a_matrix_that_is_orthogonalised_in_parts_is_another(letters: None) -> N
     fault = (faults.both, (faults.iterate_in_fp32,), (faults.orthogonalise_shards,))
     recipe = [*EXACT, KINDS["muon"], "logger=csv"]
     assert run_ranks(2, "name=fsdp", "trainer=fsdp", *recipe, fault=fault).status == 0
-    config, text = of_run("fsdp")
-    losses = mean_of_halves(config, text)
+    losses = mean_of_halves(*of_run("fsdp"))
     assert max(abs(a - b) for a, b in zip(losses, logged("fsdp"), strict=True)) > 5e-3
 
 
@@ -117,21 +115,15 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
         name = f"{strategy}{devices}"
         found[name] = run_ranks(devices, f"name={name}", f"trainer={strategy}", *same)
     model, _ = load_checkpoint("runs/trained/checkpoints/last.ckpt")
-    tokens, nats = np.asarray(of_run("one")[1].validation).astype(np.int64), [np.log(model.vocabulary)]
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 1, 32):
-            window = torch.from_numpy(tokens[start : start + 33])
-            logits = model(window[None, :-1])[0].tolist()
-            nats += [surprisal(row, int(target)) for row, target in zip(logits, window[1:], strict=True)]
-    assert len(nats) == len(tokens) > 256 * 32
+    nats = nats_of(model, of_run("one")[1].validation)
+    assert len(nats) > 256 * 32
     for name, ended in found.items():
         assert ended.status == 0, ended
         training = last(name)["callbacks"]["Checkpoints"]["best_loss"]
-        assert (training, summary(name)["val_loss"]) == pytest.approx((np.mean(nats), np.mean(nats)), abs=1e-6), name
+        assert (training, summary(name)["val_loss"]) == pytest.approx([np.mean(nats)] * 2, abs=1e-6), name
 
 
 def layout(part: Any) -> Any:
-    """What a checkpoint is made of, without its numbers."""
     if isinstance(part, dict):
         return type(part), [(key, layout(value)) for key, value in part.items()]
     if isinstance(part, list | tuple):
@@ -141,13 +133,11 @@ def layout(part: Any) -> Any:
     return type(part)
 
 
-def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., Ended]) -> None:
-    """Stopped by SIGTERM again and again, and gone on with in another way each time."""
+def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
     recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=24", "trainer.val_check_interval=24"]
     assert run("name=whole", *recipe).status == 0
     expected = logged("whole")
-    layouts = {}
-    ways = [("ddp", 1), ("fsdp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 1)]
+    layouts, ways = {}, [("ddp", 1), ("fsdp", 2), ("ddp", 2), ("fsdp", 4), ("ddp", 1)]
     for leg, (strategy, devices) in enumerate(ways, start=1):
         given = ["name=cut", "resume=auto", *recipe, f"trainer={strategy}", *["allow=[world_size]"] * (leg > 1)]
         stop = (faults.signal_at, 4 * leg - 1, signal.SIGTERM)
@@ -173,8 +163,8 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Callable[..., End
 def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     assert run_ranks(2, "name=a", "trainer=fsdp", "model.tied=true", "trainer.precision=bf16-mixed").status == 0
     files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
-    once = ["", *"checkpoints config events hparams projector projector_config report summary train".split()]
-    assert files == once, "one of each, and the lock"
+    once = " checkpoints config events hparams projector projector_config report summary train"
+    assert files == once.split(" "), "one of each, and the lock"
     assert Path("runs/a/train.log").read_text().count("step 30/30  validation loss") == 1
     model, meta = load_checkpoint("runs/a")
     _, text = of_run("a")
@@ -188,7 +178,6 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_sharded_blocks_are_compiled(backend: str, workplace: Path) -> None:
-    """On a GPU they always are."""
     if missing_to_compile():
         missing(f"{missing_to_compile()}, to compile")
     recipe = [*EXACT, "trainer=fsdp", "model.layers=1", "model.dropout=0.1", "trainer.max_steps=3", "logger=csv"]

@@ -23,7 +23,7 @@ from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.reference.losses import surprisal
+from tests.model_files import nats_of
 from tests.test_devices import logged, of_run
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,6 @@ def at_night(*values: object) -> object:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A directory for the runs of this file, some of which several tests look at, with one cache of compiled code."""
     place = tmp_path_factory.mktemp("gpu")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     return place
@@ -74,7 +73,6 @@ def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> 
 
 
 def made(name: str, device: str, *arguments: str) -> str:
-    """The name of a finished run, which is made where no test before has made it."""
     if not Path("runs", name).exists():
         ended = run(name, device, *arguments)
         assert ended.status == 0, ended
@@ -82,7 +80,6 @@ def made(name: str, device: str, *arguments: str) -> str:
 
 
 def reference(precision: str) -> str:
-    """A run on a CPU in fp32, with the optimizer that a precision is compared with."""
     optimizer = OPTIMIZERS[precision]
     typed = [*COMPARED, optimizer, "trainer.precision=32-true", "model.attention=explicit"]
     return made(f"reference-{precision}", "cpu", *typed)
@@ -97,7 +94,6 @@ def compare(expected: list[float], losses: list[float], precision: str) -> None:
     ("device", "compile"), [at_night("cpu", "auto"), on_gpu("cuda", "auto"), on_gpu("cuda", "graph")]
 )
 def test_a_run_that_is_killed_repeats_bit_for_bit(device: str, compile: str) -> None:
-    """The seed decides losses and weights, and a kill changes nothing: the second run is made by two processes."""
     given, part = [*EXACT, f"compile={compile}"], device if compile == "auto" else f"{device}-{compile}"
     whole, cut = made(f"exact/{part}", device, *given), f"killed/{part}"
     killed = run(cut, device, *given, fault=(faults.at_step, 13))
@@ -125,7 +121,6 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 
 
 def count_replays() -> None:
-    """Say at the end of training how many of its steps were replayed."""
     from gpt.fit.module import LitGPT
 
     replayed, in_step = [], [False]
@@ -138,7 +133,6 @@ def count_replays() -> None:
 @NO_GPU
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_captured_steps_are_those_that_are_not(precision: str) -> None:
-    """With compile=graph all but the rehearsals are replayed, none elsewhere (a CPU: gpt/fit/test_repeat.py)."""
     typed = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}"]
     for compile, replayed in (("graph", STEPS - REHEARSALS), ("true", 0)):
         ended = run(f"counted/{precision}-{compile}", "cuda", *typed, f"compile={compile}", fault=(count_replays,))
@@ -147,7 +141,6 @@ def test_captured_steps_are_those_that_are_not(precision: str) -> None:
 
 
 def another_cpu() -> None:
-    """This processor under another name."""
     torch.backends.cpu.get_cpu_capability = lambda: "NEON"
 
 
@@ -158,7 +151,6 @@ def another_cpu() -> None:
 def test_a_checkpoint_goes_on_elsewhere(
     here: str, there: str, renamed: Fault | None, capsys: pytest.CaptureFixture
 ) -> None:
-    """Where that is allowed, with the losses that it would have had. The other programs read it on both devices."""
     typed = [*COMPARED, OPTIMIZERS["32-true"], "trainer.precision=32-true", "model.attention=explicit"]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
@@ -169,7 +161,6 @@ def test_a_checkpoint_goes_on_elsewhere(
     assert texts[0].status == 0 and texts[0].out == texts[1].out
     costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
     assert len(costs[0]) == 6 and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
-
     go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
     refused = Process(*go_on, defaults=False, fault=renamed).wait(LIMIT)
     assert refused.status == 2 and re.search(r"device=.* \(the run has .*; allow=\[(compile,)?device\]", refused.err)
@@ -180,20 +171,12 @@ def test_a_checkpoint_goes_on_elsewhere(
 
 @pytest.mark.parametrize("device", [at_night("cpu"), on_gpu("cuda")])
 def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
-    """Of a model trained on the device: evaluated there while training, and again, and in float64 window by window."""
     name = made(f"exact/{device}", device, *EXACT)
     path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
     model, meta = load_checkpoint(path)
-    tokens, context = torch.from_numpy(text.validation.astype(np.int64)), config.model.context
-    nats, exact = [np.log(model.vocabulary)], model.double()
-    for start in range(0, len(tokens) - 1, context):
-        window = tokens[start : start + context + 1]
-        with torch.no_grad():
-            logits = exact(window[None, :-1])[0].tolist()  # (T, V)
-        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
-    assert len(nats) == len(tokens)
+    nats = nats_of(model.double(), text.validation)
     counts = [torch.from_numpy(each) for each in (text.tokenizer.characters_per_token, text.tokenizer.bytes_per_token)]
-    windows = evaluation_windows(text.validation, context, 8)
-    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(tokens[0]), *counts)
+    windows = evaluation_windows(text.validation, config.model.context, 8)
+    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(text.validation[0]), *counts)
     saved = torch.load(f"runs/{name}/checkpoints/last.ckpt", map_location="cpu")["callbacks"]["Checkpoints"]
     assert (saved["best_loss"], meta["val_loss"], again.loss) == pytest.approx([np.mean(nats)] * 3, abs=1e-5)

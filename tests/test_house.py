@@ -17,20 +17,17 @@ HYDRA = ("hydra", "omegaconf")
 DECODING = ("numpy", "threadpoolctl", "safetensors", "torch", "gpt", "conf.fields", "conf.commandline")
 
 
-def sources(root: Path = ROOT) -> dict[str, str]:
-    """Path relative to the root and text of every module of the packages and every entry point."""
-    files = [file for package in PACKAGES for file in (root / package).rglob("*.py")] + list(root.glob("*.py"))
-    return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
+def sources() -> dict[str, str]:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")] + list(ROOT.glob("*.py"))
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in sorted(files)}
 
 
 def module(path: str) -> str:
-    """`gpt/fit/module.py` -> `gpt.fit.module`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 @cache
 def imports(path: str, source: str) -> list[str]:
-    """Full dotted names that a module imports, at its top and inside functions, `from a import b` being `a.b`."""
     found, package = [], path.split("/")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -46,7 +43,6 @@ def imports(path: str, source: str) -> list[str]:
 
 
 def within(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether `name` is one of `modules` or lies in one."""
     return any(name == each or name.startswith(each + ".") for each in modules)
 
 
@@ -161,7 +157,6 @@ print(json.dumps(effects + [f"changes {key}" for key in before if before[key] !=
 
 
 def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
-    """Neither lightning nor hydra in sample.py, score.py, export.py and gpt."""
     files = sources()
     assert {"gpt/model.py", "conf/fields.py", "sample.py", "score.py", "export.py"} <= set(files)
     assert [line for path, source in files.items() for line in violations(path, source)] == []
@@ -175,7 +170,6 @@ def test_imports_go_one_way_and_what_starts_fast_is_light() -> None:
 
 @pytest.mark.slow
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
-    """No file is written, no setting changed, no text printed; what is to start fast loads nothing heavy."""
     files = sources()
     first = [module(path) for path in files if only(path) == ("conf.fields",)]
     ours = {*sys.stdlib_module_names, *map(module, files), *PACKAGES}

@@ -1,5 +1,3 @@
-"""The lessons run, show what they showed, and their exercises can be failed."""
-
 import importlib.util
 import re
 from pathlib import Path
@@ -57,7 +55,6 @@ def code(notebook) -> list:
 
 
 def said(cell) -> str:
-    """What a cell printed or returned as text, without the addresses of objects."""
     texts = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -93,7 +90,6 @@ def test_a_lesson_shows_what_is_stored_and_its_exercises_refuse_wrong_answers(nu
     notebook.cells.append(nbformat.v4.new_code_cell(f"import numpy as np, torch\nCELLS = {exercises!r}\n{WRONG}"))
     nbformat.write(notebook, tmp_path / path.name)
     *fresh, last = code(execute.execute(tmp_path / path.name))
-
     pictures = 0
     for before, now in zip(code(stored), fresh, strict=True):
         assert before.execution_count == now.execution_count, f"{path.name} was changed: run docs/lessons/execute.py"

@@ -1,5 +1,3 @@
-"""make says what is missing."""
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,14 +19,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(checkout: Path, code: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run make with a script in the place of Python."""
     python = checkout / "python"
     python.write_text(f"#!/bin/sh\n{code}\n")
     python.chmod(0o755)
     return subprocess.run(["make", *arguments, f"PYTHON={python}"], cwd=checkout, capture_output=True, text=True)
 
 
-def test_without_a_suitable_python_or_venv(checkout: Path) -> None:
+def test_without_a_suitable_python_or_venv_or_a_network(checkout: Path) -> None:
     for target in ("train", "test"):
         ended = make(checkout, "exit 1", target)
         assert ended.returncode != 0 and f"make {target} PYTHON=" in ended.stderr
@@ -36,10 +33,7 @@ def test_without_a_suitable_python_or_venv(checkout: Path) -> None:
     ended = make(checkout, 'case "$2" in *ensurepip*) exit 1;; esac', "train")
     assert ended.returncode != 0 and "apt install python3-venv" in ended.stderr
     assert not (checkout / ".venv").exists()
-
-
-def test_a_failed_installation_is_said_and_tried_again(checkout: Path) -> None:
-    """The environment is made, but pip cannot install: no stamp is left that would hide it."""
+    # A failed installation leaves no stamp that would hide it.
     install = 'mkdir -p .venv/bin; printf "#!/bin/sh\\nexit 1\\n" > .venv/bin/python; chmod +x .venv/bin/python'
     for _ in range(2):
         ended = make(checkout, f'case "$1" in -m) {install};; esac', "train")

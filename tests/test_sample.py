@@ -1,5 +1,3 @@
-"""sample.py in this process and as a command, on a model of a few steps."""
-
 import io
 import itertools
 import json
@@ -10,28 +8,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from data.tokenizer import CharTokenizer, tokenizer_from
+from data.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.generate import random_numbers
 from sample import Continuation
 from tests.conf.test_progress import Terminal
-from tests.conftest import ROOT, Ended, less_progress
+from tests.conftest import ROOT, Call, Ended, less_progress, one_line
+from tests.model_files import filled, write_model_file
 from tests.reference import model as reference
 from tests.reference import sampling
 
-Call = Callable[..., Ended]
 COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
 
 def parts_of(ended: Ended) -> list[str]:
-    """The texts that are numbered."""
     return re.split(r"^--- \d+\n", ended.out, flags=re.MULTILINE)[1:]
 
 
@@ -45,7 +41,6 @@ RULES = [
 
 @pytest.mark.slow
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
-    """Greedy and drawn text against one forward pass of the whole text per character, written out here."""
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
     texts = set()
@@ -63,7 +58,7 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     assert len(texts) == len(RULES)  # each rule has an effect
 
 
-def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample: Call) -> None:
+def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
     first = sample("--num-chars", "50")
     seed = re.search(r"--seed (\d+)", first.err)
     assert seed
@@ -71,9 +66,6 @@ def test_the_same_seed_gives_the_same_text_and_says_which(trained: Path, sample:
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
     assert sample("--top-k", "100000", "--num-chars", "50", "--seed", seed[1]).out == first.out, "more than there are"
     assert sample("--top-k", "1", "--num-chars", "20").out == sample("--temperature", "0", "--num-chars", "20").out
-
-
-def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
     assert "nothing: no such model or run; the newest are runs/first" in sample("nothing").err
     folder, settings = trained.parent, ["--num-chars", "40", "--seed", "1"]
     checkpoints = [str(folder / name) for name in ("last.ckpt", "step-00000030.ckpt")]
@@ -100,7 +92,6 @@ def test_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) ->
 
 
 def test_several_prompts_and_samples(trained: Path, sample: Call) -> None:
-    """Each text is the one that its prompt and its seed give alone."""
     prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
     given = [word for prompt in prompts for word in ("--prompt", prompt)]
     parts = parts_of(sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7"))
@@ -110,24 +101,19 @@ def test_several_prompts_and_samples(trained: Path, sample: Call) -> None:
     assert parts == alone and len(set(parts)) == 6
 
 
-def test_as_a_command_it_starts_without_what_takes_long_to_load(trained: Path) -> None:
-    code = (
-        "import sys, sample; status = sample.cli(['--num-chars', '3']); "
-        "print(status, sorted({'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
-    )
+def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
+    code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
+    code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
-
-
-def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     command = f"'{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert ended.returncode == 0 and len(ended.stdout) == 10
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
@@ -136,16 +122,10 @@ def test_prompts_from_files_and_pipes(trained: Path, sample: Call, monkeypatch: 
     assert sample("--prompt-file", "-", *settings).out == expected
     for content, said in ((b"", "is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "No such file")):
         Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
-        ended = sample("--prompt-file", "p.txt")
-        assert ended.status == 2 and ended.out == "" and ended.err.count("\n") == 1
-        assert "--prompt-file p.txt: " in ended.err and said in ended.err
-
-
-def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None:
+        one_line(sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py")
     settings = ["--num-chars", "0"]
-    ended = sample("--prompt", "né", *settings)
-    assert ended.status == 2 and "'é' (U+00E9) at position 1" in ended.err
-    assert "nearest: 'e'; --unknown skip leaves out" in ended.err
+    said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip leaves out")
+    one_line(sample("--prompt", "né", *settings), 2, *said, program="sample.py")
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out == "ne fi\n"
     assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
     for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
@@ -154,7 +134,6 @@ def test_characters_the_model_does_not_know(trained: Path, sample: Call) -> None
 
 
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:
-    """Of what was drawn, whatever the temperature and the filters, as one forward pass over the text gives them."""
     settings = ["--num-samples", "9", "--num-chars", "20", "--seed", "3", "--prompt", "The ", "--prompt", "An"]
     settings += ["--temperature", "2", "--top-k", "9"]
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
@@ -170,27 +149,21 @@ def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample
         assert line["checkpoint"].endswith("best.safetensors")
 
 
-@pytest.mark.slow
-def test_bytes_become_whole_characters(train: Call, sample: Call) -> None:
-    """A character of several bytes has the sum of their log-probabilities."""
-    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    given = ["data.tokenizer=byte", "trainer.max_steps=300", "trainer.val_check_interval=300", "logger=none"]
-    assert train("data.path=greek.txt", "name=g", *given).status == 0
-    settings = ["g", "--prompt", "μῆ", "--temperature", "0", "--num-chars", "21"]
-    line = json.loads(sample(*settings, "--json").out)
-    assert line["text"].startswith("νιν") and sample(*settings).out == f"μῆ{line['text']}\n"
-    assert len(line["text"]) == len(line["logprobs"]) < 21
-    model, _ = load_checkpoint("runs/g/checkpoints/best.safetensors")
-    prompt, text = ("μῆ".encode(), line["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
-    tokens = torch.tensor(list(prompt + text.encode()))
-    with torch.no_grad():
-        each = model(tokens[None, :-1])[0].log_softmax(-1).gather(1, tokens[1:, None])[len(prompt) - 1 :, 0].tolist()
-    # A last character that is cut short is shown as one, too, and cannot be found again in the text.
-    for character, logprob in zip(text, line["logprobs"][: len(text)], strict=True):
-        count = len(character.encode())
-        assert logprob == pytest.approx(sum(each[:count]), abs=1e-4)
-        each = each[count:]
-    assert not each
+def test_bytes_become_whole_characters(workplace: Path, sample: Call) -> None:
+    write_model_file("g.st", filled(vocabulary=256), {"kind": "byte"})
+    line = json.loads(sample("g.st", "--prompt", "μῆ", "--num-chars", "9", "--json").out)
+    assert line["prompt"] == "μῆ" and 0 < len(line["text"]) == len(line["logprobs"])
+    written = Continuation(ByteTokenizer(), [])
+    for number, octet in enumerate("aμ語😀".encode() + b"\xe6\x97"):
+        written.add(octet, 2.0**number)
+    written.close()
+    assert written.text == "aμ語😀\ufffd" and written.logprobs == [
+        1,
+        2 + 4,
+        8 + 16 + 32,
+        64 + 128 + 256 + 512,
+        1024 + 2048,
+    ]
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
@@ -203,10 +176,6 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
         assert line["text"] == whole[:place] and len(line["logprobs"]) == place
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
     assert sample("--stop", "").status == 2
-
-
-def test_what_is_shown_while_a_stop_may_begin() -> None:
-    """Nothing that may turn out to belong to a stop is shown before that is known."""
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
         for stops in (["ab"], ["aab", "c"], ["aba"]):
@@ -236,18 +205,13 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     assert Path("out.txt").read_text("utf-8") == expected and set(os.listdir()) == before
     Path("book.txt").write_text("The", encoding="utf-8")
     for read in (str(trained), "book.txt"):
-        ended = sample("--prompt-file", "book.txt", "--output", read)
-        assert ended.status == 2 and f"--output {read}: is being read" in ended.err
+        one_line(sample("--prompt-file", "book.txt", "--output", read), 2, "is being read", program="sample.py")
     for name in ("", "-", "runs"):
         assert "must be the name of a file" in sample(*settings, "--output", name).err
     Path("link.txt").symlink_to("out.txt")
     assert sample(*settings, "--num-chars", "9", "--output", "link.txt").status == 0
     assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
-
-
-def test_output_to_what_is_no_file(trained: Path) -> None:
-    """A pipe with a name stays one, as a device does."""
-    os.mkfifo("pipe")
+    os.mkfifo("pipe")  # which stays one
     command = [*COMMAND, "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         text = Path("pipe").read_text("utf-8")
@@ -256,7 +220,6 @@ def test_output_to_what_is_no_file(trained: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Path) -> None:
-    """Also where threads are at work on parts of them."""
     for threads, given in (("1", ["--output", "out.txt"]), ("2", ["--num-samples", "40"])):
         command = [*COMMAND, "--num-chars", "100000000", *given]
         environment = os.environ | {"OMP_NUM_THREADS": threads}
@@ -269,7 +232,6 @@ def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Pat
 
 
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings stay, a wrong word and a character that is not known end nothing."""
     lines = [
         ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
         ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",
@@ -290,7 +252,6 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_conversation_in_a_terminal(trained: Path) -> None:
-    """The arrow brings the last prompt back, Ctrl-C ends a text and a line, Ctrl-D the conversation."""
     terminal = Terminal(*COMMAND[1:], "--interactive", "--num-chars", "100000000", "--seed", "1")
     try:
         for typed, shown in (

@@ -1,5 +1,3 @@
-"""score.py in this process and as a command: its figures against loops, its page in a real browser."""
-
 import io
 import json
 import math
@@ -21,12 +19,11 @@ import score as score_script
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
-from tests.conftest import Ended, pages
+from tests.conftest import Call, pages
 from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
-Call = Callable[..., Ended]
 # Other scripts, some written from right to left, marks that join, characters that nobody sees, and HTML.
 TEXT = (
     "Naïve Ωλ 😀\n日本語 text, ﷽ שלום עולם\tالعربية\n\n"
@@ -36,7 +33,6 @@ TEXT = (
 
 
 def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.3, **changes: Any) -> str:
-    """The file of a model whose parameters are all drawn from N(0, std)."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
     model = fill(GPT(config, tokenizer.size), seed, std)
@@ -48,13 +44,11 @@ HIDDEN |= {letter: f"U+{ord(letter):04X}" for letter in "\u202e\u202c\u2028\u00a
 
 
 def readable(text: str) -> str:
-    """As a page shows it: what cannot be seen by its number."""
     return text.translate(str.maketrans(HIDDEN))
 
 
 @pytest.fixture
 def files(workplace: Path) -> Path:
-    """model.st of characters, bytes.st of bytes, text.txt."""
     write("model.st")
     write("bytes.st", ByteTokenizer())
     Path("text.txt").write_text(TEXT, encoding="utf-8", newline="")
@@ -66,7 +60,6 @@ def lines_of(printed: str) -> list[dict[str, Any]]:
 
 
 def figures(text: str) -> dict[str, tuple[float, ...]]:
-    """The rows of the table: nats per character, bits per character, bits per byte."""
     rows = re.findall(r"^(.*\S) +([-+]?\d+\.\d{6}) +([-+]?\d+\.\d{6}) +([-+]?\d+\.\d{6})$", text, re.MULTILINE)
     return {name: tuple(map(float, numbers)) for name, *numbers in rows}
 
@@ -89,7 +82,6 @@ def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str
 
 
 def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the batch and the pieces; the figures are their mean."""
     for arguments, stride, batch, piece in (
         (["--window", "disjoint"], None, 30, 50),
         ([], 3, 10_000, 4096),
@@ -127,10 +119,7 @@ def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call) -
         assert line["nats"] == pytest.approx(sum(nats for nats, _ in own), abs=1e-4)
         assert line["likely"] == pytest.approx(own[0][1], abs=1e-5)
     assert not octets
-
-
-def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
-    r"""A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins."""
+    # A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins.
     Path("odd.bin").write_bytes(b"\x80\x81a\r\n\xff\xe6\x97\xe6\x97\xa5\xef\xbb\xbf\x9fz")
     ended = score("bytes.st", "odd.bin", "--per-char")
     letters = [line["character"] for line in lines_of(ended.out)]
@@ -142,7 +131,6 @@ def test_bytes_are_taken_as_they_are(files: Path, score: Call) -> None:
 
 
 def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What becomes of the model's file later changes nothing; lines come before another pass begins."""
     read, expected = score_script.read, score("model.st", "text.txt", "--window", "sample").out
     with monkeypatch.context() as patched:
         patched.setattr(score_script, "measure", Mock(side_effect=KeyboardInterrupt))
@@ -152,17 +140,13 @@ def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch:
     assert expected and score("model.st", "text.txt", "--window", "sample").out == expected
 
 
-def test_texts_as_short_as_can_be(files: Path, score: Call) -> None:
+def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (TEXT[:9], TEXT[:8], TEXT[:7], "Na", "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
         ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
         assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
     ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
-
-
-def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a file or standard input: a mark is dropped, line ends are LF, other encodings are named."""
     text = "Naïve text\nabc\nabc\n"
     Path("plain.txt").write_bytes(text.encode())
     expected = score("model.st", "plain.txt", "--per-char").out
@@ -175,29 +159,25 @@ def test_a_text_is_read_as_in_training(files: Path, score: Call, monkeypatch: py
     assert ended.out == expected and "standard input: 19 characters" in ended.err
 
 
-WRONG = [
-    ("model.st unknown.txt", "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in"),
-    ("model.st latin.txt", "latin.txt: byte 1 is not utf-8"),
-    ("model.st latin.txt", "name its encoding with --encoding, such as latin-1"),
-    ("model.st text.txt --encoding utf-9", "--encoding utf-9: is no encoding"),
-    ("bytes.st text.txt --encoding latin-1", "--encoding latin-1: has no meaning"),
-    ("model.st empty.txt", "empty.txt: is empty"),
-    ("model.st txet.txt", "txet.txt: no such file; nearest: text.txt"),
-    ("model.st .", ".: cannot be read: Is a directory"),
-    ("modle.st text.txt", "modle.st: no such model or run"),
-    ("text.txt text.txt", "is damaged or no model file"),
-    ("model.st text.txt --compare nothing", "nothing: no such model or run"),
-    ("model.st text.txt --compare less.st", "'Ω' (U+03A9) at position 6"),
-    ("less.st text.txt --compare model.st", "'Ω' (U+03A9) at position 6"),
-    ("model.st text.txt --stride 8", "--stride 8: must be at most 7"),
-    ("model.st text.txt --stride 0", "argument --stride: 0: must be a whole number, at least 1"),
-    ("model.st text.txt --stride 2 --window sample", "--stride 2: has no meaning for --window sample"),
-    ("model.st text.txt --context 5 --stride 6", "--stride 6: must be at most 5, the context"),
-    ("learned.st text.txt --context 8", "--context 8: must be at most 7, the places that the model has learned"),
-    ("model.st text.txt --html nowhere/a.html", "--html nowhere/a.html: No such file or directory"),
-    ("model.st text.txt --compare bytes.st --html bytes.st", "--html bytes.st: is being read"),
-    ("model.st text.txt --device cuda:99", "--device cuda:99"),
-]
+WRONG = {
+    "model.st unknown.txt": "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in",
+    "model.st latin.txt": "latin.txt: byte 1 is not utf-8",
+    "model.st ./latin.txt": "name its encoding with --encoding, such as latin-1",
+    "model.st text.txt --encoding utf-9": "--encoding utf-9: is no encoding", "model.st empty.txt": "empty.txt: is",
+    "bytes.st text.txt --encoding latin-1": "--encoding latin-1: has no meaning", "model.st .": ".: cannot be read: Is",
+    "model.st txet.txt": "txet.txt: no such file; nearest: text.txt", "modle.st text.txt": "modle.st: no such model",
+    "text.txt text.txt": "is damaged or no model file", "model.st text.txt --stride 8": "--stride 8: must be at most 7",
+    "model.st text.txt --compare nothing": "nothing: no such model or run",
+    "model.st text.txt --compare less.st": "'Ω' (U+03A9) at position 6",
+    "less.st text.txt --compare model.st": "'Ω' (U+03A9) at position 6",
+    "model.st text.txt --stride 0": "argument --stride: 0: must be a whole number, at least 1",
+    "model.st text.txt --stride 2 --window sample": "--stride 2: has no meaning for --window sample",
+    "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5, the context",
+    "learned.st text.txt --context 8": "--context 8: must be at most 7, the places that the model has learned",
+    "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
+    "model.st text.txt --compare bytes.st --html bytes.st": "--html bytes.st: is being read",
+    "model.st text.txt --device cuda:99": "--device cuda:99",
+}  # fmt: skip
 
 
 def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
@@ -207,7 +187,7 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
     write("learned.st", positions="learned")
     write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
     before = sorted(os.listdir())
-    for arguments, said in WRONG:
+    for arguments, said in WRONG.items():
         ended = score(*arguments.split())
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), (arguments, ended)
         assert ended.err.startswith("score.py: ") and said in ended.err, arguments
@@ -215,15 +195,13 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
 
 
 def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:
-    most = []
+    most, given = [], score_script.parse(["model.st", "long.txt"])
     for count in (1, 1, 2_000_000):  # the first may import modules
         Path("long.txt").write_text("abc " * count)
         tracemalloc.start()
-        try:
-            (reader,) = score_script.read([Path("model.st")], score_script.parse(["model.st", "long.txt"]))
-            most.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
+        (reader,) = score_script.read([Path("model.st")], given)
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
         assert len(reader.tokens) == 4 * count
     assert most[2] - most[1] < 3 * 8_000_000
 
@@ -237,26 +215,21 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) 
         Path("written.txt").write_text("abc" + said["text"], encoding="utf-8", newline="")
         printed = [-value for value in said["logprobs"]]
         for mode in ("sample", "disjoint", "strided"):
-            ended = score("model.st", "written.txt", "--per-char", "--window", mode)
-            costs = [line["nats"] for line in lines_of(ended.out)][3:]
+            lines = lines_of(score("model.st", "written.txt", "--per-char", "--window", mode).out)
+            costs = [line["nats"] for line in lines[3:]]
             assert costs[: 8 - 3] == pytest.approx(printed[: 8 - 3], abs=1e-5)
             assert (costs == pytest.approx(printed, abs=1e-5)) == (mode == "sample"), (positions, mode)
     whole = figures(score("model.st", "written.txt", "--window", "sample").out)
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
 
 
-def test_windows_of_another_length(files: Path, score: Call) -> None:
-    """As of a model that was trained with such windows and has the same weights."""
+def test_windows_of_another_length_and_two_models_on_one_text(files: Path, score: Call) -> None:
     for context in (3, 20):
         write("other.st", context=context)
         for mode in score_script.MODES:
             wanted = figures(score("other.st", "text.txt", "--window", mode).out)
             assert figures(score("model.st", "text.txt", "--window", mode, "--context", str(context)).out) == wanted
             assert wanted != figures(score("model.st", "text.txt", "--window", mode).out)
-
-
-def test_two_models_on_one_text(files: Path, score: Call) -> None:
-    """Each with its own vocabulary and context; a character is compared with itself."""
     for tokenizer in (ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")):
         write("wide.st", tokenizer, seed=1, context=10)
         ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
@@ -274,13 +247,16 @@ def test_two_models_on_one_text(files: Path, score: Call) -> None:
         assert "contexts differ" in ended.err and "model.st, step 7" in ended.err and "wide.st, step 7" in ended.err
 
 
+def position_of(page: Any) -> int:
+    return int(re.findall(r"position (\d+)", page.inner_text("#card"))[0])
+
+
 def lines_that_differ(printed: str) -> list[tuple[int, float, str]]:
     found = re.findall(r"^ +([\d,]+)  +([-+]\d+\.\d\d)  (.*)$", printed, re.MULTILINE)
     return [(int(number.replace(",", "")), float(bits), text) for number, bits, text in found]
 
 
 def test_the_lines_where_two_models_differ_most(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per character, not counting its line end; not the shortest; those that read alike are named once."""
     monkeypatch.setattr(score_script, "PIECE", 11)
     write("other.st", seed=1)
     text = TEXT + "abc " * 50 + "\ntext, abc text\nabc Naïve\n" + TEXT + "Naïve text"
@@ -308,7 +284,6 @@ Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what
 
 
 def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
-    """Score a text in a directory, and open the page."""
     with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         assert score_script.cli([model, text, "--per-char", "--html", "a.html", *more]) == 0
     return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
@@ -319,7 +294,6 @@ HTML = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"  # the name of the 
 
 @pytest.fixture(scope="module")
 def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shown, Shown]]:
-    """The pages of one model and of two, for several tests."""
     place = tmp_path_factory.mktemp("pages")
     (place / "x<").mkdir()
     for name in (HTML, "text.txt"):
@@ -361,7 +335,6 @@ PLACE = """([word, offset]) => {
 
 
 def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> None:
-    """For every character, by keyboard; by the pointer and by touch for some."""
     page, lines, _ = shown[0]
     page.focus("#text")
     for line in lines:
@@ -379,25 +352,18 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
         check_card(page, line)
         page.touchscreen.tap(*box)
         assert not page.is_visible("#card")
-
-
-def test_the_text_is_shown_as_it_is(shown: tuple[Shown, Shown]) -> None:
-    """Whatever it holds: what cannot be seen by its number, all else in its place, nothing as HTML; in its colours."""
     page, lines, _ = shown[0]
     assert page.title() == HTML == page.inner_text("h1") and page.query_selector("img") is None
     spans = page.locator("#text span").evaluate_all("all => all.map((span) => [span.className, span.textContent])")
     assert "".join(text for _, text in spans) == readable(TEXT)
-    marks = page.evaluate(
-        "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
-    )
-    assert marks == ['"↵"'] * TEXT.count("\n")
+    marks = "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
+    assert page.evaluate(marks) == ['"↵"'] * TEXT.count("\n")
     steps = [int(name.rpartition("s")[2]) for name, text in spans for _ in ("?" if "code" in name else text)]
-    bits = [line["nats"] / math.log(2) for line in lines]
-    assert steps == [min(20, math.floor(round(value, 3) / 0.5)) for value in bits] and len(set(steps)) > 5
+    expected = [min(20, math.floor(round(line["nats"] / math.log(2), 3) / 0.5)) for line in lines]
+    assert steps == expected and len(set(steps)) > 5
 
 
 def test_characters_of_two_units_do_not_shift_the_others(browser: Any, tmp_path: Path) -> None:
-    """Where all cost the same, and a mark that is no longer at the start of the file stays."""
     text = "\ufeffa😀b😀😀c"
     write(str(tmp_path / "same.st"), CharTokenizer(text), std=0)
     (tmp_path / "same.txt").write_text("\ufeff" + text, encoding="utf-8")
@@ -425,7 +391,6 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
     table = page.inner_text("#figures")
     for row, numbers in figures(said_of_both).items():
         assert all(f"{abs(number):.6f}" in table for number in numbers) == ("strided" in row)
-
     # The lists: the lines that are printed, and words.
     page.click("#lists summary")
     page.locator("#lines button b").first.wait_for()
@@ -440,19 +405,14 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
             own = lines[TEXT.index(word) :][: len(word)]
             change = math.fsum(line["other"]["nats"] - line["nats"] for line in own) / math.log(2)
             assert float(bits) == pytest.approx(change, abs=0.02)
-
     # On a phone the names of the models have room: the name and the mode, a line each.
     page.set_viewport_size({"width": 390, "height": 700})
-    cell = page.locator("td").nth(4).bounding_box()
-    assert "runs-of-this-year" in page.locator("td").nth(4).inner_text()
-    assert cell["width"] > 340 and cell["height"] < 3 * 24
+    cell = page.locator("td").nth(4)
+    assert "runs-of-this-year" in cell.inner_text()
+    assert cell.bounding_box()["width"] > 340 and cell.bounding_box()["height"] < 3 * 24
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.set_viewport_size({"width": 1280, "height": 720})
-
-
-def test_the_curve_of_two_models_has_the_colours_of_the_text(shown: tuple[Shown, Shown]) -> None:
-    """Orange above the line where B is the more surprised, blue below it where A is."""
-    page, lines, _ = shown[1]
+    # The curve is orange above the line where B is the more surprised, blue below it where A is.
     (orange, above, none), (blue, nothing, below) = page.evaluate(
         """() => [...document.querySelectorAll("#spark path")].map((path) => {
           const { y, height } = path.getBBox(), zero = document.querySelector("#spark line").y1.baseVal.value;
@@ -498,16 +458,13 @@ def contrasts(page: Any) -> list[list[Any]]:
 
 
 def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
-    """The steps of a scale go on in one direction from the colour of the page."""
     for page, zero in ((shown[0][0], 0), (shown[1][0], 10)):
-        page.evaluate(
-            """() => {
-              const shades = Object.assign(document.createElement("p"), { id: "shades" });
-              for (const { className } of document.querySelectorAll("#legend i"))
-                shades.append(Object.assign(document.createElement("span"), { className, textContent: "shade" }));
-              document.querySelector("#text").prepend(shades);
-            }"""
-        )
+        page.evaluate("""() => {
+          const shades = Object.assign(document.createElement("p"), { id: "shades" });
+          for (const { className } of document.querySelectorAll("#legend i"))
+            shades.append(Object.assign(document.createElement("span"), { className, textContent: "shade" }));
+          document.querySelector("#text").prepend(shades);
+        }""")
         for scheme, media in (("dark", "screen"), ("light", "screen"), ("dark", "print")):
             page.emulate_media(color_scheme=scheme, media=media)
             found = contrasts(page)
@@ -523,7 +480,6 @@ def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
 
 @pytest.mark.slow
 def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> None:
-    """With few elements; the line at the top and the lists lead anywhere."""
     numbers, count = np.random.default_rng(0).integers(0, 1000, 8000), 40_000
     text = "".join(f"{word:03d} " + "\n" * (i % 9 == 8) for i, word in enumerate(numbers))[:30_000] + "x " * 5000
     (tmp_path / "long.txt").write_text(text)
@@ -536,19 +492,17 @@ def test_a_long_text_opens_and_is_travelled(browser: Any, tmp_path: Path) -> Non
         for share in (0.5, 0.95, 0.1):
             page.mouse.click(box["x"] + box["width"] * share, box["y"] + 10)
             page.wait_for_timeout(300)
-            (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
+            position = position_of(page)
             assert position == pytest.approx(count * share, abs=120)
             check_card(page, lines[position])
             assert 90 < page.locator("#cursor").bounding_box()["y"] < 700
             page.keyboard.press("Escape")
             page.evaluate("scrollTo(0, 0)")
-
         page.click("#lists summary")
         page.locator("#lines button").first.click()
         page.wait_for_timeout(300)
         row = page.locator("#lines button span").first.text_content()
-        (position,) = map(int, re.findall(r"position (\d+)", page.inner_text("#card")))
-        assert text.index(row) <= position < text.index(row) + len(row)
+        assert text.index(row) <= position_of(page) < text.index(row) + len(row)
 
 
 def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:

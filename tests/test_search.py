@@ -1,11 +1,8 @@
-"""A search for settings: real processes, really killed, against one that nobody touched."""
-
 import re
 import shlex
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from conf.search import Range, judge, open_study, plan_search
-from tests.conftest import Ended, needs, summary, table
+from tests.conftest import Call, needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
 
@@ -34,14 +31,12 @@ def optuna() -> None:
 
 
 def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any, dict[int, float]]]:
-    """What the study holds of each trial: its values, how it ended, its loss and those on the way."""
     study = open_study(directory / "runs/found")
     return [(each.params, each.state.name, each.value, each.intermediate_values) for each in study.trials]
 
 
 @pytest.mark.slow
 def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: str) -> None:
-    """The hopeless are given up, the best is the best; SIGKILL leads to the same trials, of the same losses."""
     directory, killed = workplace, workplace / "killed"
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended
@@ -62,19 +57,16 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         else:
             assert told[number]["steps"] == max(on_the_way) < 30
     assert [float(found[number][0]["optim.lr"]) for number in pruned] == [1e-7]
-
     best = min(finished, key=lambda number: told[number]["val_loss"])
     assert open_study(directory / "runs/found").best_trial.number == best
     rows = table("found")
     assert len(rows) == 4 and rows[0]["directory"] == f"runs/found/trial-{best:03}"
     assert rows[0]["optim.lr"] == found[best][0]["optim.lr"]
-
     again = re.search(r"^best again (.*)$", ended.out, re.MULTILINE)
     assert again
     _, script, *arguments = shlex.split(again[1])
     assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
     assert summary("again")["val_loss"] == told[best]["val_loss"]
-
     killed.mkdir()
     (killed / "book.txt").write_text(prose)
     with chdir(killed):
@@ -83,7 +75,6 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         wait_for(lambda: not processes_in(killed))
         states = [state for _, state, _, _ in trials(killed)]
         assert len(states) == 3 and states[2] == "RUNNING"
-
         ended = run(*COMMAND)
         assert ended.status == 0 and ended.err == "", ended
         assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
@@ -96,22 +87,17 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
 
 @pytest.mark.slow
 def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
-    """Heads of 2, 3 and 4 in a width of 32: 3 is found out only when it is tried."""
     command = [each for each in COMMAND if not each.startswith("optim.lr=")]
     command += ["model.heads=2,3,4", "optim.lr=0.01", "workers=2", "hparams_search.pruner=none"]
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
     process = Process(*command, fault=(faults.wait_for_file, 15, "go"))
     wait_for(Path("waiting").exists, process)
-    second = run(*command)
+    one_line(run(*command), 2, "runs/found: another process is searching there; wait for it or stop it first")
     process.signal(signal.SIGINT)
     time.sleep(2)  # until the trials are told
     Path("go").touch()
-    assert process.ends().status == 130
-    assert second.status == 2
-    assert second.err == "train.py: runs/found: another process is searching there; wait for it or stop it first\n"
-    assert processes_in(workplace) == []
+    assert process.ends().status == 130 and processes_in(workplace) == []
     assert "RUNNING" in [state for _, state, _, _ in trials(workplace)]
-
     ended = run(*command)
     assert ended.status == 0, ended.err
     found = trials(workplace)
@@ -128,7 +114,6 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
 
 
 def test_what_the_median_gives_up(tmp_path: Path) -> None:
-    """Against the median itself, also where a trial reports a step once more."""
     from optuna.trial import create_trial
 
     directory = tmp_path / "what? 100% #1 {x}"
@@ -136,12 +121,10 @@ def test_what_the_median_gives_up(tmp_path: Path) -> None:
     study = open_study(directory)
     assert (directory / "study.db").exists()
     study.set_user_attr("search", {"startup": 3, "pruner": "median"})
-    losses = [4.0, 3.0, 2.0, 3.5]
-    for loss in losses:
+    for loss in (4.0, 3.0, 2.0, 3.5):
         study.add_trial(create_trial(value=loss, intermediate_values={10: loss}))
-    number = study.ask().number
+    number, middle = study.ask().number, 3.25
     ask = judge(directory, number, 10, 30)
-    middle = statistics.median(losses)
     assert [ask(10, middle + 0.01), ask(10, middle - 0.01)] == [True, False]
     assert study.trials[number].intermediate_values == {10: middle - 0.01}
     assert len(open_study(directory).trials) == 5
@@ -181,16 +164,15 @@ WRONG = {  # what is typed, and what is said of it
 }  # fmt: skip
 
 
-def test_what_is_wrong_is_said_before_anything_exists(train: Callable[..., Ended]) -> None:
+def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
     for typed, said in WRONG.items():
         ended = train("hparams_search=default", *shlex.split(typed))
-        assert ended.status == 2 and ended.err.count("\n") == 1 and re.search(said, ended.err), (typed, ended)
-        assert not Path("runs").exists(), typed
-    ended = train("hparams_search.trials=5")
-    assert ended.status == 2 and "goes with hparams_search=default" in ended.err
+        one_line(ended, 2)
+        assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
+    one_line(train("hparams_search.trials=5"), 2, "goes with hparams_search=default")
 
 
-def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Callable[..., Ended]) -> None:
+def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call) -> None:
     directory = Path("runs/found")
     directory.mkdir(parents=True)
     study = open_study(directory)
@@ -201,5 +183,4 @@ def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call
     Path("runs/swept/sweep.csv").touch()
     assert "is no search" in train("hparams_search=default", "name=swept").err
     (directory / "study.db").write_bytes(b"no database" * 1000)
-    ended = train(*typed)
-    assert ended.status == 2 and "study.db: cannot be read" in ended.err and ended.err.count("\n") == 1
+    one_line(train(*typed), 2, "study.db: cannot be read")

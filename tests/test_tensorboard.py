@@ -1,5 +1,3 @@
-"""TensorBoard on real runs, as a person sees it in a browser."""
-
 import importlib.util
 import io
 import re
@@ -26,7 +24,6 @@ HARSH = "a\tb  c `code` ``` <b>bold</b> &amp; <script>alert(1)</script> *stars* 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two runs that differ in their learning rate."""
     folder = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -43,7 +40,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def board(runs: Path, browser: Any) -> Iterator[Any]:
-    """Opens a page of TensorBoard by its name."""
     with pictures.tensorboard(runs) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         failed: list[str] = []
@@ -59,28 +55,20 @@ def board(runs: Path, browser: Any) -> Iterator[Any]:
 
 
 def colours(png: bytes) -> int:
-    """How many different colours a picture has."""
     return len(Image.open(io.BytesIO(png)).convert("RGB").getcolors(2**24) or [])
 
 
 def text_of(locator: Any) -> str:
-    """All text in an element, through the components that it is made of."""
     return locator.evaluate(
         """element => {
-          const seen = [];
-          const walk = (node) => {
-            if (node.nodeType === Node.TEXT_NODE) seen.push(node.textContent);
-            if (node.nodeName === "STYLE") return;
-            for (const child of [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes]) walk(child);
-          };
-          walk(element);
-          return seen.join(" ").replace(/\\s+/g, " ");
+          const walk = (node) => node.nodeType === Node.TEXT_NODE ? node.textContent : node.nodeName === "STYLE" ? ""
+            : [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes].map(walk).join(" ");
+          return walk(element).replace(/\\s+/g, " ");
         }"""
     )
 
 
 def test_the_first_page_answers_the_first_question(board: Any) -> None:
-    """Of each run, training and validation are on one chart, and every chart of the layout shows something."""
     page = board("custom_scalars")
     headings = page.locator("tf-category-paginated-view .heading, tf-category-paginated-view button")
     assert any("Does it learn?" in each for each in headings.all_inner_texts())
@@ -106,7 +94,7 @@ def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
             assert prompt in found and text in found, (prompt, text, found)
 
 
-def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
+def test_pictures_are_there_at_every_validation_and_histograms_on_request(board: Any) -> None:
     page = board("images")
     loaders = page.locator("tf-image-loader")
     assert loaders.count() == 2 * (4 + 2)  # runs, of heads and of what else there is
@@ -119,6 +107,8 @@ def test_pictures_are_there_at_every_validation(board: Any, runs: Path) -> None:
         image.evaluate("image => image.decode()")
         width, height = image.evaluate("image => [image.naturalWidth, image.naturalHeight]")
         assert width >= 700 and height >= 300 and colours(image.screenshot()) > 20
+    shown = text_of(board("histograms").locator("tf-histogram-dashboard"))
+    assert "weights" in shown and "activations" in shown
 
 
 def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: Any, runs: Path) -> None:
@@ -133,9 +123,3 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
         numbers = [float(cell) for cell in cells if re.fullmatch(r"\d\.\d+", cell)]
         for key in ("val_loss", "val_bpc", "test_loss"):
             assert any(number == pytest.approx(found[key], abs=1e-4) for number in numbers), key
-
-
-def test_histograms_on_request(board: Any) -> None:
-    page = board("histograms")
-    shown = text_of(page.locator("tf-histogram-dashboard"))
-    assert "weights" in shown and "activations" in shown

@@ -1,5 +1,3 @@
-"""train.py end to end, in this process, on a small text."""
-
 import csv
 import dataclasses
 import math
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,31 +30,30 @@ from gpt.fit.automatic import missing_to_compile
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
-from tests.conftest import ROOT, TINY, Ended, assert_same_weights, board, last, less_progress, missing, needs, summary
+from tests.conftest import ROOT, TINY, Call, Ended, assert_same_weights, board, last, missing, needs, one_line, summary
 from tests.faults import faults, processes
+from tests.model_files import nats_of
+from tests.reference.models import fill
 
-Train = Callable[..., Ended]
+PYTHON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def assert_refused(ended: Ended, said: str) -> None:
-    assert ended.status == 2 and said in ended.err and ended.err.count("\n") == 1, ended.err
+    one_line(ended, 2, said)
     assert not Path("runs").exists()
 
 
-def test_a_run_leaves_what_it_promises(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    returned = []
-    main = train_script.main
+def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned, main = [], train_script.main
     monkeypatch.setattr(train_script, "main", lambda *given: returned.append(main(*given)))
     ended = train("name=first")
     assert ended.status == 0 and ended.err == ""
+    assert os.listdir("runs") == ["first"]
     run = Path("runs/first")
-    assert [path.name for path in Path("runs").iterdir()] == ["first"]
-    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= {path.name for path in run.iterdir()}
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {
-        "best.safetensors", "last.safetensors", "last.ckpt", "step-00000020.ckpt", "step-00000030.ckpt",
-    }  # fmt: skip
+    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
+    names = ["best.safetensors", "last.ckpt", "last.safetensors", "step-00000020.ckpt", "step-00000030.ckpt"]
+    assert sorted(os.listdir(run / "checkpoints")) == names
     assert (run / "checkpoints/last.ckpt").samefile(run / "checkpoints/step-00000030.ckpt")
-
     found = summary("first")
     keys = (
         "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
@@ -76,38 +72,27 @@ def test_a_run_leaves_what_it_promises(train: Train, monkeypatch: pytest.MonkeyP
         assert said in ended.out
 
 
-def test_the_reported_loss_is_that_of_the_file_by_a_naive_loop(trained: Path) -> None:
+def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
     model, meta = load_checkpoint(trained)
     text = open_text(DataConfig(path="book.txt"), 32)
-    tokens = torch.from_numpy(text.validation.astype(np.int64))
-    total = math.log(text.tokenizer.size)
-    with torch.no_grad():
-        for place in range(1, len(tokens)):
-            window = tokens[(place - 1) // 32 * 32 : place]
-            total -= float(model(window[None]).double().log_softmax(-1)[0, -1, tokens[place]])
     found = summary("first")
-    assert found["val_loss"] == pytest.approx(total / len(tokens), abs=1e-6)
-    assert found["evaluation"] == {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(tokens)}
+    assert found["val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
+    assert found["evaluation"] == {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(text.validation)}
     assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
     assert meta["evaluation"] == found["evaluation"] and meta["text"] == "book.txt"
-
     names = {f"net.{name}" for name in model.state_dict()}  # and training checkpoints hold plain data
     for path in trained.parent.glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
         contents = torch.load(path)
         assert set(contents["state_dict"]) == names
         assert contents["format"] == FORMAT and contents["data"]["path"] == "book.txt"
-
-
-def test_tensorboard_shows_the_run(trained: Path) -> None:
-    accumulator = board("first")
-    groups = ["embedding", "attention", "mlp", "norm", "head"]
-    parts = ["data", "forward", "backward", "optimizer", "other"]
-    assert set(accumulator.Tags()["scalars"]) == {
-        "train/loss", "train/bpc", "train/loss_spikes", "val/loss", "val/bpc", "val/bpb", "optim/lr", "optim/grad_norm",
-        "optim/clip_share", "perf/chars_per_s", "perf/memory_gib", "best/val_loss", "best/val_bpc",
-        "best/test_loss", *(f"update/{group}" for group in groups), *(f"time/{part}" for part in parts),
+    accumulator, tags = board("first"), {
+        "train": "loss bpc loss_spikes", "val": "loss bpc bpb", "optim": "lr grad_norm clip_share",
+        "perf": "chars_per_s memory_gib", "best": "val_loss val_bpc test_loss",
+        "update": "embedding attention mlp norm head", "time": "data forward backward optimizer other",
     }  # fmt: skip
+    expected = {f"{group}/{name}" for group, names in tags.items() for name in names.split()}
+    assert set(accumulator.Tags()["scalars"]) == expected
     assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
     assert [point.step for point in accumulator.Scalars("val/loss")] == [10, 20, 30]
     assert accumulator.Scalars("val/loss")[-1].value == pytest.approx(summary("first")["last_val_loss"], rel=1e-6)
@@ -116,25 +101,21 @@ def test_tensorboard_shows_the_run(trained: Path) -> None:
     losses = [point.value for point in accumulator.Scalars("train/loss")]
     guess = math.log(len(set(Path("book.txt").read_text())))
     assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
-
-
-def test_tensorboard_s_table_of_settings_has_the_exact_loss(trained: Path, train: Train) -> None:
-    """Of a run that has gone on after its end, and not of one that has failed."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     assert train("name=failed", "optim.lr=1e30", "optim.muon_lr=1e30").status == 1
     assert not [tag for tag in board("failed").summary_metadata if "hparams" in tag or "best" in tag]
     shown = board("first")
     begun = HParamsPluginData.FromString(shown.PluginTagToContent("hparams")["_hparams_/session_start_info"])
     settings = begun.session_start_info.hparams
-    assert settings["trainer.max_steps"].number_value == 40 and settings["data.path"].string_value == "book.txt"
-    assert settings["optim.betas"].string_value.startswith("[0.9,") and settings["model.tied"].number_value == 0
-    assert settings["optim.lr"].number_value == OptimConfig().lr
+    numbers = [settings[key].number_value for key in ("trainer.max_steps", "model.tied", "optim.lr")]
+    assert numbers == [40, 0, OptimConfig().lr] and settings["data.path"].string_value == "book.txt"
+    assert settings["optim.betas"].string_value.startswith("[0.9,")
     for key in ("val_loss", "val_bpc", "test_loss"):
         points = [(point.step, point.value) for point in shown.Scalars(f"best/{key}")]
         assert points == [(40, pytest.approx(summary("first")[key], rel=1e-6))], "the row of the 30 steps is gone"
 
 
-def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_while_it_trains(trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.callbacks.LINE_EVERY", 0.0)
     monkeypatch.setattr("gpt.fit.callbacks.LONG", 0.0)
     out = train("name=a").out
@@ -145,8 +126,7 @@ def test_what_is_said_while_it_trains(trained: Path, train: Train, monkeypatch: 
     assert "take about" not in Path("runs/first/train.log").read_text(), "it was short"
 
 
-def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing is named with the command that adds it."""
+def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
         assert_refused(train("logger=wandb"), "pip install -c constraints.txt -e '.[wandb]'")
@@ -159,7 +139,7 @@ def test_other_loggers(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
 
 
-def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it trains, what TensorBoard's writer fails at is raised by the next call, and told once."""
     seen = []
     monkeypatch.setattr("gpt.fit.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
@@ -168,16 +148,16 @@ def test_threads_that_fail_are_heard_of_again_after_a_run(train: Train, monkeypa
     assert threading.excepthook is before and seen == [train_script.hide_failed_writes]
 
 
-def test_training_is_what_a_plain_loop_does(train: Train) -> None:
+def test_training_is_what_a_plain_loop_does(train: Call) -> None:
     """The weights after 30 steps, against a loop that shares only the model, the batches and the schedule."""
-    train("name=first", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5", "optim=adamw")
+    train("name=first", "seed=1", "trainer.precision=32-true", "data.micro_batch=4", "optim.clip=0.5", "optim=adamw")
     config, optim = ModelConfig(layers=2, heads=2, dim=32, context=32), OptimConfig("adamw", lr=3e-3, clip=0.5)
     text = open_text(DataConfig(path="book.txt"), 32)
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = GPT(config, text.tokenizer.size)
     optimizer = torch.optim.AdamW(parameter_groups(model, optim.weight_decay), betas=(0.9, 0.99))
     for step in range(30):
-        batch = train_batch(text.train, 0, step, 8, 32)
+        batch = train_batch(text.train, 1, step, 8, 32)
         for group in optimizer.param_groups:
             group["lr"] = lr_at(step, optim, 30)
         loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -193,33 +173,27 @@ def test_training_is_what_a_plain_loop_does(train: Train) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_nanogpt_s_settings_make_nanogpt_s_model(train: Train) -> None:
-    """The same function of the same weights as the plain loop's, which has none of this project's parts."""
+def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
     given = ["experiment=nanogpt_cpu", "data.path=book.txt", "trainer.max_steps=1", "name=a", "watch.pictures=false"]
     assert train(*given, defaults=False).status == 0
-    model, _ = load_checkpoint("runs/a/checkpoints/last.ckpt")
+    model = fill(load_checkpoint("runs/a/checkpoints/last.ckpt")[0])
     plain = plain_loop.Model(model.vocabulary, plain_loop.CPU)
     names = {"position_embedding": "places", "attention.qkv": "qkv", "attention.proj": "proj", "mlp.": ""}
     state = model.state_dict()
     for ours, theirs in names.items():
         state = {key.replace(ours, theirs): value for key, value in state.items()}
     plain.load_state_dict(state)
-    tokens = torch.randint(model.vocabulary, (2, 64))
-    assert torch.allclose(model(tokens), plain(tokens), atol=1e-5)
+    tokens = np.random.default_rng(0).integers(model.vocabulary, size=300)
+    x, y = plain_loop.random_batch(tokens, plain_loop.CPU, "cpu")
+    assert torch.equal(x[:, 1:], y[:, :-1]) and torch.allclose(model(x), plain(x), atol=1e-5)
+    expected = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    torch.testing.assert_close(plain_loop.loss_of(plain, x, y), expected)
     cpu, gpu = (yaml.safe_load((ROOT / f"conf/experiment/nanogpt_{name}.yaml").read_text()) for name in ("cpu", "gpu"))
     assert cpu["defaults"] == gpu["defaults"] == [{"override /model": "nanogpt"}, {"override /optim": "nanogpt"}]
     assert set(cpu["model"]) == {"layers", "heads", "dim", "context", "dropout"} and not {"model", "optim"} & set(gpu)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(train: Train) -> None:
-    given = ["model.dropout=0.1", "trainer.max_steps=10"]
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        train(f"name={name}", f"seed={seed}", *given)
-    assert_same_weights("a", "b")
-    assert summary("a")["val_loss"] == summary("b")["val_loss"] != summary("c")["val_loss"]
-
-
-def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
+def test_early_stopping_and_weight_averaging_are_switches(train: Call) -> None:
     arguments = ["callbacks=[ema,early_stopping]", "callbacks.early_stopping.patience=1", "callbacks.ema.decay=0.5"]
     assert train(*arguments, "name=a", "optim.lr=5", "optim.warmup=0", "trainer.max_steps=400").status == 0
     averaged, current = last("a")["state_dict"], last("a")["current_model_state"]
@@ -227,7 +201,7 @@ def test_early_stopping_and_weight_averaging_are_switches(train: Train) -> None:
     assert any(not torch.equal(averaged[name], current[name]) for name in averaged)
 
 
-def test_other_scripts_in_a_file_of_any_name(train: Train) -> None:
+def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
     name = "it's my [book], a=b (1) Ἰλιάς.txt"
     Path(name).write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
     for tokenizer in ("char", "byte"):
@@ -254,8 +228,7 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 
 
 @pytest.mark.slow
-def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is the one that its config.yaml describes: measuring has left no trace in it."""
+def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.callbacks.LONG", -1e9)
     monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", 1)
     ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
@@ -273,9 +246,8 @@ def test_minutes_become_steps_once(train: Train, long_steps: None, monkeypatch: 
     assert other.status == 2 and "cannot change minutes=2" in other.err and "the run has 2.5" in other.err
 
 
-def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are those of the larger batch; a batch that was typed stays, see above."""
-    given = ["data.path=book.txt", "minutes=2", "compile=false", "logger=none", "trainer.accelerator=cpu"]
+def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "data.path=book.txt minutes=2 compile=false logger=none trainer.accelerator=cpu".split()
     given += ["model.layers=1", "model.dim=32", "model.context=32"]
     for steps, batch in ((1, 16), (10**9, 8)):
         monkeypatch.setattr("gpt.fit.dial.DOUBLED_FROM", steps)
@@ -285,7 +257,7 @@ def test_minutes_doubles_long_batches(train: Train, long_steps: None, monkeypatc
         assert summary(f"run{batch}")["characters"] == config.trainer.max_steps * batch * 32
 
 
-def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
     monkeypatch.setattr("gpt.fit.dial.EVALUATED", 16)  # less than a window
     fsdp = ["trainer=fsdp", "trainer.devices=2"]
@@ -301,8 +273,7 @@ def test_what_does_not_go_together(train: Train, monkeypatch: pytest.MonkeyPatch
         assert_refused(train(*arguments), line)
 
 
-def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While steps are timed, and in training: one line, and nothing is saved."""
+def test_rates_that_ruin_the_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.fit.dial.MEASURED", 0.1)
     for given in (["minutes=1"], ["name=a", "logger=none"]):
         ended = train("optim.lr=1e30", "optim.muon_lr=1e30", *given)
@@ -312,7 +283,7 @@ def test_rates_that_ruin_the_model(train: Train, monkeypatch: pytest.MonkeyPatch
         assert Path("runs").exists() == ("name=a" in given)
 
 
-def test_stopped_while_the_dial_measures(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
         stop = lambda *_, number=number: os.kill(os.getpid(), number)  # noqa: E731
@@ -325,7 +296,6 @@ def test_stopped_while_the_dial_measures(train: Train, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
-    """In a step of a minute, which the first Ctrl-C waits for."""
     process = processes.Process("name=a", fault=(faults.wait_for_file, 5, "never"))
     processes.wait_for(Path("waiting").exists)
     process.signal(signal.SIGINT)
@@ -336,12 +306,9 @@ def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
 
 
 def test_wrong_words_are_answered_before_anything_heavy_is_loaded(workplace: Path) -> None:
-    code = (
-        "import sys, train; sys.argv[1:] = ['model.heads=7']; status = train.cli(); "
-        "print(status, sorted({'torch', 'lightning', 'numpy'} & set(sys.modules)))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    code = "import sys, train; sys.argv[1:] = ['model.heads=7']; status = train.cli(); "
+    code += "print(status, sorted({'torch', 'lightning', 'numpy'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=PYTHON)
     assert ended.stdout.strip() == "2 []" and "Traceback" not in ended.stderr
 
 
@@ -357,19 +324,6 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.slow
-def test_two_processes_train_the_same_model(train: Train) -> None:
-    """The second of them is started by the first; tests/test_devices.py has other ways to share the work."""
-    train("name=one", "trainer.precision=32-true")
-    process = processes.start("name=two", "trainer=ddp", "trainer.devices=2", "trainer.precision=32-true")
-    out, err = process.communicate(timeout=processes.LIMIT)
-    assert (process.returncode, less_progress(err)) == (0, "")
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["one", "two"]
-    assert len(list(Path("runs/two").glob("events*"))) == 1
-    assert summary("one")["val_loss"] == pytest.approx(summary("two")["val_loss"], abs=2e-5)
-    assert len([line for line in out.splitlines() if line.startswith("step ")]) == 3
-
-
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiles, with nothing compiled yet, in this process either."""
@@ -382,16 +336,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.nightly)])
 def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
-    precision: str, train: Train, compiler: None
+    precision: str, train: Call, compiler: None
 ) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start.
 
     With dropout they are the same only if both draw the same masks in the same order.
     """
-    program = (
-        "import sys, train; status = train.cli(); from torch._dynamo.utils import counters; "
-        "print(dict(counters['aot_autograd'])); sys.exit(status)"
-    )
+    program = "import sys, train; status = train.cli(); from torch._dynamo.utils import counters; "
+    program += "print(dict(counters['aot_autograd'])); sys.exit(status)"
     # All that attention can be given beyond the default: dropout, a bias, blocks of a window.
     given = [f"trainer.precision={precision}", "model.layers=1", "model.dropout=0.5", "model.positions=alibi"]
     given += ["model.window=5", "model.context=40"]
@@ -399,7 +351,7 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
     for cache in ("miss", "hit"):
         ended = subprocess.run(
             [sys.executable, "-c", program, *tiny, "data.path=book.txt", "compile=true", *given, f"name={cache}"],
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            env=PYTHON, capture_output=True, text=True,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr[-2000:]
         assert f"'autograd_cache_{cache}': 1" in ended.stdout and "bypass" not in ended.stdout, ended.stdout[-500:]
@@ -411,8 +363,7 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_compiling_fails(train: Train, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names the key, the bits are those of compile=false, and a resume has them."""
+def test_a_run_goes_on_where_compiling_fails(train: Call, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config
 
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/nonexistent",))

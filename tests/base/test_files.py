@@ -1,5 +1,3 @@
-"""A file or a folder is the old one or the whole new one, whatever happens while it is written."""
-
 import errno
 import os
 import re
@@ -94,7 +92,6 @@ def test_a_file_is_replaced_and_a_folder_is_made_once(tmp_path: Path) -> None:
 
 
 def test_contents_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file and folder of what is written, then the rename, then the directory of the new name."""
     events: list[object] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (events.append(os.fstat(handle).st_ino), fsync(handle)))
@@ -103,15 +100,6 @@ def test_contents_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatc
     written = {path.stat().st_ino for path in [tmp_path / "folder", *(tmp_path / "folder").rglob("*")]}
     assert len(written) == 4 and set(events[:4]) == written
     assert events[4:] == ["renamed", tmp_path.stat().st_ino]
-
-
-def test_unusual_names(tmp_path: Path) -> None:
-    names = ["a b", "it's", 'a "b"', "[a]*?", "-", ".hidden", "a\nb", "ünï語🙂", "a\udcffb", "x.tmp", "n" * 200]
-    for name in names:
-        write_text(tmp_path / name, "text")
-        write_folder(tmp_path / f"{name}.d", "text")
-        assert (tmp_path / name).read_text() == (tmp_path / f"{name}.d/a.txt").read_text() == "text"
-    assert sorted(os.listdir(tmp_path)) == sorted([*names, *(f"{name}.d" for name in names)])
 
 
 def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

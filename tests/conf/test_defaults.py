@@ -1,5 +1,3 @@
-"""What differs from a plain run, and the command that makes a run again: against Hydra's own reading of both."""
-
 from typing import Any
 
 import hydra
@@ -13,7 +11,6 @@ from tests.conftest import ROOT
 
 
 def compose(typed: list[str], check: bool = True) -> Config:
-    """What train.py makes of what was typed, also of what it would refuse."""
     ConfigStore.instance().store("schema", node=Config)
     rest, literals = split_literals(typed)
     if check:

@@ -1,7 +1,4 @@
-"""Every file in conf/ means what it says: found in the folder, so that a new one need not be named."""
-
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from conf.search import take_search
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
-from tests.conftest import Ended, needs, summary
+from tests.conftest import Call, needs, summary
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
@@ -24,7 +21,6 @@ def said(file: str) -> str:
 
 
 def contents(file: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that a file sets, by key, and the other groups that it chooses."""
     values = yaml.safe_load(said(file)) or {}
     chosen = {
         key.removeprefix("override /"): choice for entry in values.pop("defaults", []) for key, choice in entry.items()
@@ -67,7 +63,7 @@ def test_the_file_of_a_search_and_heads_of_presets() -> None:
 
 
 @pytest.mark.slow
-def test_what_names_a_class_runs(train: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_names_a_class_runs(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     files = [file for file in FILES if "_target_" in said(file)]
     assert {"callbacks/ema", "logger/tensorboard"} <= set(files)

@@ -1,5 +1,3 @@
-"""What is typed wrong is answered in one line with the nearest right name; what is right goes through unchanged."""
-
 import re
 
 import pytest
@@ -20,10 +18,8 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "+model.heads=8": "model.heads.*without \\+", "~model.heads": "(?=.*model.heads).*cannot be taken away",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "lr=0.1": "lr.*nearest: optim.lr", "head=8": "head.*nearest: model.heads", "heads": "key=value.*: model.heads",
-    "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "seed=abc": "seed=abc.*a whole number",
-    "model.bias=3": "model.bias=3.*true or false", "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1",
-    "model.layers=true": "model.layers=true.*a whole number", "model.layers=null": "model.layers=null.*a whole number",
-    "model.layers=": "model.layers=.*a whole number", "optim.lr=nan": "optim.lr=nan.*a number, above 0",
+    "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=3": "model.bias=3.*true or false",
+    "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, alibi, none.*nearest: rotary",
     "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
     "trainer.accumulate_grad_batches=2": "data.micro_batch", "trainer.precision=16-mixed": "16-mixed.*bf16-mixed",
@@ -44,9 +40,6 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
     for typed in RIGHT:
         check_overrides(*split_literals([typed]), sweep=False)
     check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
-
-
-def test_several_values_pass_in_a_sweep_and_each_is_checked() -> None:
     check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
     assert "optim.lr=interval(0.1,1): names no values" in refused("optim.lr=interval(0.1,1)", sweep=True)
     assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
@@ -62,10 +55,6 @@ def test_text_is_taken_as_it_is() -> None:
     _, literals = split_literals(["data.path=null", "name=123"])
     config = apply_literals(Config(), literals)
     assert (config.data.path, config.name) == (None, "123")
-
-
-def test_words_for_compile_and_names_of_runs() -> None:
-    """However they are read: `true` is more than text to Hydra and to YAML."""
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word
     assert from_yaml(to_yaml(Config(compile=True)).replace("'true'", "true")).compile == "true"
@@ -77,16 +66,13 @@ def test_words_for_compile_and_names_of_runs() -> None:
             Config(name=name)
 
 
-def test_every_key_is_in_the_help_with_its_range() -> None:
+def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given() -> None:
     text = usage()
     for key, (_, field) in fields().items():
         if "help" in field.metadata:
             assert f"  {key}=" in text and field.metadata["help"] in text
     for group, choices in groups().items():
         assert f"{group}=" in text and "|".join(choices) in text
-
-
-def test_yaml_keeps_small_numbers_and_has_no_unknown_keys() -> None:
     config = Config()
     config.optim.lr = 1e-5
     assert from_yaml(to_yaml(config)) == config

@@ -1,5 +1,3 @@
-"""Going on with a run: its own settings stay, typed ones go on top, and what would change its bits is refused."""
-
 from conf.resume import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_dict, to_dict
 from gpt.config import ModelConfig
@@ -54,9 +52,6 @@ def test_a_trained_model_brings_its_shape() -> None:
     assert vars(merged.model) == TRAINED | {"dropout": 0.3}
     assert merged.data.tokenizer == "byte" and merged.optim.lr == 0.5 and merged.init_from == "a"
     assert vars(merge_started(typed, [], TRAINED, "char").model) == TRAINED
-
-
-def test_what_a_trained_model_can_take_and_what_not() -> None:
     for positions, context in (("learned", 32), ("rotary", 32), ("rotary", 128)):
         trained, typed = TRAINED | {"positions": positions, "heads": 2}, changed(init_from="a", model__context=context)
         assert merge_started(typed, ["model.context"], trained, "char").model.context == context

@@ -22,7 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
-    """Runs that were never touched, each made once."""
     made: dict[tuple[str, ...], Path] = {}
 
     def make(recipe: list[str]) -> Path:
@@ -40,7 +39,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
 
 @pytest.fixture(scope="session")
 def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    """A long run of two processes of this machine that was never touched."""
     place = tmp_path_factory.mktemp("two")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     with chdir(place):
@@ -51,7 +49,6 @@ def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """What forks programs that open a model."""
     nursery = Nursery(tmp_path_factory.mktemp("nursery"))
     yield nursery
     nursery.close()
@@ -59,7 +56,6 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
-    """What each program costs on a tiny honest model."""
     with chdir(tmp_path_factory.mktemp("honest")):
         write_texts()
         write_model_file("honest.safetensors", filled())
@@ -70,13 +66,11 @@ def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture
 def texts(workplace: Path) -> None:
-    """The texts that the programs read, in the current directory."""
     write_texts()
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[str]]]:
-    """The address of a web server, and what it was asked."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

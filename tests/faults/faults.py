@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import matplotlib.figure
 import torch
@@ -35,30 +36,20 @@ from gpt.fit.pictures import Pictures
 
 
 def die(*_: Any, **__: Any) -> None:
-    """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _around(owner: Any, name: str, action: Callable[..., object], first: bool) -> None:
-    """Have `action` called with the arguments of `owner.name` at each call of it."""
+def before(owner: Any, name: str, action: Callable[..., object]) -> None:
     original = getattr(owner, name)
-
-    def called(*given: Any, **named: Any) -> Any:
-        if first:
-            action(*given, **named)
-        result = original(*given, **named)
-        if not first:
-            action(*given, **named)
-        return result
-
-    setattr(owner, name, called)
+    setattr(owner, name, lambda *given, **named: (action(*given, **named), original(*given, **named))[1])
 
 
-before, after = partial(_around, first=True), partial(_around, first=False)
+def after(owner: Any, name: str, action: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *given, **named: (original(*given, **named), action(*given, **named))[0])
 
 
 def sending(number: int) -> Callable[..., None]:
-    """What sends this process a signal."""
     return lambda *_, **__: os.kill(os.getpid(), number)
 
 
@@ -69,17 +60,14 @@ def the(number: int, action: Callable[..., object] = die) -> Callable[..., objec
 
 
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
-    """Have a fault in one of the processes that train a run, from when it trains."""
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if job.rank() == rank else None)
 
 
 def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
-    """Have a fault in one trial of a sweep or search."""
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None)
 
 
 def before_step(step: int, action: Callable[[], object]) -> None:
-    """Have `action` called before the forward pass of a step (from 0)."""
     before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
 
 
@@ -88,31 +76,24 @@ def at_step(step: int) -> None:
 
 
 def in_accumulation(step: int, micro_batch: int) -> None:
-    """Die after the gradient of some of a step's micro-batches."""
     kill = the(micro_batch)
     after(LitGPT, "manual_backward", lambda module, *_: kill() if module.global_step == step else None)
 
 
 def before_update(step: int) -> None:
-    """Die between a step's gradient and its update."""
     after(torch.nn.utils, "clip_grad_norm_", the(step + 1))
 
 
 def after_update(step: int) -> None:
-    """Die after a step's update, before anything has counted it."""
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
 
 def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
-    """Send oneself a signal at the begin, in the middle or at the end of a validation (from 1)."""
-    begun, kill = [0], sending(signal_number)
-
-    def count(*_: Any) -> None:
-        begun[0] += 1
-
-    before(LitGPT, "on_validation_epoch_start", count)
+    begun: list[Any] = []
+    kill = sending(signal_number)
+    before(LitGPT, "on_validation_epoch_start", begun.append)
     name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
-    after(LitGPT, name, lambda *_: kill() if begun[0] == number else None)
+    after(LitGPT, name, lambda *_: kill() if len(begun) == number else None)
 
 
 def after_save(number: int) -> None:
@@ -120,8 +101,6 @@ def after_save(number: int) -> None:
 
 
 class _Dying(io.FileIO):
-    """A file that can be written up to `left` bytes, which is where the process dies."""
-
     left: int
 
     def write(self, data: Any) -> int:
@@ -156,11 +135,7 @@ def before_rename(number: int, name: str) -> None:
 
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
-    """Send oneself a signal before a call (from 1) of a function of train.py."""
     before(train_script, name, the(call, sending(number)))
-
-
-# -- What protects, taken away -----------------------------------------------------------------------
 
 
 def without(protection: str) -> None:
@@ -177,22 +152,12 @@ def without(protection: str) -> None:
             gpt.fit.durability.cut_events = lambda *_: None
 
 
-# -- What else can go wrong ----------------------------------------------------------------------------
-
-
 def no_links(step: int) -> None:
-    """Have a file system without hard links, and die at a step."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(95, "Operation not supported")
-
-    os.link = refuse
+    os.link = mock.Mock(side_effect=OSError(95, "Operation not supported"))
     at_step(step)
 
 
 def break_best() -> None:
-    """Damage the best checkpoint when training is over, while the last is another file."""
-
     def damage(run: Path, *_: Any) -> None:
         best = run / "checkpoints/best.safetensors"
         data = best.read_bytes()
@@ -203,7 +168,6 @@ def break_best() -> None:
 
 
 def limit_file_size(step: int, size: int) -> None:
-    """Let no file grow beyond `size` bytes, from a step on."""
     limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     before_step(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
@@ -230,8 +194,6 @@ def fill_disk(step: int) -> None:
 
 
 def wait_for_file(step: int, name: str) -> None:
-    """Wait at a step until a file is there, having made one called `waiting`."""
-
     def wait() -> None:
         Path("waiting").touch()
         until = time.monotonic() + 60
@@ -239,9 +201,6 @@ def wait_for_file(step: int, name: str) -> None:
             time.sleep(0.01)
 
     before_step(step, wait)
-
-
-# -- Numbers that are none, and processes that do not go on --------------------------------------------
 
 
 def spoil_loss(step: int, value: float = math.nan) -> None:
@@ -269,8 +228,6 @@ def spoil_gradient(step: int, value: float = math.inf) -> None:
 
 
 def spoil_weights(step: int) -> None:
-    """Have the update of a step, whose loss and gradient were fine, leave one that is no number, and stop."""
-
     def spoil(module: LitGPT, *_: Any) -> None:
         if module.global_step == step + 1:
             module.net.shift.data.mul_(math.inf)
@@ -293,8 +250,6 @@ def signal_at(step: int, number: int) -> None:
 
 
 def signal_parent_at(step: int, number: int) -> None:
-    """Send the process that has started this one, such as a sweep, a signal at a step, and give it time to act."""
-
     def send() -> None:
         os.kill(os.getppid(), number)
         time.sleep(3)
@@ -303,7 +258,6 @@ def signal_parent_at(step: int, number: int) -> None:
 
 
 def hang_at(step: int) -> None:
-    """Stand still at a step, deaf to whatever can be handled."""
     signal_at(step, signal.SIGSTOP)
 
 
@@ -314,7 +268,6 @@ def signal_while_loading(number: int) -> None:
 
 
 def small_shards(*more: Any) -> None:
-    """Shards and blocks of a few thousand tokens, and no long waiting; then another fault, if any."""
     data.shards.SHARD, data.shards.BLOCK = 8_000, 30_000
     data.manifest.PATIENCE = 20.0
     if more:
@@ -322,16 +275,11 @@ def small_shards(*more: Any) -> None:
 
 
 def in_fetch(number: int) -> None:
-    """Die while a document, the `number`-th from 1 of this process, is written to this disk for a shard."""
-
     def cut(_: Any, copy: Path) -> None:
         copy.write_bytes(copy.read_bytes()[:500])
         die()
 
     after(data.manifest, "download", the(number, cut))
-
-
-# -- Several devices -----------------------------------------------------------------------------------
 
 
 def iterate_in_fp32() -> None:
@@ -346,7 +294,6 @@ def orthogonalise_shards() -> None:
 
 
 def count_graphs(backend: str) -> None:
-    """Have the first process say what has been compiled when training is over."""
     from torch._dynamo.utils import counters
 
     torch.compile = partial(torch.compile, backend=backend)
@@ -358,7 +305,6 @@ def count_graphs(backend: str) -> None:
 
 
 def killed_at_the_end() -> None:
-    """Die when the trained model has been evaluated and all is drawn, before the run is called finished."""
     gpt.fit.pictures.NICENESS = 0
     after(Pictures, "finish", die)
 
@@ -378,7 +324,4 @@ def nothing_is_drawn_here() -> None:
     """Drawing in this process is an error; the one that draws gets as much time as others, and is waited for."""
     gpt.fit.pictures.NICENESS, gpt.fit.pictures.END_SECONDS = 0, 100.0
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("drawn in the process that trains")
-
-    before(matplotlib.figure.Figure, "__init__", refuse)
+    before(matplotlib.figure.Figure, "__init__", mock.Mock(side_effect=AssertionError("drawn where the run trains")))

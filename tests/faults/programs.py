@@ -42,8 +42,6 @@ MEMORY, CPU, WALL = 4096 * MB, 60, 150  # what nothing may pass: bytes of addres
 
 
 class Cost(NamedTuple):
-    """How a program ended, and what it took."""
-
     status: int  # below 0: the signal that killed it, such as SIGXCPU for a hang
     out: str
     err: str
@@ -59,17 +57,14 @@ class Nursery:
         self.process = fork(_serve, theirs, folder)
 
     def __call__(self, program: str, model: str | Path) -> Cost:
-        """Run a program on a model in the current directory."""
         return self.call(_program, program, str(model))
 
     def call(self, work: Callable[..., object], *given: Any) -> Cost:
-        """Call a function in the current directory; its result is the exit status."""
         self.ours.send((os.getcwd(), work, given))
         assert self.ours.poll(2 * WALL), "the nursery does not answer"
         return self.ours.recv()
 
     def close(self) -> None:
-        """End it."""
         self.ours.close()
         self.process.join(10)
         self.process.kill()
@@ -140,7 +135,6 @@ print(json.dumps(figures), file=sys.stderr)
 
 
 def cold(program: str, model: str | Path) -> Cost:
-    """Run the real command on a model in the current directory."""
     script, *given = [part.format(model) for part in PROGRAMS[program].split()]
     command = [sys.executable, "-c", LAUNCHER, str(CPU), str(WALL), sys.executable, ROOT / script, *given]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -156,24 +150,20 @@ def is_bounded(ended: Cost, honest: Cost, size: int) -> bool:
 
 
 def is_refusal(ended: Cost, name: str) -> bool:
-    """Whether a file was refused in one line that names it, and which any terminal can show."""
     line = ended.err.removesuffix("\n")
     return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
 
 
 def has_diverged(ended: Cost) -> bool:
-    """Whether training said that the weights it started from lead to no numbers, as random ones may."""
     return ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
 
 
 def write_texts() -> None:
-    """Write what the programs read in the current directory."""
     Path(TEXT).write_text("abcdefghijk" * 200)
     Path(LINE).write_text("abcdefghijk" * 2)
 
 
 def clear() -> None:
-    """Remove what the programs have written."""
     for name in MADE:
         if Path(name).is_dir():
             shutil.rmtree(name)

@@ -1,8 +1,5 @@
-"""A changed world is noticed before the first step: all that differs is listed with both values."""
-
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +8,12 @@ import yaml
 
 from gpt.checkpoint import read
 from gpt.model_file import FORMAT
-from tests.conftest import Ended, one_line
+from tests.conftest import Call, Ended, one_line
 from tests.faults.test_checkpoints import contents_of
-
-Train = Callable[..., Ended]
 
 
 @pytest.fixture
-def stopped(trained: Path, train: Train) -> Train:
-    """A way to go on with a run of 30 steps."""
-
+def stopped(trained: Path, train: Call) -> Call:
     def go_on(*arguments: str) -> Ended:
         longer = [] if "minutes=1" in arguments else ["trainer.max_steps=32"]
         return train("resume=runs/first", *longer, *arguments, defaults=False)
@@ -43,7 +36,7 @@ TYPED = {  # every setting: tests/conf/test_resume.py
 }  # fmt: skip
 
 
-def test_what_is_typed_otherwise(trained_once: Path, stopped: Train) -> None:
+def test_what_is_typed_otherwise(trained_once: Path, stopped: Call) -> None:
     before = contents_of(Path("runs"))
     for typed, said in TYPED.items():
         ended = stopped(typed)
@@ -59,7 +52,7 @@ def test_what_is_typed_otherwise(trained_once: Path, stopped: Train) -> None:
             shutil.copytree(trained_once / "runs", "runs", symlinks=True)
 
 
-def test_what_would_be_another_model(stopped: Train) -> None:
+def test_what_would_be_another_model(stopped: Call) -> None:
     before = contents_of(Path("runs"))
     for typed in ("model.dim=64", "optim=adamw", "minutes=1"):
         key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
@@ -68,23 +61,19 @@ def test_what_would_be_another_model(stopped: Train) -> None:
     assert contents_of(Path("runs")) == before
 
 
-def test_another_text(stopped: Train, prose: str) -> None:
-    Path("book.txt").write_text(prose[::-1], encoding="utf-8")
+def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
     before = contents_of(Path("runs"))
+    Path("book.txt").write_text(prose + "ß", encoding="utf-8")
+    for ended in (stopped(), stopped("allow=[text,vocabulary]")):
+        said = r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)"
+        refused(ended, said, "no allow= helps with vocabulary")
+    Path("book.txt").write_text(prose[::-1], encoding="utf-8")
     refused(stopped(), r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)", r"allow=\[text\]")
     assert contents_of(Path("runs")) == before
     assert stopped("allow=[text]").status == 0
 
 
-def test_another_vocabulary(stopped: Train, prose: str) -> None:
-    Path("book.txt").write_text(prose + "ß", encoding="utf-8")
-    for ended in (stopped(), stopped("allow=[text,vocabulary]")):
-        said = r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)"
-        refused(ended, said, "no allow= helps with vocabulary")
-
-
-def test_another_machine(stopped: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another build of torch, another processor, other threads: as this process sees them."""
+def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0+other")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
     threads = torch.get_num_threads()
@@ -104,8 +93,7 @@ def test_another_machine(stopped: Train, monkeypatch: pytest.MonkeyPatch) -> Non
     assert read("runs/first/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
 
 
-def test_a_configuration_that_was_edited(stopped: Train) -> None:
-    """config.yaml is for reading: the checkpoint knows how it came about."""
+def test_a_configuration_that_was_edited(stopped: Call) -> None:
     path = Path("runs/first/config.yaml")
     config = yaml.safe_load(path.read_text())
     config["seed"], config["data"]["batch"], config["trainer"]["log_every_n_steps"] = 7, 16, 1
@@ -115,7 +103,7 @@ def test_a_configuration_that_was_edited(stopped: Train) -> None:
     assert stopped().status == 0
 
 
-def test_another_format(stopped: Train) -> None:
+def test_another_format(stopped: Call) -> None:
     contents = torch.load("runs/first/checkpoints/last.ckpt")
     for version in (FORMAT - 1, FORMAT + 1):
         for path in Path("runs/first/checkpoints").glob("*.ckpt"):
@@ -124,7 +112,7 @@ def test_another_format(stopped: Train) -> None:
         one_line(stopped(), 2, f"has format {version}, this version reads format {FORMAT}")
 
 
-def test_what_is_free_to_change(stopped: Train) -> None:
+def test_what_is_free_to_change(stopped: Call) -> None:
     ended = stopped("allow=[sed]")
     assert ended.status == 2 and "allow=[sed]: no such field; nearest: seed" in ended.err
     Path("book.txt").rename("moved.txt")

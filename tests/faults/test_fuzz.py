@@ -8,7 +8,6 @@ import random
 import string
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -26,31 +25,22 @@ from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model_file import FIELDS, CheckpointError
-from tests.faults.programs import Cost, Nursery, clear, cold, has_diverged, is_bounded, write_texts
+from tests.faults.programs import Cost, Nursery, clear, has_diverged, is_bounded
 from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked
 from train import refuse
 
-# How many mutations go through each program: forked after the imports, and started as one starts it.
-FEW = {"sample": 50, "score": 15, "web": 20, "torch": 5, "train": 10}, {"sample": 5}
-MANY = (
-    {"sample": 1000, "score": 300, "web": 400, "torch": 100, "train": 200},
-    {"sample": 66, "score": 12, "web": 10, "torch": 4, "train": 8},
-)
+# How many mutations go through each program; at night twenty times as many.
+FEW = {"sample": 50, "score": 15, "web": 20, "torch": 5, "train": 10}
 quietly = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 def sampled(few: Any, many: Any) -> Any:
-    """So many in `make test`, and so many at night."""
     return [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.nightly)]
 
 
-# Tokenizers
-
-
 def test_every_character_there_is_comes_back() -> None:
-    """All 1,112,064 of them, in pieces that a vocabulary can hold; and all at once as bytes."""
     everything = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point <= 0xDFFF]
     assert len(everything) == 1_112_064
     for first in range(0, len(everything), 65_536):
@@ -63,11 +53,7 @@ def test_every_character_there_is_comes_back() -> None:
     assert ByteTokenizer().decode(tokens) == whole and tokens.tolist()[:5] == [0, 1, 2, 3, 4]
 
 
-# Configuration
-
-
 def printed(error: Exception) -> str:
-    """What train.py prints of an error, which must be one line that a terminal can show."""
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         assert refuse(error) == 2
     line = shown.getvalue().removesuffix("\n")
@@ -86,8 +72,6 @@ def test_any_words_are_taken_or_refused_in_one_line(key: str, text: str) -> None
         except ValueError as error:
             assert said in printed(error)
 
-
-# Model files
 
 KINDS = {**FIELDS, **get_type_hints(ModelConfig)}
 plain: st.SearchStrategy[Any] = st.recursive(
@@ -159,13 +143,11 @@ def remade(data: bytes, rng: random.Random) -> bytes:
 
 
 def covered(header: Header, body: bytes) -> str:
-    """The digest of the weights that a header names, in the order of their names."""
     places = [header[name]["data_offsets"] for name in sorted(header) if name != "__metadata__"]
     return hashlib.sha256(b"".join(body[first:last] for first, last in places)).hexdigest()
 
 
 def read_mutations(count: int) -> None:
-    """Read so many mutations: refused in one line, or the weights that the digest covers."""
     rng, seen, before, path = random.Random(8), Counter[str](), by_hand(), Path("mutated.safetensors")
     for number in range(count):
         data = remade(before, rng) if number % 2 else mutated(before, rng)
@@ -186,52 +168,32 @@ def read_mutations(count: int) -> None:
 
 @pytest.mark.parametrize("count", sampled(1000, 10_000))
 def test_many_mutations_of_a_model_file(count: int, nursery: Nursery, workplace: Path) -> None:
-    """Half of them behind a header that is right; in a process, which might crash."""
     ended = nursery.call(read_mutations, count)
     assert ended.status == 0, ended
 
 
-def check(call: Callable[[str, str], Cost], program: str, honest: Cost, rng: random.Random, number: int) -> bool:
-    """Whether a program has worked on a mutation; otherwise it must have said in one line why not."""
-    data = remade(by_hand(), rng) if number % 2 else mutated(by_hand(), rng)
-    Path("mutated.safetensors").write_bytes(data)
-    ended = call(program, "mutated.safetensors")
-    clear()
-    assert ended.status in (0, 2) or has_diverged(ended), (program, number, ended)
-    if ended.status == 2:
-        line = ended.err.removesuffix("\n")
-        assert line.isprintable() and len(line) < 400 and ended.out == "", (program, number, ended)
-    assert is_bounded(ended, honest, len(data)), (program, number, ended, honest)
-    return ended.status != 2
-
-
-@pytest.mark.parametrize(("forked", "started"), [FEW, pytest.param(*MANY, marks=pytest.mark.nightly)])
-def test_mutations_through_every_program(
-    forked: dict[str, int], started: dict[str, int], nursery: Nursery, honest: dict[str, Cost], workplace: Path
-) -> None:
-    """Each in a process of its own, under limits of memory and time; some by the real commands."""
-    write_texts()
+@pytest.mark.parametrize("times", sampled(1, 20))
+def test_mutations_through_every_program(times: int, nursery: Nursery, honest: dict[str, Cost], texts: None) -> None:
     worked = 0
-    for program, count in forked.items():
+    for program, count in FEW.items():
         rng = random.Random(11)
-        worked += sum(check(nursery, program, honest[program], rng, number) for number in range(count))
-    assert 0.02 < worked / sum(forked.values()) < 0.4
-    Path("honest.safetensors").write_bytes(by_hand())
-    rng = random.Random(12)
-    for program, count in started.items():
-        usual = cold(program, "honest.safetensors")
-        assert usual.status == 0, usual
-        clear()
-        for number in range(count):
-            check(cold, program, usual, rng, number)
-
-
-# Texts
+        for number in range(times * count):
+            data = remade(by_hand(), rng) if number % 2 else mutated(by_hand(), rng)
+            Path("mutated.safetensors").write_bytes(data)
+            ended = nursery(program, "mutated.safetensors")
+            clear()
+            if ended.status == 2:
+                line = ended.err.removesuffix("\n")
+                assert line.isprintable() and len(line) < 400 and ended.out == "", (program, number, ended)
+            else:
+                assert ended.status == 0 or has_diverged(ended), (program, number, ended)
+                worked += 1
+            assert is_bounded(ended, honest[program], len(data)), (program, number, ended)
+    assert 0.02 < worked / (times * sum(FEW.values())) < 0.4
 
 
 @pytest.mark.parametrize("count", sampled(200, 1500))
 def test_many_mutations_of_a_text(count: int, workplace: Path) -> None:
-    """Texts of any bytes: one line, or a text that is the file's."""
     rng, seen = random.Random(9), Counter[str]()
     whole = ("Grüße aus Łódź — 日本語, עברית, 🙂!\r\n" * 40).encode()
     for number in range(count):

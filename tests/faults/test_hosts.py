@@ -4,8 +4,9 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,36 +21,25 @@ ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") an
 
 
 def ip(*arguments: str) -> None:
-    """Run iproute2's `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 class Host:
-    """A network namespace: what runs in it has an address of its own and reaches the other by the cable alone.
-
-    Args:
-        letter: a or b.
-        number: last part of its address.
-    """
-
     def __init__(self, letter: str, number: int) -> None:
         self.name, self.address, self.cable = f"chargpt-{os.getpid()}-{letter}", f"10.117.0.{number}", f"cable-{letter}"
         self.jobs: list[Process] = []
         ip("netns", "add", self.name)
 
     def start(self, *arguments: str, **variables: str) -> Process:
-        """Start torchrun on this host."""
         variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
         self.jobs.append(Process(*arguments, environment=variables, network=self.name, long=True))
         return self.jobs[-1]
 
     def processes(self) -> list[int]:
-        """All that run on it."""
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
         return [int(pid) for pid in listed.stdout.split()]
 
     def lose_power(self) -> None:
-        """End all that runs on it, at once."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for job in self.jobs:
@@ -58,7 +48,6 @@ class Host:
 
 @pytest.fixture
 def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
-    """Two of them, connected, in one directory, as machines that share a file system."""
     if shutil.which("ip") is None:
         missing("no ip (package iproute2)")
     made: list[Host] = []
@@ -97,12 +86,7 @@ def cut_the_cable(host: Host) -> None:
 
 
 @pytest.mark.parametrize("fault", [Host.lose_power, cut_the_cable])
-def test_a_host_is_lost_and_the_same_commands_go_on(
-    fault: Callable[[Host], None],
-    hosts: tuple[Host, Host],
-    whole_of_two: Path,
-) -> None:
-    """What both have made in the end is bit for bit what two processes of one machine make, left alone."""
+def test_a_host_is_lost_and_the_same_commands_go_on(fault: Any, hosts: tuple[Host, Host], whole_of_two: Path) -> None:
     one, other = hosts
     running = [job(host, command, "trainer.timeout=5") for host, command in zip(hosts, STATIC, strict=True)]
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, running[0], LONGEST)
@@ -115,7 +99,6 @@ def test_a_host_is_lost_and_the_same_commands_go_on(
     assert told in ended.out + ended.err, ended
     assert not one.processes() and not other.processes()
     assert not Path("runs/many/checkpoints/step-00000160.ckpt").exists(), "it was lost in the middle"
-
     ip("-n", other.name, "link", "set", other.cable, "up")
     running = [job(host, command) for host, command in zip(hosts, STATIC, strict=True)]
     first, second = (process.wait(LONGEST) for process in running)
@@ -125,7 +108,6 @@ def test_a_host_is_lost_and_the_same_commands_go_on(
 
 
 def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
-    """A process of one host dies; its torchrun notices and both start theirs again, which go on."""
     one, other = (job(host, *ELASTIC) for host in hosts)
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, one, LONGEST)
     (worker,) = children_of(other.pid)
@@ -136,7 +118,6 @@ def test_torchrun_starts_the_processes_again(hosts: tuple[Host, Host]) -> None:
 
 
 def test_hosts_that_see_different_files_are_told(hosts: tuple[Host, Host]) -> None:
-    """Each has a text of its own under the same name: neither trains a step."""
     here = Path.cwd()
     (here / "b").mkdir()
     (here / "b/book.txt").write_text((here / "book.txt").read_text()[::-1])

@@ -1,10 +1,8 @@
-"""Bad input gets one line: for every option, exit status 2, and nothing is left behind."""
-
 import dataclasses
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import pytest
 from conf.fields import shown
 from conf.overrides import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
 from conf.schema import REFUSED
-from tests.conftest import ROOT, Ended, less_progress, one_line
-
-Train = Callable[..., Ended]
+from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 
 
 def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
-    """Values that a field does not take: of another type, beyond each bound, no choice."""
     bounds, kind = field.metadata, str(hint)
     number = "int" in kind or "float" in kind
     yield "[]" if "list" not in kind else "x"
@@ -50,7 +45,7 @@ EVERY = [
 ]
 
 
-def test_every_option_refuses_what_it_does_not_take(train: Train, workplace: Path) -> None:
+def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path) -> None:
     covered = {key for key, _ in EVERY} | {*LITERAL, "allow", "data.encoding", *PLUGGED}
     assert covered >= set(fields()) and len(EVERY) > 300
     before = sorted(workplace.rglob("*"))
@@ -66,17 +61,13 @@ def test_every_option_refuses_what_it_does_not_take(train: Train, workplace: Pat
 CALLBACKS = "callbacks=[ema,early_stopping]"
 OTHERS: dict[str | tuple[str, ...], str] = {
     # unknown, with the nearest right name; more in tests/conf/test_overrides.py
-    "model.headz=2": "nearest: model.heads", "mdel=tiny": "nearest: model", "model=tinny": "nearest: tiny",
-    "callbacks=emma": "nearest: ema", "callbacks=[ema,nope]": "=nope", "--multirum": "nearest: --multirun",
-    "experiment=[a,b]": "experiment=[a,b]", "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of",
-    "optim=[muon,adamw]": "must be one of adamw, muon",
+    "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "experiment=[a,b]": "experiment=[a,b]",
+    "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of", "optim=[muon,adamw]": "must be one of adamw, muon",
     # no key=value, or not as Hydra means it
-    "heads": "must be key=value", "": "must be key=value", "=3": "must be key=value", "model.heads": "key=value",
-    "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1", "--help=1": "--help=1",
-    "model.heads=": "model.heads=", "model.heads=1,2": "-m", "model={layers:3}": "model=",
-    "model.heads={": "cannot be read", "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo",
-    "++optim.lr=x": "optim.lr=x", "~seed": "cannot be taken away", "hydra/launcher=x": "is not taken",
-    "hydra.foo=1": "hydra.foo: is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
+    "": "must be key=value", "=3": "must be key=value", "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
+    "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot be read",
+    "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
+    "hydra/launcher=x": "is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
     "seed=range(0,1000000000)": "seed=range(0,1000000000)", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
     "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
@@ -111,7 +102,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
 }  # fmt: skip
 
 
-def test_other_wrong_words(train: Train, workplace: Path) -> None:
+def test_other_wrong_words(train: Call, workplace: Path) -> None:
     Path("bin.dat").write_bytes(bytes(range(256)) * 100)
     Path("utf16.txt").write_bytes(("Zeile für Zeile\n" * 500).encode("utf-16-le"))
     Path("empty.txt").touch()
@@ -121,12 +112,8 @@ def test_other_wrong_words(train: Train, workplace: Path) -> None:
     for typed, said in OTHERS.items():
         ended = train(*([typed] if isinstance(typed, str) else typed))
         one_line(ended, 2, said)
-        assert ended.out == "", typed
         made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
-        assert not made, (typed, made)
-
-
-def test_no_two_wrong_words_make_a_traceback(train: Train) -> None:
+        assert ended.out == "" and not made, (typed, made)
     words = [typed for typed in OTHERS if isinstance(typed, str)][:40]
     for first, second in itertools.islice(itertools.combinations(words, 2), 0, None, 9):
         one_line(train(first, second), 2)
@@ -145,7 +132,7 @@ SAMPLE = {
 }  # fmt: skip
 
 
-def test_every_option_of_sample(trained: Path, sample: Train) -> None:
+def test_every_option_of_sample(trained: Path, sample: Call) -> None:
     for argument, said in SAMPLE.items():
         ended = sample("first", argument) if argument.startswith("-") else sample(argument)
         one_line(ended, 2, said, program="sample.py")
@@ -163,7 +150,7 @@ def test_a_process_of_its_own_answers_in_one_line(workplace: Path) -> None:
         one_line(Ended(ended.returncode, ended.stdout, less_progress(ended.stderr)), 2, program=script)
 
 
-def test_variables_that_hold_no_number(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in (("RANK", "abc"), ("LOCAL_RANK", ""), ("LOCAL_RANK", "-1"), ("WORLD_SIZE", "abc")):
         with monkeypatch.context() as patch:
             if variable == "WORLD_SIZE":  # which has a meaning beside it only
@@ -177,19 +164,16 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=range(0,1000000)", "more than 10,000 values"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
-    ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"),
-    ("", "seed=1,2 model.context=20,20000", "model.context"),
-    ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"),
-    ("", "seed=1,2 name=a/b", "name=a/b: the name of a sweep has no slash"),
-    ("", "seed=1,2 workers=0", "workers=0: must be a whole number, at least 1"),
-    ("", "seed=1,2 workers=1,2", "workers: is the same for all trials of a sweep"),
+    ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"), ("", "seed=1,2 model.context=20,20000", "model.context"),
+    ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"), ("", "seed=1,2 name=a/b", "has no slash"),
+    ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): names no values to try"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
     ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one task of SLURM's, and this step has 4"),
-]
+]  # fmt: skip
 
 
-def test_sweeps_that_cannot_be(train: Train, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(workplace.rglob("*"))
     for variable, typed, said in SWEEPS:
         with monkeypatch.context() as patch:

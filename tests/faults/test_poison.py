@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ CHECKPOINTS = Path("runs/cut/checkpoints")
 
 
 def assert_finite() -> None:
-    """All that a run keeps; a model file that is not is refused by its reader."""
     assert all(is_finite(read(path)) for path in CHECKPOINTS.glob("*.ckpt"))
     for path in CHECKPOINTS.glob("*.safetensors"):
         model_file.read(path)
 
 
 def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> None:
-    """In the middle and in the last step; after a fault of the hardware the run goes on as if it had not been."""
     for fault, said in (
         ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
         ((faults.spoil_gradient, 29), "step 30: the norm of the gradient is inf (batch 29 of seed 0)"),
@@ -42,11 +41,12 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
 
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
-    """The update itself can leave them; the stop that comes then saves nothing."""
-    ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
-    one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
-    assert len(contents_of(CHECKPOINTS)) == 4
-    assert_finite()
+    for start in (run, partial(run_ranks, 2, "trainer=fsdp")):
+        ended = start("name=cut", *MUON, fault=(faults.spoil_weights, 12))
+        one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
+        assert len(contents_of(CHECKPOINTS)) == 4
+        assert_finite()
+        shutil.rmtree("runs")
 
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
@@ -56,14 +56,6 @@ def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
         said = f"step {batch // 2 + 1}: the loss is nan (batch {batch // 2} of seed 0)"
         one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", f"step-000000{newest}.ckpt")
         shutil.rmtree("runs")
-
-
-def test_sharded_weights_that_are_no_numbers_stop_both(workplace: Path) -> None:
-    """Which only the first looks at when it saves."""
-    ended = run_ranks(2, "name=cut", "trainer=fsdp", *MUON, fault=(faults.spoil_weights, 12))
-    one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
-    assert len(contents_of(CHECKPOINTS)) == 4
-    assert_finite()
 
 
 def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:

@@ -1,5 +1,3 @@
-"""Training on text at addresses: killed anywhere, resumed bit for bit, and what goes wrong there named."""
-
 import re
 import shutil
 import signal
@@ -31,13 +29,11 @@ POINTS = {
 
 @pytest.fixture
 def text(bucket: Bucket, workplace: Path) -> str:
-    """The address of a text in many documents."""
     bucket.put_all(DOCUMENTS.items())
     return f"data.path={bucket.address}/*.txt"
 
 
 def trained(text: str) -> Path:
-    """A run on this text that was never touched."""
     elsewhere = {"XDG_CACHE_HOME": str(Path("untouched").absolute())}
     ended = run(*CUT, text, fault=(faults.small_shards,), environment=elsewhere)
     assert ended.status == 0, ended
@@ -64,7 +60,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_two_processes_train_as_one(bucket: Bucket, workplace: Path) -> None:
-    """On a text of four shards, which both fetch, each once."""
     text = "\n".join(DOCUMENTS.values())
     bucket.put_all((f"{number}.txt", (text[number:] * 40)[: 2**22 * 10 // 9]) for number in range(4))
     recipe = [f"data.path={bucket.address}", "trainer.precision=32-true", "optim=adamw", "compile=false"]

@@ -52,13 +52,11 @@ PartitionName=all Nodes=one,two Default=YES State=UP
 
 
 def ask(*command: str) -> str:
-    """Run one of SLURM's commands and return what it prints."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cluster of two nodes that takes jobs."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         missing("no SLURM (package slurm-wlm)")
     if os.getuid() != 0:
@@ -90,7 +88,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def ready() -> bool:
-    """Whether both nodes take jobs."""
     time.sleep(0.2)
     answer = subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True)
     return answer.stdout.split() == ["2", "idle"]
@@ -98,7 +95,6 @@ def ready() -> bool:
 
 @pytest.fixture
 def project(slurm: None, workplace: Path) -> Path:
-    """A directory with the project's files that a job needs, from which one submits."""
     for name in ("train.py", "conf"):
         Path(name).symlink_to(ROOT / name)
     Path(".venv/bin").mkdir(parents=True)
@@ -123,7 +119,6 @@ def submit(name: str, *arguments: str) -> str:
 
 
 def wait_for_end(number: str) -> None:
-    """Wait until a job has left the queue, for five minutes at most."""
     until = time.monotonic() + 300
     while number in ask("squeue", "-h", "-o", "%A %F").split():
         assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
@@ -131,7 +126,6 @@ def wait_for_end(number: str) -> None:
 
 
 def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two: Path) -> None:
-    """The file of the documentation, asked to stop as when its time is up, ends as two processes left alone."""
     number = submit("many", "--nodes=2", *LONG)
     wait_for(Path("runs/many/checkpoints/step-00000040.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
@@ -143,7 +137,6 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
 
 
 def test_the_other_commands_of_the_page(project: Path) -> None:
-    """Two tasks of one node, and one job of an array."""
     assert len(COMMANDS) == 3
     jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT), submit("seeds", "--array=1", *SHORT)]
     for number in jobs:
@@ -157,7 +150,6 @@ def test_the_other_commands_of_the_page(project: Path) -> None:
 
 
 def test_what_srun_starts_is_what_trains(project: Path) -> None:
-    """In a job of two tasks: two processes with srun, of which one says what is wrong, and one process without."""
     python = f"{project / '.venv/bin/python'} train.py {' '.join([*JOB, *SHORT])}"
     Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
     wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
@@ -191,7 +183,6 @@ def test_a_task_of_srun_knows_its_place() -> None:
 
 
 def test_trials_of_a_sweep_are_jobs(project: Path) -> None:
-    """Two settings, a job each, and the table at the end."""
     needs("submitit", extra="launcher")
     launcher = "launcher=slurm launcher.partition=all launcher.timeout_min=5 launcher.gpus_per_node=0".split()
     ended = run("-m", "seed=1,2", "name=grid", "trainer.max_steps=4", *launcher, "launcher.cpus_per_task=1")

@@ -1,5 +1,3 @@
-"""Stops are clean: alone, under SLURM, and of several processes, which end together or not at all."""
-
 import json
 import os
 import signal
@@ -13,8 +11,6 @@ from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
 
-# -- One process -------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), (signal.SIGTERM, 19), (signal.SIGUSR1, 20)])
 def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
@@ -24,35 +20,26 @@ def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, 
     assert f"stopped by {name} after step {step + 1}; the newest checkpoint is runs/cut/checkpoints/" in ended.out
     assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == step + 1
-    assert run("resume=auto", defaults=False).status == 0
-    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
-    assert events(whole(MUON)) == events(Path("runs/cut"))
-
-
-def test_a_stop_while_a_checkpoint_is_loaded(whole: Any, workplace: Path) -> None:
-    assert run("name=cut", *MUON, fault=(faults.signal_at, 12, signal.SIGTERM)).status == 143
-    ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, signal.SIGTERM))
-    assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
+    if number == signal.SIGTERM:  # again, while the checkpoint is loaded
+        ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, number))
+        assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_same_checkpoints(whole(MUON), Path("runs/cut"))
 
 
-@pytest.mark.parametrize("when", ["begin", "middle", "evaluation"])
-def test_a_stop_in_the_last_validation_or_evaluation(when: str, whole: Any, workplace: Path) -> None:
-    """After a validation it is saved, and not evaluated: time may be up."""
-    if when == "evaluation":
-        fault, said = (faults.before_call, "finish", signal.SIGTERM), "stopped by SIGTERM; the newest checkpoint is"
-    else:
-        fault, said = (faults.signal_in_validation, 3, when, signal.SIGTERM), "stopped by SIGTERM after step 30"
+@pytest.mark.parametrize(("fault", "said"), [
+    *(((faults.signal_in_validation, 3, when, signal.SIGTERM), " after step 30") for when in ("begin", "middle")),
+    ((faults.before_call, "finish", signal.SIGTERM), "; the newest checkpoint is"),
+])  # fmt: skip
+def test_a_stop_in_the_last_validation_or_evaluation(fault: Any, said: str, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=fault)
-    assert ended.status == 143 and said in ended.out, ended
+    assert ended.status == 143 and f"stopped by SIGTERM{said}" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 @pytest.fixture
 def slurm(workplace: Path) -> dict[str, str]:
-    """Variables of a job; a script stands for SLURM's `scontrol` and keeps what it was asked for."""
     (workplace / "tools").mkdir()
     (workplace / "tools/scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
     (workplace / "tools/scontrol").chmod(0o755)
@@ -67,11 +54,10 @@ def test_slurm_requeues_what_has_not_begun(slurm: dict[str, str]) -> None:
 
 
 def test_a_job_may_make_several_runs(workplace: Path) -> None:
-    slurm = {"SLURM_JOB_ID": "6"}
-    assert run("trainer.max_steps=2", environment=slurm).status == 0
-    assert run("trainer.max_steps=3", environment=slurm).status == 0
+    for steps in (2, 3):
+        assert run(f"trainer.max_steps={steps}", environment={"SLURM_JOB_ID": "6"}).status == 0
     assert len(list(Path("runs").iterdir())) == 2
-    again = run("trainer.max_steps=3", environment=slurm | {"SLURM_RESTART_COUNT": "1"})
+    again = run("trainer.max_steps=3", environment={"SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"})
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
 
 
@@ -82,8 +68,8 @@ def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str
     second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
     (cut,) = Path("runs").iterdir()
     assert second.status == 0 and f"resume: going on in {cut}" in second.out and cut.name.startswith("4711_"), second
-    ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), cut))
-    assert_same(ours["state_dict"], theirs["state_dict"], "state_dict")
+    ours, theirs = (torch.load(each / "checkpoints/last.ckpt")["state_dict"] for each in (whole(MUON), cut))
+    assert_same(ours, theirs, "state_dict")
     assert events(whole(MUON)) == events(cut)
     # A job of an array is named by both numbers; a scontrol that fails is heard.
     Path("tools/scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
@@ -91,9 +77,6 @@ def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str
     third = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=array)
     assert third.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in third.out, third
     assert Path("asked").read_text() == "requeue 4711\nrequeue 4712_3\n"
-
-
-# -- Two processes, of which the first starts the second ---------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
