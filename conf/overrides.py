@@ -197,8 +197,6 @@ def _nearest_key(key: str, names: list[str]) -> str:
     same = [name for name in names if name.rpartition(".")[2] == last]
     if same:
         return f"; nearest: {same[0]}"
-    inside = [name for name in names if name.partition(".")[0] == key.partition(".")[0]]
-    close = difflib.get_close_matches(key, inside, 1, 0.5)
     by_last = {name.rpartition(".")[2]: name for name in names}
-    close = close or [by_last[name] for name in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
+    close = [by_last[name] for name in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
     return f"; nearest: {close[0]}" if close else nearest(key, names)

@@ -20,6 +20,7 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "+model.head=8": "model.head: .*nearest: model.heads", "++model.head=8": "model.head: .*nearest: model.heads",
     "+model.heads=8": "model.heads.*without \\+", "~model.heads": "(?=.*model.heads).*cannot be taken away",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
+    "model.steps=3": "nearest: trainer.max_steps", "trainer.timeout=1500000": "above 0 and at most 1000000",
     "lr=0.1": "lr.*nearest: optim.lr", "head=8": "head.*nearest: model.heads", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=3": "model.bias=3.*true or false",
     "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1", "optim.lr=nan": "optim.lr=nan.*number, above 0",
@@ -35,6 +36,12 @@ RIGHT = [
     "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=simple",
     "optim.lr=1e-3", "optim.lr=1", "callbacks=[ema,early_stopping]", "name=x", "data.micro_batch=null",
 ]  # fmt: skip
+
+
+def test_keys_of_a_callback_that_it_does_not_take() -> None:
+    for key in ("callbacks.ema.decai", "callbacks.ema.other.one"):
+        said = refusal(ValueError, check_overrides, ["callbacks=ema", f"{key}=0.9"], {})
+        assert said == f"{key}: no such key; callbacks=ema takes decay"
 
 
 def test_wrong_overrides_are_named_and_right_ones_pass() -> None:

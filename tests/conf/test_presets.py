@@ -5,8 +5,9 @@ import pytest
 import torch
 import yaml
 
+from base.options import check
 from conf.keys import CONF, choice_values, leaves
-from conf.schema import to_dict
+from conf.schema import EarlyStopping, Ema, to_dict
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from sweeps.search_space import take_search
@@ -61,6 +62,14 @@ def test_the_file_of_a_search_and_heads_of_presets() -> None:
         assert ModelConfig(**choice_values("model", preset) | {"heads": 8}).heads == 8
         with pytest.raises(ValueError, match=r"^model\.heads=5: must divide model\.dim=\d+: 1, 2"):
             ModelConfig(**choice_values("model", preset) | {"heads": 5})
+
+
+def test_what_can_be_typed_about_a_callback_has_the_default_of_its_preset() -> None:
+    for name, kind in (("early_stopping", EarlyStopping), ("ema", Ema)):
+        preset = yaml.safe_load(said(f"callbacks/{name}"))[name]
+        defaults = vars(kind())
+        assert {key: preset.get(key, value) for key, value in defaults.items()} == defaults
+        check(kind(), name)
 
 
 @pytest.mark.slow

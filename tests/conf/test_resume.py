@@ -80,3 +80,12 @@ def test_what_no_permission_helps_with() -> None:
         (["L9H0"], "L9H0 is not in"),
     ):
         assert wrong in refusal(ValueError, changed, watch__attention_heads=heads)
+
+
+def test_a_configuration_from_a_file_is_checked_like_one_that_was_typed() -> None:
+    for wrong in (
+        {"model__layers": 0}, {"optim__lr": 0.0}, {"data__batch": 0}, {"trainer__max_steps": 0}, {"seed": -1},
+        {"watch__attention_heads": 3}, {"workers": 0}, {"name": "a/b/c"}, {"minutes": 0.0},
+    ):  # fmt: skip
+        ((key, _),) = wrong.items()
+        assert refusal(ValueError, changed, **wrong).startswith(key.replace("__", ".") + "="), wrong
