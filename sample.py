@@ -160,9 +160,9 @@ def continuations(
 ) -> Iterator[list[Continuation]]:
     """Write after prompts, side by side; yields the same list after each token."""
     from gpt.inference.generate import stream
-    from gpt.inference.sampling import Drawing, log_probabilities
+    from gpt.inference.sampling import SamplingParams, log_probabilities
 
-    rules = Drawing(options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p)
+    rules = SamplingParams(options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p)
     written = [Continuation(tokenizer, options.stop) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, rules, seeds):
         logprobs = log_probabilities(logits) if options.json else None
@@ -187,7 +187,7 @@ def write(
     checkpoint: str,
 ) -> None:
     """Write the texts: one as it is drawn, several one below the other."""
-    from gpt.inference.parallel import side_by_side
+    from gpt.inference.parallel import generate_many
 
     # Something has to come first: a line break, where nothing is asked for. It is not shown.
     characters = tokenizer.vocabulary.get("characters", "\n")
@@ -205,7 +205,7 @@ def write(
         return continuations(weights, encoded[part], seeds[part], tokenizer, options)
 
     with Progress("writing", len(rows) * options.num_chars) as bar:
-        texts = (text for part in side_by_side(work, len(rows), weights, bar.update) for text in part)
+        texts = (text for part in generate_many(work, len(rows), weights, bar.update) for text in part)
         for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
             line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
             with hidden():

@@ -221,8 +221,8 @@ def pipelined(arguments: list[str], steps: int) -> dict[str, float]:
     def on_train_end(self: LitGPT) -> None:  # Lightning moves the weights away next, and the recorded step has them
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         tokens = torch.tensor(datamodule.text.train, device=self.device)
-        assert self.repeated, "the step was not recorded"
-        seen.extend(bare(self.repeated, self.rows, tokens, steps) for _ in range(3))
+        assert self.captured, "the step was not captured"
+        seen.extend(bare(self.captured, self.rows, tokens, steps) for _ in range(3))
         ended(self)
 
     with TemporaryDirectory() as folder, chdir(folder), patch.object(LitGPT, "on_train_end", on_train_end):

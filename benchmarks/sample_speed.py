@@ -92,8 +92,8 @@ def cached(checkpoint: str, rows: int) -> float:
     import numpy as np
 
     from gpt.inference.generate import stream
-    from gpt.inference.parallel import side_by_side
-    from gpt.inference.sampling import Drawing
+    from gpt.inference.parallel import generate_many
+    from gpt.inference.sampling import SamplingParams
     from gpt.inference.weights import load_weights
 
     weights, _ = load_weights(checkpoint)
@@ -103,9 +103,9 @@ def cached(checkpoint: str, rows: int) -> float:
 
         def work(part: slice):
             prompts = [np.zeros(1, np.int64)] * (part.stop - part.start)
-            return stream(weights, prompts, count, Drawing(temperature=0.8), range(part.start, part.stop))
+            return stream(weights, prompts, count, SamplingParams(temperature=0.8), range(part.start, part.stop))
 
-        for _ in side_by_side(work, rows, weights):
+        for _ in generate_many(work, rows, weights):
             pass
         return time.perf_counter() - begun
 

@@ -17,7 +17,7 @@ from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
 MAX_SCORES = 2**25  # scores that are held at once without being trained on
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
-LEAST_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
+MIN_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -99,7 +99,7 @@ def choose_kernel(
     if config.positions == "alibi" or (config.window is not None and (length is None or config.window < length)):
         over = biased_attention
     if length is not None:
-        width = 2 * max(config.window or length, LEAST_BLOCK)  # keys of a block
+        width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
         # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
         small = length < FUSED_FROM and (training or batch * config.heads * length**2 <= MAX_SCORES)
         ahead = ahead and (small or length > width or (training and config.dropout > 0))
@@ -156,7 +156,7 @@ def windowed_attention(
         slopes: see `make_bias`.
         dropout: see `attend`.
     """
-    (B, H, T, D), b = q.shape, max(window, LEAST_BLOCK)
+    (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)
     n = -(-T // b)
     q, k, v = (F.pad(x, (0, 0, 0, n * b - T)).view(B, H, n, b, D) for x in (q, k, v))  # (B, H, n, b, D)
     k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, -1)), x), dim=3) for x in (k, v))  # (B, H, n, 2b, D)

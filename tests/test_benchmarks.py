@@ -100,7 +100,7 @@ TINY = (
 
 @pytest.mark.slow
 def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.assemble.choose_recorder", lambda *_: record)
+    monkeypatch.setattr("training.assemble.choose_capture", lambda *_: record)
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
     arguments = [f"data.path={workplace / 'book.txt'}", "data.split=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
     seen = gpu.pipelined(arguments, 10)

@@ -17,7 +17,7 @@ import sample as sample_script
 import score as score_script
 from data.batches import evaluation_windows
 from gpt.checkpoint import load_checkpoint
-from gpt.cuda_graph import REHEARSALS
+from gpt.cuda_graph import WARMUP_STEPS
 from gpt.evaluation import evaluate
 from tests.conftest import Ended, caller
 from tests.faults import faults
@@ -134,7 +134,7 @@ def count_replays() -> None:
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_captured_steps_are_those_that_are_not(precision: str) -> None:
     typed = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}"]
-    for compile, replayed in (("graph", STEPS - REHEARSALS), ("true", 0)):
+    for compile, replayed in (("graph", STEPS - WARMUP_STEPS), ("true", 0)):
         ended = run(f"counted/{precision}-{compile}", "cuda", *typed, f"compile={compile}", fault=(count_replays,))
         assert ended.status == 0 and f"replayed: {replayed}\n" in ended.out, ended
     compare(*(logged(f"counted/{precision}-{compile}") for compile in ("true", "graph")), precision)

@@ -31,7 +31,7 @@ from training.callbacks.same_start import SameStart
 from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waiting
-from training.machine import choose_recorder, conditions
+from training.machine import choose_capture, conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler, make_profiler
 from training.run_plan import RunPlan
@@ -79,7 +79,7 @@ def build_module(plan: RunPlan, log: Speaker) -> LitGPT:
         text.tokenizer,
         data={"name": text.name, "fingerprint": text.fingerprint, "known": text.known} | to_dict(config)["data"],
         conditions=conditions(config, text, plan.runtime) | asked,
-        record=choose_recorder(config.compile, plan.runtime.devices, looked_into),
+        capture=choose_capture(config.compile, plan.runtime.devices, looked_into),
         fell_back=_fallback(plan, log),
     )
     if start := plan.init_model:

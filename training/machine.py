@@ -17,7 +17,7 @@ from base.errors import InputError
 from base.options import shown
 from conf.resume import settings
 from conf.schema import Config
-from gpt.cuda_graph import Recorder, record
+from gpt.cuda_graph import Capture, capture
 from gpt.model import GPT
 from training.devices import rows_per_device
 
@@ -111,9 +111,9 @@ def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
     return asked, "as asked"
 
 
-def choose_recorder(asked: str, devices: int, looked_into: bool) -> Recorder | None:
+def choose_capture(asked: str, devices: int, looked_into: bool) -> Capture | None:
     """What captures a whole step: with `compile=graph` on one GPU, unless something looks into its steps."""
-    return record if asked == "graph" and devices == 1 and not looked_into else None
+    return capture if asked == "graph" and devices == 1 and not looked_into else None
 
 
 def missing_to_compile() -> str:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from base.errors import InputError, one_line
 from conf.schema import Config
 from data.tokenizer import Tokenizer
-from gpt.cuda_graph import REHEARSALS, Recorder, Repeated
+from gpt.cuda_graph import WARMUP_STEPS, Capture, CapturedWork
 from gpt.evaluation import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
 from gpt.model_file import FORMAT
@@ -42,7 +42,7 @@ class LitGPT(L.LightningModule):
         tokenizer: of the text.
         data: what to remember of the text in every checkpoint, as plain data.
         conditions: what the bits of the run depend on, by name, as plain data; kept in every checkpoint.
-        record: what records a whole step, for a GPU to repeat (see gpt/cuda_graph.py); None has Python take every step.
+        capture: captures a whole step for a GPU to replay (see gpt/cuda_graph.py); None has Python take every step.
         fell_back: told when compiling or capturing fails, and when a checkpoint is saved after that: what `compile` is
             from then on, and a line that says why, once.
     """
@@ -53,7 +53,7 @@ class LitGPT(L.LightningModule):
         tokenizer: Tokenizer,
         data: dict[str, Any],
         conditions: dict[str, Any],
-        record: Recorder | None = None,
+        capture: Capture | None = None,
         fell_back: Callable[[str, str | None], None] = lambda compiled, line: None,
     ) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
-        self.record, self.fell_back = record, fell_back
+        self.capture, self.fell_back = capture, fell_back
         self.untried, self.fallen = (
             self.compile_step,
             False,
         )  # whether a compiled step has yet to run, and whether one failed
-        self.repeated: Repeated | None = None  # the whole step, where it is recorded
-        self.rows = self.outcome = torch.empty(0)  # of the step that is repeated: its batch, its loss and gradient norm
+        self.captured: CapturedWork | None = None  # the whole step, where it is captured
+        self.rows = self.outcome = torch.empty(0)  # of the captured step: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
         self.score: Score | None = None  # of the last validation
         self.scored_step = -1  # when it was
@@ -106,12 +106,12 @@ class LitGPT(L.LightningModule):
                 state["step"] = state["step"].to(self.device)
         if self.behind:
             for group in optimizer.param_groups:
-                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when recorded
-        if self.record:
-            self._repeat(optimizer, self.record)
+                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when captured
+        if self.capture:
+            self._capture_steps(optimizer, self.capture)
 
-    def _repeat(self, optimizer: torch.optim.Optimizer, record: Recorder) -> None:
-        """Have the optimizer take whole steps, from the batch in `rows` to its loss in `outcome`, that are recorded."""
+    def _capture_steps(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
+        """Have the optimizer replay whole captured steps, from the batch in `rows` to the loss in `outcome`."""
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -123,22 +123,22 @@ class LitGPT(L.LightningModule):
             optimizer.zero_grad()
             self.outcome.copy_(torch.stack((loss, grad_norm)))
 
-        self.repeated, self.outcome = Repeated(work, record), torch.zeros(2, device=self.device)
+        self.captured, self.outcome = CapturedWork(work, capture), torch.zeros(2, device=self.device)
 
         def step(closure: Callable[[], Any]) -> None:
             closure()  # in which Lightning tells callbacks that a step is about to be taken
-            assert self.repeated
+            assert self.captured
             try:
-                self.repeated()
+                self.captured()
             except RuntimeError as error:
-                capturing = self.repeated.rehearsed == REHEARSALS and self.repeated.again is None
+                capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
                 if not (self.untried or capturing):
                     raise
-                self.repeated = None
+                self.captured = None
                 self._fall_back(error)
                 work()
             self.untried = False
-            if not self.repeated:
+            if not self.captured:
                 optimizer.step = take_step  # type: ignore[method-assign]
 
         optimizer.step = step  # type: ignore[method-assign, assignment]
@@ -151,7 +151,7 @@ class LitGPT(L.LightningModule):
         Raises:
             InputError: several processes take the step, and might not all fail.
         """
-        failed = "graph" if self.record else "true"
+        failed = "graph" if self.capture else "true"
         compiled = "false" if self.untried or not self.compile_step else "true"
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
         reason = f"compile={failed}: failed ({type(error).__name__}: {what})"
@@ -159,7 +159,7 @@ class LitGPT(L.LightningModule):
             raise InputError(f"{reason}; compile={compiled} goes without") from error
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        self.compile_step, self.record = compiled == "true", None
+        self.compile_step, self.capture = compiled == "true", None
         self.untried, self.fallen = False, True
         self.net.zero_grad()
         self.conditions.setdefault("compile_asked", self.conditions["compile"])  # the same command may resume
@@ -169,13 +169,13 @@ class LitGPT(L.LightningModule):
         self.fell_back(compiled, f"{reason}; the run goes on as with compile={compiled}")
 
     def on_train_end(self) -> None:
-        """Let go of the recorded step and its memory."""
-        self.repeated = None
+        """Free the captured step and its memory."""
+        self.captured = None
 
     @property
     def behind(self) -> bool:
         """Whether the device works behind the program, so that looking at what came of a step is waiting for it."""
-        return self.device.type == "cuda" or self.record is not None
+        return self.device.type == "cuda" or self.capture is not None
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
         """One optimizer step on this device's rows of the batch.
@@ -203,11 +203,11 @@ class LitGPT(L.LightningModule):
                 group["lr"] = rate
         if self.behind:
             self._seed_dropout(step, 0)  # the masks of further micro-batches follow from it, too
-        if self.repeated:
+        if self.captured:
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
             self.rows.copy_(batch)
-            optimizer.step()  # all of the step: see `_repeat`
+            optimizer.step()  # all of the step: see `_capture_steps`
             outcome = self.outcome.clone()
         else:
             try:
@@ -332,7 +332,7 @@ class LitGPT(L.LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what describes the model and the run, and leave out what only a GPU that repeats a step needs."""
+        """Add what describes the model and the run, and leave out what only a GPU that replays steps needs."""
         score = self.score if self.scored_step == self.global_step else None
         if self.fallen:  # not before: config.yaml and the newest checkpoint are to say the same
             self.fell_back(self.conditions["compile"], None)

@@ -29,7 +29,7 @@ from gpt.config import NORM_EPS
 from gpt.inference.weights import Array, Layer, Weights
 
 PIECE = 256  # tokens worth reading at once, slots that a cache begins with, positions tabulated at once
-MOST_SCORES = 2**24  # numbers held at once for attention while a long text is read
+MAX_SCORES = 2**24  # numbers held at once for attention while a long text is read
 
 
 class Decoder:
@@ -83,7 +83,7 @@ class Decoder:
             room = min(tokens.shape[1] - start, max(config.span, PIECE))
             if config.absolute:
                 room = min(room, config.context - place)
-            room = min(room, max(1, MOST_SCORES // (len(rows) * config.heads * (min(place, config.span) + room))))
+            room = min(room, max(1, MAX_SCORES // (len(rows) * config.heads * (min(place, config.span) + room))))
             self._grow(place + room)
             logits.append(self._read(tokens[:, start : start + room], rows))
             start += room
@@ -268,7 +268,7 @@ class Decoder:
         return logits.astype(np.float64) if self.weights.numpy else logits.cpu().double().numpy()
 
 
-def needed(weights: Weights, length: int) -> int:
+def first_needed(weights: Weights, length: int) -> int:
     """Where to begin with a prompt of `length` tokens: what comes before has no influence on what follows it."""
     config = weights.config
     T = config.context

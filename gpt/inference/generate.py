@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpt.inference.decoder import Decoder, needed
-from gpt.inference.parallel import side_by_side
-from gpt.inference.sampling import Drawing, draw, probabilities, random_numbers
+from gpt.inference.decoder import Decoder, first_needed
+from gpt.inference.parallel import generate_many
+from gpt.inference.sampling import SamplingParams, probabilities, random_numbers, sample_tokens
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ BLOCK = 256  # random numbers drawn at once
 
 
 def stream(
-    weights: Weights, prompts: Sequence[np.ndarray], count: int, drawing: Drawing, seeds: Sequence[int]
+    weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue prompts side by side, one token of each at a time.
 
@@ -29,7 +29,7 @@ def stream(
         weights: of the model.
         prompts: B of them, (n,) int64 each, of any lengths, at least 1.
         count: how many tokens to add.
-        drawing: the rules.
+        params: the rules.
         seeds: one for each prompt.
 
     Yields:
@@ -42,14 +42,14 @@ def stream(
     for length in sorted(set(lengths.tolist())):
         rows = np.flatnonzero(lengths == length)
         tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        logits[rows] = decoder.read(tokens[:, needed(weights, length) :], rows)[:, -1]
+        logits[rows] = decoder.read(tokens[:, first_needed(weights, length) :], rows)[:, -1]
     seen = np.zeros((B, V), bool)
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
-        tokens = draw(probabilities(logits, drawing, seen), numbers[:, k % BLOCK])
+        tokens = sample_tokens(probabilities(logits, params, seen), numbers[:, k % BLOCK])
         yield tokens, logits
         seen[np.arange(B), tokens] = True
         if k + 1 < count:
@@ -57,7 +57,7 @@ def stream(
 
 
 def generate(
-    model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **drawing: Any
+    model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
     """Continue a prompt.
 
@@ -66,13 +66,13 @@ def generate(
         tokens: the prompt, (T0,) or (B, T0) int64 with at least one token.
         count: how many tokens to add; text of any length, see gpt/inference/decoder.py for what a place sees of it.
         seed: row i draws from seed + i; None draws one. No global generator is touched.
-        **drawing: see `Drawing`.
+        **params: see `SamplingParams`.
 
     Returns:
         (B, T0 + count) int64 on the CPU.
 
     Raises:
-        ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `Drawing` refuses.
+        ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `SamplingParams` refuses.
     """
     import torch
 
@@ -85,7 +85,7 @@ def generate(
     if low < 0 or high >= model.vocabulary:
         wrong = int(low) if low < 0 else int(high)
         raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {model.vocabulary - 1}")
-    rules, prompts, weights = Drawing(**drawing), tokens.numpy(), weights_of(model)
+    rules, prompts, weights = SamplingParams(**params), tokens.numpy(), weights_of(model)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 
     def work(part: slice) -> Iterator[np.ndarray]:
@@ -96,5 +96,5 @@ def generate(
             added[:, k] = drawn
             yield added
 
-    added = np.concatenate(list(side_by_side(work, len(prompts), weights)))  # (B, count)
+    added = np.concatenate(list(generate_many(work, len(prompts), weights)))  # (B, count)
     return torch.cat((tokens, torch.from_numpy(added)), dim=1)  # (B, T0 + count)

@@ -11,14 +11,14 @@ from threadpoolctl import threadpool_limits
 from base.processes import cores
 from gpt.inference.weights import Weights
 
-LEAST_ROWS = 8  # texts that are worth a thread of their own
-MOST_ROWS = 64  # texts read side by side in a thread
-MOST_ROWS_GPU = 1024  # texts read side by side on a GPU
-MOST_CACHE = 2**29  # bytes of keys and values in a thread
+MIN_ROWS = 8  # texts that are worth a thread of their own
+MAX_ROWS = 64  # texts read side by side in a thread
+MAX_ROWS_GPU = 1024  # texts read side by side on a GPU
+MAX_CACHE = 2**29  # bytes of keys and values in a thread
 Result = TypeVar("Result")
 
 
-def side_by_side(
+def generate_many(
     work: Callable[[slice], Iterator[Result]],
     rows: int,
     weights: Weights,
@@ -40,14 +40,14 @@ def side_by_side(
     """
     config = weights.config
     cache = 2 * config.layers * config.span * config.dim * weights.dtype.itemsize  # bytes, of one text
-    threads, memory, most = cores(), MOST_CACHE, MOST_ROWS
+    threads, memory, most = cores(), MAX_CACHE, MAX_ROWS
     if weights.cuda:
         import torch
 
         # Of what is free a quarter: a cache is there twice while a prompt is read, and logits of many steps beside it.
-        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MOST_ROWS_GPU
+        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MAX_ROWS_GPU
     most = max(1, min(most, memory // cache))  # rows of a part
-    parts = max(1, min(threads, rows // LEAST_ROWS), -(-rows // most))
+    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // most))
     borders = np.linspace(0, rows, parts + 1).round().astype(int)
     slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
     given_up = Event()

@@ -7,7 +7,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingParams:
     """How the next token is drawn from the logits, in the order in which the rules apply.
 
     Args:
@@ -41,42 +41,42 @@ class Drawing:
             raise ValueError(f"min_p={self.min_p:g}: must be a number, at least 0 and at most 1")
 
 
-def probabilities(logits: np.ndarray, drawing: Drawing, seen: np.ndarray | None = None) -> np.ndarray:
+def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
     """Turn logits into the distribution that a token is drawn from.
 
     Args:
         logits: (B, V) float64.
-        drawing: the rules.
+        params: the rules.
         seen: (B, V) bool, which tokens have occurred; only a repetition penalty looks at it.
 
     Returns:
         (B, V) float64, each row adding up to 1.
     """
-    if drawing.repetition_penalty != 1 and seen is not None:
-        penalty = np.where(logits > 0, 1 / drawing.repetition_penalty, drawing.repetition_penalty)
+    if params.repetition_penalty != 1 and seen is not None:
+        penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
         logits = np.where(seen, logits * penalty, logits)
-    if drawing.temperature == 0:
+    if params.temperature == 0:
         return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
     # The largest logit becomes 0 first: a tiny temperature then gives -inf for the others, not inf / inf.
     with np.errstate(over="ignore"):
-        logits = (logits - logits.max(-1, keepdims=True)) / drawing.temperature
-    if drawing.top_k is not None or drawing.top_p < 1:
+        logits = (logits - logits.max(-1, keepdims=True)) / params.temperature
+    if params.top_k is not None or params.top_p < 1:
         order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
         ranked = np.take_along_axis(logits, order, -1)
-        if drawing.top_k is not None:
-            ranked[:, drawing.top_k :] = -np.inf
-        if drawing.top_p < 1:
+        if params.top_k is not None:
+            ranked[:, params.top_k :] = -np.inf
+        if params.top_p < 1:
             shares = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
             # One is left out where those before it reach the share already; the first never is.
-            ranked[:, 1:][shares.cumsum(-1)[:, :-1] >= drawing.top_p] = -np.inf
+            ranked[:, 1:][shares.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
-    if drawing.min_p > 0:
-        logits[logits < np.log(drawing.min_p)] = -np.inf
+    if params.min_p > 0:
+        logits[logits < np.log(params.min_p)] = -np.inf
     shares = np.exp(logits)
     return shares / shares.sum(-1, keepdims=True)
 
 
-def draw(shares: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def sample_tokens(shares: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """The tokens at which the cumulative distribution passes random numbers.
 
     Args:

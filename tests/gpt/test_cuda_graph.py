@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from gpt import cuda_graph
-from gpt.cuda_graph import REHEARSALS, Repeated
+from gpt.cuda_graph import WARMUP_STEPS, CapturedWork
 from tests.reference.capture import record
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
 
 
-@pytest.mark.parametrize(("recorder", "device"), [(record, "cpu"), pytest.param(cuda_graph.record, "cuda", marks=GPU)])
+@pytest.mark.parametrize(("recorder", "device"), [(record, "cpu"), pytest.param(cuda_graph.capture, "cuda", marks=GPU)])
 def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
 
     def make() -> tuple:
@@ -34,9 +34,9 @@ def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
     results = []
     for repeated in (False, True):
         work, x, rate, layer, loss = make()
-        work = Repeated(work, recorder) if repeated else work
+        work = CapturedWork(work, recorder) if repeated else work
         losses = []
-        for step in range(REHEARSALS + 5):
+        for step in range(WARMUP_STEPS + 5):
             x.copy_(torch.randn(4, 8, generator=torch.Generator().manual_seed(step)))
             rate.fill_(1 / (1 + step))
             torch.manual_seed(100 + step)
@@ -44,7 +44,7 @@ def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
             losses.append(loss.item())
         results.append((losses, layer.weight.detach().clone()))
     (losses, weights), (losses_repeated, weights_repeated) = results
-    assert len(set(losses)) == REHEARSALS + 5 and losses == losses_repeated and torch.equal(weights, weights_repeated)
+    assert len(set(losses)) == WARMUP_STEPS + 5 and losses == losses_repeated and torch.equal(weights, weights_repeated)
 
 
 def test_looking_is_refused() -> None:

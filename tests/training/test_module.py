@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from base.errors import InputError
-from gpt.cuda_graph import REHEARSALS
+from gpt.cuda_graph import WARMUP_STEPS
 from gpt.model import GPT
 from tests.conftest import Ended, last
 from tests.faults import faults
@@ -24,7 +24,7 @@ from tests.faults.test_resume import assert_same
 from tests.reference.capture import record
 from tests.reference.models import tiny
 from tests.training.callbacks.test_metrics import scalars
-from training.machine import choose_recorder
+from training.machine import choose_capture
 from training.module import LitGPT
 
 Train = Callable[..., Ended]
@@ -39,7 +39,7 @@ def each_time(work: Callable[[], None]) -> Callable[[], None]:
 def recording(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Sets what records the steps of the runs that follow."""
     monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    return lambda recorder: monkeypatch.setattr("training.assemble.choose_recorder", lambda *_: recorder)
+    return lambda recorder: monkeypatch.setattr("training.assemble.choose_capture", lambda *_: recorder)
 
 
 def assert_same_run(one: str, other: str) -> None:
@@ -70,7 +70,7 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
             assert train(f"name={run}", *STEPS, *recipe).status == 0
         assert_same_run(f"python-{name}", name)
         assert len(set(scalars(name, "train/loss").values())) == 3
-        assert [each.call_count for each in repeated] == [12 - REHEARSALS]
+        assert [each.call_count for each in repeated] == [12 - WARMUP_STEPS]
 
 
 @pytest.mark.slow
@@ -155,19 +155,19 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
 
 def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
     """A first step that fails has to do without compiling, too; several processes, which might not all fail, end."""
-    assert choose_recorder("graph", 1, False) is not None
+    assert choose_capture("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
-        assert choose_recorder(*where) is None
+        assert choose_capture(*where) is None
     for compile, now in ((True, "true"), (False, "false")):
         module = SimpleNamespace(
-            record=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
+            capture=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
             conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=Mock(),
         )  # fmt: skip
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
         line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
         module.fell_back.assert_called_once_with(now, line)
-        assert module.compile_step is compile and module.record is None and not module.untried and module.fallen
+        assert module.compile_step is compile and module.capture is None and not module.untried and module.fallen
         assert module.conditions == {"compile": now, "compile_asked": "graph"}
-    module = SimpleNamespace(record=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))
+    module = SimpleNamespace(capture=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))
     with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); compile=false goes without$"):
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))

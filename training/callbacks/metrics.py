@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from base.progress import clock
-from gpt.cuda_graph import REHEARSALS
+from gpt.cuda_graph import WARMUP_STEPS
 from gpt.optim import lr_at
 from reports.tensorboard import layout
 from training.callbacks.loss_spikes import SPIKES_SAID, Spikes
@@ -98,13 +98,13 @@ class Metrics(L.Callback):
         """Start the clocks and the display."""
         assert isinstance(pl_module, LitGPT)
         self.first, self.module = trainer.global_step, pl_module
-        # The first may compile; those that are to be repeated are done otherwise, and then recorded.
-        self.unusual = REHEARSALS + 1 if pl_module.record else 1
+        # The first may compile; steps to be captured are warmed up first.
+        self.unusual = WARMUP_STEPS + 1 if pl_module.capture else 1
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()
-        pl_module.lap = self.laps = PhaseTimer(pl_module.device, repeated=pl_module.record is not None)
+        pl_module.lap = self.laps = PhaseTimer(pl_module.device, replayed=pl_module.capture is not None)
         unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.laps.known)
         if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
             for logger in trainer.loggers:

@@ -16,13 +16,13 @@ class PhaseTimer:
 
     Args:
         device: that trains.
-        repeated: whether steps are recorded, so that nobody is told of their parts.
+        replayed: whether steps are replayed, so that their phases are not known.
     """
 
-    def __init__(self, device: torch.device, repeated: bool = False) -> None:
+    def __init__(self, device: torch.device, replayed: bool = False) -> None:
         self.cuda = device.type == "cuda"
         # On other devices the program would only see itself wait.
-        self.known = device.type in ("cpu", "cuda") and not repeated
+        self.known = device.type in ("cpu", "cuda") and not replayed
         self.marked = time.perf_counter()
         self.step = 0.0  # seconds since `take`, on the program's clock
         self.recording = False  # events, from the end of one step to the end of the next

@@ -11,7 +11,7 @@ import torch
 
 import gpt.inference.decoder
 from gpt.config import ModelConfig
-from gpt.inference.decoder import Decoder, needed
+from gpt.inference.decoder import Decoder, first_needed
 from gpt.inference.weights import Weights, gelu, load_weights
 from gpt.model import GPT
 from tests.model_files import write_model_file
@@ -116,7 +116,7 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
     for config in CONFIGS:
         tokens, wanted, ready = text(config), expected(config), weights(config)
         for length in range(1, len(tokens) + 1):
-            start = needed(ready, length)
+            start = first_needed(ready, length)
             held = config.context if config.absolute else config.layers * config.span + 2
             assert 0 <= start < length and length - start <= held, (name(config), length)
             same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config)
@@ -125,7 +125,7 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
 def test_a_long_context_takes_memory_as_text_is_read_in_pieces_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in (CONFIGS[-1], CONFIGS[0]):
         with monkeypatch.context() as patch:
-            patch.setattr(gpt.inference.decoder, "MOST_SCORES", 2 * config.heads * config.context * 3)
+            patch.setattr(gpt.inference.decoder, "MAX_SCORES", 2 * config.heads * config.context * 3)
             same(Decoder(weights(config)).read(text(config)[None])[0], expected(config), config)
     monkeypatch.setattr(gpt.inference.decoder, "PIECE", 256)
     for positions in ("sinusoidal", "rotary", "alibi", "none"):

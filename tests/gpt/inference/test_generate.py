@@ -7,8 +7,8 @@ import torch
 
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate, stream
-from gpt.inference.parallel import side_by_side
-from gpt.inference.sampling import Drawing, draw, log_probabilities, probabilities
+from gpt.inference.parallel import generate_many
+from gpt.inference.sampling import SamplingParams, log_probabilities, probabilities, sample_tokens
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from tests.conftest import refusal
@@ -39,25 +39,25 @@ def test_probabilities_equal_loops() -> None:
             sampling.probabilities(row.tolist(), **rules, seen=set(np.flatnonzero(was).tolist()))
             for row, was in zip(logits, seen, strict=True)
         ]
-        result = probabilities(logits, Drawing(**rules), seen)
+        result = probabilities(logits, SamplingParams(**rules), seen)
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15, err_msg=str(rules))
         assert np.array_equal(logits, kept), rules
     wanted = torch.from_numpy(logits).log_softmax(-1).numpy()
-    np.testing.assert_allclose(probabilities(logits, Drawing()), np.exp(wanted), rtol=1e-12)
+    np.testing.assert_allclose(probabilities(logits, SamplingParams()), np.exp(wanted), rtol=1e-12)
     np.testing.assert_allclose(log_probabilities(logits), wanted, rtol=1e-12)
 
 
 def test_ties_nearly_greedy_temperatures_and_extreme_random_numbers() -> None:
     for top_k in (1, 2, 3):  # of an untrained head that is all zeros: top_k=1 is still greedy
-        result = probabilities(np.zeros((2, 5)), Drawing(top_k=top_k))
+        result = probabilities(np.zeros((2, 5)), SamplingParams(top_k=top_k))
         assert ((result > 0).sum(-1) == top_k).all(), top_k
         np.testing.assert_allclose(result.sum(-1), 1)
     logits = 50 * normal(4, 7).numpy()
     for temperature, top_k in itertools.product((1e-3, 1e-38, 1e-307), (None, 3)):
-        result = probabilities(logits, Drawing(temperature=temperature, top_k=top_k))
-        np.testing.assert_allclose(result, probabilities(logits, Drawing(temperature=0.0)), atol=1e-12)
+        result = probabilities(logits, SamplingParams(temperature=temperature, top_k=top_k))
+        np.testing.assert_allclose(result, probabilities(logits, SamplingParams(temperature=0.0)), atol=1e-12)
     for number, token in ((0.0, 1), (0.2499, 1), (0.25, 2), (np.nextafter(1, 0), 2)):
-        assert draw(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, number
+        assert sample_tokens(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, number
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
@@ -110,7 +110,7 @@ def test_a_text_is_the_same_whatever_its_neighbours(config: ModelConfig) -> None
     prompts = [np.arange(1 + 5 * row % 9) % 11 for row in range(6)]
 
     def texts(rows: list[int]) -> list[list[int]]:
-        drawn = stream(weights, [prompts[row] for row in rows], 30, Drawing(), [100 + row for row in rows])
+        drawn = stream(weights, [prompts[row] for row in rows], 30, SamplingParams(), [100 + row for row in rows])
         return np.stack([tokens for tokens, _ in drawn], axis=1).tolist()
 
     together = texts(list(range(6)))
@@ -123,8 +123,8 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = weights_of(build(tiny()))
     for rows, most, threads in itertools.product((1, 7, 8, 16, 200), (64, 10), ("1", "2")):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        monkeypatch.setattr("gpt.inference.parallel.MOST_ROWS", most)
-        parts = list(side_by_side(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
+        monkeypatch.setattr("gpt.inference.parallel.MAX_ROWS", most)
+        parts = list(generate_many(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
         assert len(parts) >= min(int(threads), rows // 8)
     monkeypatch.undo()
@@ -135,7 +135,7 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         (2**34, 1000, [1000]), (2**34, 2048, [1024, 1024]), (4 * 10 * cache, 25, [8, 9, 8]), (0, 2, [1, 1]),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
-        parts = list(side_by_side(lambda part: iter([(part, threading.get_ident())]), rows, weights))
+        parts = list(generate_many(lambda part: iter([(part, threading.get_ident())]), rows, weights))
         assert [part.stop - part.start for part, _ in parts] == sizes and len({thread for _, thread in parts}) == 1
         assert [row for part, _ in parts for row in range(part.start, part.stop)] == list(range(rows))
 
