@@ -36,7 +36,9 @@ from training import exit_status
 from training.machine import missing_to_compile
 from training.quiet_lightning import hide_failed_writes
 
-PYTHON = os.environ | {"PYTHONPATH": str(ROOT)}
+def environment() -> dict[str, str]:
+    """This process' variables as they are now, and where our modules are."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def assert_refused(ended: Ended, said: str) -> None:
@@ -310,7 +312,7 @@ def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
 def test_wrong_words_are_answered_before_anything_heavy_is_loaded(workplace: Path) -> None:
     code = "import sys, train; sys.argv[1:] = ['model.heads=7']; status = train.cli(); "
     code += "print(status, sorted({'torch', 'lightning', 'numpy'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=PYTHON)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert ended.stdout.strip() == "2 []" and "Traceback" not in ended.stderr
 
 
@@ -353,7 +355,7 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
     for cache in ("miss", "hit"):
         ended = subprocess.run(
             [sys.executable, "-c", program, *tiny, "data.path=book.txt", "compile=true", *given, f"name={cache}"],
-            env=PYTHON, capture_output=True, text=True,
+            env=environment(), capture_output=True, text=True,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr[-2000:]
         assert f"'autograd_cache_{cache}': 1" in ended.stdout and "bypass" not in ended.stdout, ended.stdout[-500:]
