@@ -36,6 +36,7 @@ from training import exit_status
 from training.machine import missing_to_compile
 from training.quiet_lightning import hide_failed_writes
 
+
 def environment() -> dict[str, str]:
     """This process' variables as they are now, and where our modules are."""
     return os.environ | {"PYTHONPATH": str(ROOT)}
