@@ -1,4 +1,4 @@
-"""Private names of torch that the model's code uses: known in torch 2.10 to 2.13."""
+"""Private names of torch that the model's code uses: seen in torch 2.13."""
 
 import torch
 

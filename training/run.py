@@ -16,7 +16,6 @@ from training.resume import find_point, resolve
 
 if TYPE_CHECKING:
     from data.text import Text
-    from training.resume import ResumePoint
     from training.run_plan import RunPlan
 
 
@@ -65,7 +64,7 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     if config.compile == before.get("compile_asked") and "compile" not in allow:  # failed, see `LitGPT._fall_back`
         config.compile = before["compile"]
     known = point.contents["data"].get("known", "") if point else start.characters if start else ""
-    text = open_run_text(config, keys, str(known), point, as_before=resumed is not None and "text" not in allow)
+    text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
         from training.machine import choose
         from training.run_plan import RunPlan
@@ -79,7 +78,7 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     return plan
 
 
-def open_run_text(config: Config, keys: list[str], known: str, point: "ResumePoint | None", as_before: bool) -> "Text":
+def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | None, as_before: bool) -> "Text":
     """Open the text of a run; where a resumed run no longer finds it, say which key names it."""
     from data.corpus import DataError
     from data.open_text import open_text
@@ -87,10 +86,9 @@ def open_run_text(config: Config, keys: list[str], known: str, point: "ResumePoi
     try:
         return open_text(config.data, config.model.context, known=known, as_before=as_before)
     except DataError as error:
-        if point is None or "data.path" in keys:
+        if resumed is None or "data.path" in keys:
             raise
-        of = f"{run_directory.RUNS / str(config.name)}" if config.name else point.path.parents[1]
-        where = Path(of) / "config.yaml"
+        where = resumed / "config.yaml"
         raise DataError(f"{error} (as {where} has it; data.path= says where the text is now)") from None
 
 

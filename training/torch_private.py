@@ -1,4 +1,4 @@
-"""Private names of torch that training uses: known in torch 2.10 to 2.13."""
+"""Private names of torch that training uses: seen in torch 2.13."""
 
 from torch.distributed import distributed_c10d
 
