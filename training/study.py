@@ -16,11 +16,12 @@ def open_storage(directory: Path) -> "optuna.storages.RDBStorage":
     """Open the file that keeps the study of a search."""
     import optuna
     from sqlalchemy.engine import URL
+    from sqlalchemy.pool import NullPool
 
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # what goes wrong is raised as well
     file = URL.create("sqlite", database=str(directory / FILE)).render_as_string()  # also of a name with ? or %
-    # Several trials write to it; each waits for the other so many seconds.
-    return optuna.storages.RDBStorage(file, engine_kwargs={"connect_args": {"timeout": 60}})
+    # Several trials write to it: each waits up to 60 s for the others, and none keeps a connection open.
+    return optuna.storages.RDBStorage(file, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": 60}})
 
 
 def open_study(directory: Path) -> "optuna.Study":
