@@ -11,6 +11,7 @@ import time
 from base import processes
 from base.command_line import answer
 from base.errors import InputError
+from base.log import log, to_console
 from conf.compose import compose_command
 from conf.help import usage
 from conf.overrides import check_command
@@ -26,11 +27,12 @@ def cli() -> int:
     """Run the command line; answer wrong input in one line with exit status 2."""
     if sweep := os.environ.pop("CHARGPT_SWEEP", None):  # the sweep that started this trial
         processes.end_with(int(sweep))
+    to_console()
     requeue_before_start()
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        log.error("\ninterrupted")
     return 130
 
 

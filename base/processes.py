@@ -13,11 +13,10 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 
-from base.errors import InputError, one_line
+from base.errors import InputError
 
 
 class JobError(InputError):
@@ -120,19 +119,6 @@ def identity() -> str | None:
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     name = next((name for name in names if name != "none"), None)
     return name[:8] if name and re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name) else name  # made up
-
-
-def requeue() -> None:
-    """Ask SLURM to start this job again, and say so first: SLURM then ends all of it, whatever it is doing."""
-    job = os.environ["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    print(f"SLURM job {job} is requeued, to go on with this run", flush=True)
-    try:
-        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = one_line(getattr(error, "stderr", None) or error)
-        print(f"SLURM job {job} could not be requeued: {reason}", flush=True)
 
 
 def cpus() -> int:

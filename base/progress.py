@@ -1,6 +1,5 @@
 """Shows how far slow work is: in a terminal from its third second on. Imports nothing heavy."""
 
-import os
 import sys
 import threading
 import time
@@ -107,12 +106,3 @@ def hidden() -> AbstractContextManager[None]:
     """A context in which text can be written to a terminal: what is shown there steps aside."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # loaded when there is something to show
     return bars.external_write_mode() if bars else nullcontext()
-
-
-def say(line: str) -> None:
-    """Print a line, for as long as somebody reads."""
-    try:
-        with hidden():
-            print(line, flush=True)
-    except BrokenPipeError:  # such as `head`, which has seen enough; the trials go on
-        sys.stdout = open(os.devnull, "w")

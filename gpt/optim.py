@@ -90,10 +90,9 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["muon"]:
-                self._muon(group, parameters)
-            elif parameters:
-                self._adamw(group, parameters)
+            if parameters:
+                update = self._muon if group["muon"] else self._adamw
+                update(group, parameters)
         return loss
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:

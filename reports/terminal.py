@@ -1,17 +1,14 @@
 """What a run says: while it goes on, when it ends, and when memory runs out."""
 
-import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
-from base.errors import for_output
+from base.log import log
 from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.evaluation import Score
@@ -22,29 +19,6 @@ if TYPE_CHECKING:
 WIDTH = 40  # characters of a sparkline
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
 FIRST_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"  # TensorBoard's page of reports/tensorboard.py
-
-
-class Speaker:
-    """Prints a line for people, above a progress bar where there is one, and keeps it in a file.
-
-    Args:
-        log: the file lines are added to; None is silent, for all processes but the first.
-    """
-
-    def __init__(self, log: Path | None) -> None:
-        self.log = log
-
-    def __call__(self, line: str = "") -> None:
-        """Say one line."""
-        if self.log is None:
-            return
-        try:
-            tqdm.write(for_output(line, sys.stdout), file=sys.stdout)
-            sys.stdout.flush()
-        except BrokenPipeError:  # a reader such as `head` has seen enough; training goes on, and so does the log
-            sys.stdout = open(os.devnull, "w")
-        with open(self.log, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
 
 def python() -> str:
@@ -94,20 +68,20 @@ def describe_training(losses: Sequence[float], speed: float | None) -> list[str]
     return lines + ([f"speed      {speed:,.0f} characters/s"] if speed else [])
 
 
-def farewell(say: Callable[[str], None], run: Path, sample: str, watched: bool, reported: Path | None) -> None:
+def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> None:
     """Show a sample, where everything is, and the commands that come next."""
-    say("sample     of the best checkpoint, going on from lines in the middle of the validation text")
-    say("")
-    say(sample)
-    say("")
-    say(f"kept in    {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
+    log.info("sample     of the best checkpoint, going on from lines in the middle of the validation text")
+    log.info("")
+    log.info(sample)
+    log.info("")
+    log.info(f"kept in    {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
-        say(f"report     {reported}")
-    say(f"more text  {python()} sample.py {shlex.quote(str(run))}")
+        log.info(f"report     {reported}")
+    log.info(f"more text  {python()} sample.py {shlex.quote(str(run))}")
     board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     if watched:
-        say(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
-        say(f"           {FIRST_PAGE}")
+        log.info(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
+        log.info(f"           {FIRST_PAGE}")
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
@@ -126,31 +100,29 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
 MEMORISED_NATS = 25
 
 
-def introduce(
-    say: "Speaker", run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]
-) -> None:
+def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
     """Say what will be trained, on what, and how it will be measured."""
     from data.batches import VALIDATION_CHARACTERS
 
     shape = config.model
-    say(f"text       {text.name}: {describe(text)}")
-    say(
+    log.info(f"text       {text.name}: {describe(text)}")
+    log.info(
         f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}"
         f"{f', window {shape.window}' if shape.window else ''}: "
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
-    say(f"machine    {machine}")
+    log.info(f"machine    {machine}")
     part = min(VALIDATION_CHARACTERS, len(text.validation))
     which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
-    say(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+    log.info(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
     if config.data.overfit is not None:
-        say(
+        log.info(
             f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
             f"known by heart, they cost less than {MEMORISED_NATS / shape.context:.1g} nats each"
         )
     for note in notes:
-        say(note)
-    say(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
+        log.info(note)
+    log.info(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
 
 def describe(text: "Text") -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from base import run_directory
 from base.errors import InputError
+from base.log import log
 from base.options import shown
-from base.progress import Progress, say
+from base.progress import Progress
 from conf.compose import ParsedRun
 from conf.keys import HOW
 from sweeps.table import conclude, describe, rows, write_table
@@ -77,7 +78,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         for trial in trials:
             now = run_directory.summary_of(trial.directory)  # of another command with the same sweep, too
             done = trial.name in finished or (now.get("status") == "finished" and now != before[trial.name])
-            say(f"{number[trial.name]}  {trial.name}{': finished before' * done}")
+            log.info(f"{number[trial.name]}  {trial.name}{': finished before' * done}")
             if not done:
                 yield trial
 
@@ -85,9 +86,9 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         outcomes[trial.name] = result
         write_table(sweep, rows(sweep, trials, outcomes))
         progress.update(1)
-        say(f"{number[trial.name]}  {describe(trial, result)}")
+        log.info(f"{number[trial.name]}  {describe(trial, result)}")
 
-    say(f"sweep      {table.parent}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
+    log.info(f"sweep      {table.parent}: {len(trials)} trials; what each says is in {table.parent}/TRIAL/console.log")
     fresh = not table.parent.exists()
     table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, rows(sweep, trials, outcomes))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from base import run_directory, run_lock
 from base.errors import InputError, one_line
+from base.log import log
 from base.options import shown
-from base.progress import Progress, say
+from base.progress import Progress
 from conf.compose import compose_configs, hydra_errors
 from conf.schema import SearchConfig
 from sweeps.search_space import Search, described, kept, plan_search
@@ -87,7 +88,7 @@ class SearchRun:
                 self.known(frozen)
         self.table()
         ranges = ", ".join(each.text for each in self.search.space.values())
-        say(f"search     {self.search.directory}: {self.search.config.trials} trials of {ranges}")
+        log.info(f"search     {self.search.directory}: {self.search.config.trials} trials of {ranges}")
         with self.progress:
             self.progress.update(len(self.trials))
             return run_trials(self.proposals(), self.search.workers, self.ended)
@@ -109,12 +110,12 @@ class SearchRun:
             if status in ENDED:  # and this search before it was told
                 self.ended(trial, Outcome(str(status)))
             else:
-                say(f"{trial.name} of {count}  {described(trial)}: goes on")
+                log.info(f"{trial.name} of {count}  {described(trial)}: goes on")
                 yield trial
         while len(begun := [each for each in self.study.trials if each.state != self.states.FAIL]) < count:
             self.study.sampler = make_sampler(self.search.config, len(begun))
             trial = self.known(self.study.ask(self.distributions))
-            say(f"{trial.name} of {count}  {described(trial)}")
+            log.info(f"{trial.name} of {count}  {described(trial)}")
             yield trial
 
     def ended(self, trial: Trial, result: Outcome) -> None:
@@ -131,7 +132,7 @@ class SearchRun:
             self.study.tell(trial.number, state=self.states.PRUNED)
         self.table()
         self.progress.update(1)
-        say(f"{trial.name} of {self.search.config.trials}  {describe(trial, result)}")
+        log.info(f"{trial.name} of {self.search.config.trials}  {describe(trial, result)}")
 
     def table(self) -> list[dict[str, str]]:
         """Write sweep.csv and return its rows."""
@@ -170,7 +171,7 @@ def run_search(search: Search, text: str | None) -> int:
     if not results or not results[0]["val_loss"]:
         return status or 1  # none has finished
     best = under_way.trials[Path(results[0]["directory"]).name]
-    say(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
+    log.info(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
     return status
 
 

@@ -5,14 +5,15 @@ import io
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from base import processes, run_directory
+from base import run_directory
 from base.files import write_text
-from base.progress import clock, say
+from base.log import log
+from base.progress import clock
 from sweeps.trial import Outcome, Trial
+from training.exit_status import requeue
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 MAX_ROWS = 20  # trials on the leaderboard
@@ -72,19 +73,19 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
     """
     if results:
-        say(f"\n{leaderboard(results)}\n")
+        log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
-            say(f"more text  python sample.py {shlex.quote(results[0]['directory'])}")
-        say(f"watch      tensorboard --logdir {shlex.quote(str(table.parent))}")
-    say(f"table      {table}")
+            log.info(f"more text  python sample.py {shlex.quote(results[0]['directory'])}")
+        log.info(f"watch      tensorboard --logdir {shlex.quote(str(table.parent))}")
+    log.info(f"table      {table}")
     if received is not None:
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
-            processes.requeue()
+            requeue()
         else:
-            say("stopped    the same command goes on")
+            log.info("stopped    the same command goes on")
         return 128 + received
     if failed:
-        print(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}", file=sys.stderr)
+        log.error(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}")
     return 1 if failed else 0
 
 

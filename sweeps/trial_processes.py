@@ -10,8 +10,8 @@ from typing import Any
 
 from base import run_directory, run_lock
 from base.errors import one_line
+from base.log import log
 from base.processes import cpus
-from base.progress import say
 from sweeps.trial import Outcome, Trial
 
 STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
@@ -78,7 +78,7 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
                     if claim := run_lock.claim(trial.directory):
                         running[start(trial, workers)] = trial, claim
                     else:
-                        say(f"{trial.directory}: another process has it in hand")
+                        log.info(f"{trial.directory}: another process has it in hand")
                 if not running:
                     return received[0] if received else None
                 for number in received[passed:]:

@@ -294,7 +294,7 @@ def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.Monkey
         stop = lambda *_, number=number: os.kill(os.getpid(), number)  # noqa: E731
         monkeypatch.setattr("training.budget._Clock.on_train_batch_end", stop)
         ended = train("name=a", "minutes=1")
-        assert ended.status == 128 + number and f"stopped by {number.name}" in ended.err
+        assert ended.status == 128 + number and f"stopped by {number.name}" in ended.out
         assert not Path("runs").exists()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -375,7 +375,7 @@ def test_a_run_goes_on_where_compiling_fails(train: Call, compiler: None, monkey
     same = ["model.dropout=0.1", "model.layers=1"]
     ended = train("name=fallen", "compile=true", *same)
     (line,) = [line for line in ended.out.splitlines() if "compile=" in line]
-    assert re.fullmatch(r"compile=true: failed \(\w+: .*compiler.*\); the run goes on as with compile=false", line)
+    assert re.fullmatch(r"compile=true: failed \(\w+: .*compiler.*\); the run continues with compile=false", line)
     assert "compile: 'false'" in Path("runs/fallen/config.yaml").read_text()
     assert train("name=plain", "compile=false", *same).status == 0
     for steps in (30, 60):

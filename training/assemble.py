@@ -22,7 +22,6 @@ from data.passages import prompts
 from gpt.transfer import init_from
 from reports.picture_data import what_is_shown
 from reports.tensorboard import cut_events
-from reports.terminal import Speaker
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.metrics import Metrics
 from training.callbacks.pictures import Pictures
@@ -68,7 +67,7 @@ class Callbacks:
         return [callback for callback in order if callback is not None]
 
 
-def build_module(plan: RunPlan, log: Speaker) -> LitGPT:
+def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
     config, text, point = plan.config, plan.text, plan.resume_point
     before = point.contents["conditions"] if point else {}
@@ -80,7 +79,7 @@ def build_module(plan: RunPlan, log: Speaker) -> LitGPT:
         data={"name": text.name, "fingerprint": text.fingerprint, "known": text.known} | to_dict(config)["data"],
         conditions=conditions(config, text, plan.runtime) | asked,
         capture=choose_capture(config.compile, plan.runtime.devices, looked_into),
-        fell_back=_fallback(plan, log),
+        fell_back=_fallback(plan),
     )
     if start := plan.init_model:
         tokenizer = text.tokenizer
@@ -89,20 +88,18 @@ def build_module(plan: RunPlan, log: Speaker) -> LitGPT:
     return module
 
 
-def _fallback(plan: RunPlan, log: Speaker) -> Callable[[str, str | None], None]:
-    """What `LitGPT` calls when compiling or capturing fails, and at the next checkpoint."""
+def _fallback(plan: RunPlan) -> Callable[[str, bool], None]:
+    """Return what `LitGPT` calls when compiling or capturing fails, and at the next checkpoint."""
 
-    def fell_back(compiled: str, line: str | None) -> None:
+    def fell_back(compiled: str, saved: bool) -> None:
         plan.config.compile = compiled
-        if line is not None:
-            log(line) if log.log else print(line, flush=True)  # there is no log while `minutes` is settled
-        elif processes.rank() == 0:
+        if saved and processes.rank() == 0:
             write_text(plan.directory / "config.yaml", to_yaml(plan.config))
 
     return fell_back
 
 
-def build_callbacks(plan: RunPlan, log: Speaker, stops: StopSignals) -> Callbacks:
+def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
     """Build the callbacks."""
     config, text, point, devices = plan.config, plan.text, plan.resume_point, plan.runtime.devices
     trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
@@ -113,15 +110,14 @@ def build_callbacks(plan: RunPlan, log: Speaker, stops: StopSignals) -> Callback
             config.trainer.timeout,
         ),
         watch=Metrics(
-            log,
             config.data.batch * config.model.context,
             len(text.train) / text.characters["train"],
             warn=config.minutes is None,
         ),
-        step_profiler=StepProfiler(plan.directory / "trace.json", log) if trace else None,
+        step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
         configured=make(config.callbacks),
         prune=_build_prune(plan),
-        pictures=Pictures(config.watch, what_is_shown(text, config.model.context), log),
+        pictures=Pictures(config.watch, what_is_shown(text, config.model.context)),
         samples=Samples(prompts(text), text.tokenizer.decode),
         checkpoints=stops.checkpoints,
         stops=stops,

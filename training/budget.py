@@ -15,6 +15,7 @@ import lightning as L
 import torch
 
 from base.errors import InputError
+from base.log import log
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
@@ -227,7 +228,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
 
     work = work_besides_steps(config, keys, text)
     first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
-    print(f"minutes={minutes:g}: timing a few steps on this machine{first}", flush=True)
+    log.info(f"minutes={minutes:g}: timing a few steps on this machine{first}")
 
     def settle(models: list[ModelConfig]) -> Budget:
         with Progress("timing"):

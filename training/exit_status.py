@@ -3,6 +3,7 @@
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -10,6 +11,7 @@ from typing import Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line
+from base.log import log
 from conf.schema import Config
 from training.errors import Diverged, RunFailed, Stopped
 from training.run import main
@@ -41,16 +43,29 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
     return status
 
 
+def requeue() -> None:
+    """Ask SLURM to start this job again. Log it first: SLURM then ends all processes of the job at once."""
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    log.info(f"SLURM job {job} is requeued, to continue this run")
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = one_line(getattr(error, "stderr", None) or error)
+        log.error(f"SLURM job {job} could not be requeued: {reason}")
+
+
 def requeue_before_start() -> None:
     """On SLURM's SIGUSR1, requeue the job: its time is up before there is anything to save."""
 
-    def requeue(number: int, _: Any) -> None:
+    def leave(number: int, _: Any) -> None:
         if processes.rank() == 0:
-            processes.requeue()
+            requeue()
         os._exit(128 + number)
 
     if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, requeue)
+        signal.signal(signal.SIGUSR1, leave)
 
 
 def refuse(error: Exception) -> int:
@@ -59,13 +74,13 @@ def refuse(error: Exception) -> int:
     if not isinstance(error, processes.JobError) and processes.launched() and processes.rank():
         time.sleep(REFUSAL_SECONDS)  # what is wrong for all, rank 0 has said, and all are ended
         where = f"rank {processes.rank()} on {platform.node()}: "
-    print(f"train.py: {where}{one_line(error)}", file=sys.stderr)
+    log.error(f"train.py: {where}{one_line(error)}")
     return 2
 
 
 def fail(error: OSError) -> int:
     """Answer a file, terminal or network that failed in one line."""
-    print(f"train.py: {one_line(error)}", file=sys.stderr)
+    log.error(f"train.py: {one_line(error)}")
     return 1
 
 
@@ -75,11 +90,11 @@ def explain(error: Exception) -> int | None:
         return fail(error)
     if isinstance(error, Diverged | RunFailed):
         if processes.first_here():  # it is much the same for all
-            print(f"train.py: {error}", file=sys.stderr)
+            log.error(f"train.py: {error}")
         return 1
     if not isinstance(error, Stopped):
         return None
     if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and processes.rank() == 0:
-        processes.requeue()
+        requeue()
     # What rank 0 leaves with counts; it must not be taken for one whose processes fail.
     return 0 if processes.started_by_another_rank() else 128 + error.number

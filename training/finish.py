@@ -10,6 +10,7 @@ from typing import Any
 from base import processes, run_directory
 from base.errors import one_line
 from base.files import link, write_text
+from base.log import log, to_file
 from base.progress import Progress
 from conf.defaults import differences, overrides
 from conf.schema import to_yaml
@@ -22,7 +23,7 @@ from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports.run_page import page
 from reports.tensorboard import append, log_result, write_projector
-from reports.terminal import Speaker, describe, describe_score, describe_training, farewell
+from reports.terminal import describe, describe_score, describe_training, farewell
 from training.assemble import Callbacks, profile_path
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
@@ -61,7 +62,7 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
         return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
-def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:
+def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
     """Evaluate the best and the last model on the whole validation split, and write what was found into their files.
 
     Training has chosen the best by a part of the split; the whole split may prefer the last.
@@ -77,7 +78,7 @@ def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:
         except model_file.CheckpointError as error:
             if name == "last":
                 raise
-            log(f"passes over {error}")
+            log.info(f"passes over {error}")
             continue
         step = meta["step"]
         if step not in found:
@@ -93,7 +94,7 @@ def evaluate_models(plan: RunPlan, log: Speaker) -> tuple[Evaluated, Evaluated]:
     return best, last
 
 
-def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any], log: Speaker) -> float | None:
+def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any]) -> float | None:
     """Finish a run that has trained to its end, unless it was stopped in its last validation or pruned.
 
     Returns:
@@ -106,14 +107,14 @@ def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any], log: 
     if callbacks.stops.received:
         raise Stopped(callbacks.stops.received, step)
     if summary["status"] == "pruned":
-        log(f"pruned after step {step}: other trials of the search were better by then")
+        log.info(f"pruned after step {step}: other trials of the search were better by then")
         callbacks.pictures.finish(partial(append, plan.directory))
         return None
     if processes.rank():
         return None
-    loss = finish(plan, log, summary, callbacks.pictures)
+    loss = finish(plan, summary, callbacks.pictures)
     if profile := profile_path(plan):
-        log(f"profile    {profile}")
+        log.info(f"profile    {profile}")
     return loss
 
 
@@ -122,7 +123,7 @@ def finish_again(plan: RunPlan) -> float | None:
     run, point = plan.directory, plan.resume_point
     assert point
     way = "trainer.max_steps=N" if point.step >= plan.config.trainer.max_steps else "callbacks=[] allow=[callbacks]"
-    print(f"{run} is finished: step {point.step} of {plan.config.trainer.max_steps}; {way} goes on")
+    log.info(f"{run} is finished: step {point.step} of {plan.config.trainer.max_steps}; {way} goes on")
     loss = run_directory.summary_of(run).get("val_loss")
     if loss is not None or processes.rank():
         return loss
@@ -130,15 +131,15 @@ def finish_again(plan: RunPlan) -> float | None:
     if point.pruned:
         write_summary(run, trained | {"status": "pruned"})
         return None
-    return finish(plan, Speaker(run / "train.log"), trained, None)  # it was stopped while it was evaluated
+    with to_file(run / "train.log"):
+        return finish(plan, trained, None)  # it was stopped while it was evaluated
 
 
-def finish(plan: RunPlan, log: Speaker, summary: dict[str, Any], pictures: Pictures | None) -> float:
+def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) -> float:
     """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
 
     Args:
         plan: of the run.
-        log: what is said of it.
         summary: what training took.
         pictures: those that are still to be drawn.
 
@@ -147,17 +148,17 @@ def finish(plan: RunPlan, log: Speaker, summary: dict[str, Any], pictures: Pictu
     """
     run, config, text = plan.directory, plan.config, plan.text
     callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]
-    best, last = evaluate_models(plan, log)
+    best, last = evaluate_models(plan)
     test = evaluate_split(plan, best.model, "test", "best") if len(text.test) else None
-    describe_result(plan, log, best, last, test)
+    describe_result(plan, best, last, test)
     losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
     for line in describe_training(losses, summary["characters_per_second"]):
-        log(line)
+        log.info(line)
     if "tensorboard" in config.logger:
         write_projector(run, best.model.embedding.weight, text.tokenizer.names, occurrences(text))
     summary |= {"status": "finished"} | as_summary(best.score, last.score, test, best.step, config.model.context)
     sample = write_sample(plan, best.model)
-    reported = write_report(plan, log, summary, callbacks, best.model, sample)
+    reported = write_report(plan, summary, callbacks, best.model, sample)
     if pictures:
         with Progress("drawing the last pictures"):
             pictures.finish(partial(append, run))
@@ -166,19 +167,19 @@ def finish(plan: RunPlan, log: Speaker, summary: dict[str, Any], pictures: Pictu
         run, hyperparameters(config), summary["steps"], results | ({"best/test_loss": test.loss} if test else {})
     )
     write_summary(run, summary)  # last: a run that is stopped before is finished when it goes on
-    farewell(log, run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
+    farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
     return best.score.loss
 
 
-def describe_result(plan: RunPlan, log: Speaker, best: Evaluated, last: Evaluated, test: Any) -> None:
+def describe_result(plan: RunPlan, best: Evaluated, last: Evaluated, test: Any) -> None:
     """Log the exact losses."""
     context = plan.config.model.context
-    log("")
-    log(describe_score("validation", best.score, context, f"best checkpoint, step {best.step}"))
+    log.info("")
+    log.info(describe_score("validation", best.score, context, f"best checkpoint, step {best.step}"))
     if last is not best:
-        log(describe_score("", last.score, context, f"last checkpoint, step {last.step}"))
+        log.info(describe_score("", last.score, context, f"last checkpoint, step {last.step}"))
     if test:
-        log(describe_score("test", test, context, f"best checkpoint, step {best.step}"))
+        log.info(describe_score("test", test, context, f"best checkpoint, step {best.step}"))
 
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
@@ -192,7 +193,7 @@ def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
 
 
 def write_report(
-    plan: RunPlan, log: Speaker, summary: dict[str, Any], callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
+    plan: RunPlan, summary: dict[str, Any], callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
 ) -> Path | None:
     """Write report.html; where that fails, the run has finished all the same, and the log says why.
 
@@ -216,6 +217,6 @@ def write_report(
     except Stopped:
         raise
     except Exception as error:
-        log(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
+        log.info(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
         return None
     return path

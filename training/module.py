@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from base.errors import InputError, one_line
+from base.log import log
 from conf.schema import Config
 from data.tokenizer import Tokenizer
 from gpt.cuda_graph import WARMUP_STEPS, Capture, CapturedWork
@@ -43,8 +44,8 @@ class LitGPT(L.LightningModule):
         data: what to remember of the text in every checkpoint, as plain data.
         conditions: what the bits of the run depend on, by name, as plain data; kept in every checkpoint.
         capture: captures a whole step for a GPU to replay (see gpt/cuda_graph.py); None has Python take every step.
-        fell_back: told when compiling or capturing fails, and when a checkpoint is saved after that: what `compile` is
-            from then on, and a line that says why, once.
+        fell_back: called with the new value of `compile` when compiling or capturing has failed, and again, with
+            True, when the first checkpoint after that is saved.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class LitGPT(L.LightningModule):
         data: dict[str, Any],
         conditions: dict[str, Any],
         capture: Capture | None = None,
-        fell_back: Callable[[str, str | None], None] = lambda compiled, line: None,
+        fell_back: Callable[[str, bool], None] = lambda compiled, saved: None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -67,10 +68,8 @@ class LitGPT(L.LightningModule):
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
         self.capture, self.fell_back = capture, fell_back
-        self.untried, self.fallen = (
-            self.compile_step,
-            False,
-        )  # whether a compiled step has yet to run, and whether one failed
+        self.untried = self.compile_step  # no compiled step has run yet
+        self.fallen = False  # compiling or capturing has failed since the last checkpoint
         self.captured: CapturedWork | None = None  # the whole step, where it is captured
         self.rows = self.outcome = torch.empty(0)  # of the captured step: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
@@ -111,37 +110,35 @@ class LitGPT(L.LightningModule):
             self._capture_steps(optimizer, self.capture)
 
     def _capture_steps(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
-        """Have the optimizer replay whole captured steps, from the batch in `rows` to the loss in `outcome`."""
+        """Prepare to replay whole captured steps, from the batch in `rows` to the loss in `outcome`."""
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        take_step = optimizer.step
 
         def work() -> None:
             loss, grad_norm = self._gradients(self.rows), self._clip()
-            take_step()
+            optimizer.step()
             optimizer.zero_grad()
             self.outcome.copy_(torch.stack((loss, grad_norm)))
 
         self.captured, self.outcome = CapturedWork(work, capture), torch.zeros(2, device=self.device)
 
-        def step(closure: Callable[[], Any]) -> None:
-            closure()  # in which Lightning tells callbacks that a step is about to be taken
-            assert self.captured
-            try:
-                self.captured()
-            except RuntimeError as error:
-                capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
-                if not (self.untried or capturing):
-                    raise
-                self.captured = None
-                self._fall_back(error)
-                work()
-            self.untried = False
-            if not self.captured:
-                optimizer.step = take_step  # type: ignore[method-assign]
+    def _replay(self) -> None:
+        """Take a captured step; fall back if capturing fails.
 
-        optimizer.step = step  # type: ignore[method-assign, assignment]
+        It is the closure of the optimizer's step, which then finds no gradients and changes nothing.
+        """
+        assert self.captured
+        try:
+            self.captured()
+        except RuntimeError as error:
+            capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
+            if not (self.untried or capturing):
+                raise
+            work, self.captured = self.captured.work, None
+            self._fall_back(error)
+            work()
+        self.untried = False
 
     def _fall_back(self, error: Exception) -> None:
         """Continue without compiling if the first compiled step failed, without capturing if capturing did.
@@ -166,7 +163,8 @@ class LitGPT(L.LightningModule):
         self.conditions["compile"] = compiled
         if self.behind:
             self._seed_dropout(self.global_step, 0)
-        self.fell_back(compiled, f"{reason}; the run goes on as with compile={compiled}")
+        log.info(f"{reason}; the run continues with compile={compiled}")
+        self.fell_back(compiled, False)
 
     def on_train_end(self) -> None:
         """Free the captured step and its memory."""
@@ -207,7 +205,7 @@ class LitGPT(L.LightningModule):
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
             self.rows.copy_(batch)
-            optimizer.step()  # all of the step: see `_capture_steps`
+            optimizer.step(self._replay)
             outcome = self.outcome.clone()
         else:
             try:
@@ -335,7 +333,7 @@ class LitGPT(L.LightningModule):
         """Add what describes the model and the run, and leave out what only a GPU that replays steps needs."""
         score = self.score if self.scored_step == self.global_step else None
         if self.fallen:  # not before: config.yaml and the newest checkpoint are to say the same
-            self.fell_back(self.conditions["compile"], None)
+            self.fell_back(self.conditions["compile"], True)
             self.fallen = False
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:

@@ -1,7 +1,6 @@
 """How a run ends: what summary.json and the log say of it, and errors that a user can mend."""
 
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -11,10 +10,11 @@ import lightning as L
 
 from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
+from base.log import log
 from conf.defaults import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
-from reports.terminal import Speaker, out_of_memory, python
+from reports.terminal import out_of_memory, python
 from training.assemble import Callbacks
 from training.devices import rows_per_device
 from training.errors import Diverged, RunFailed, Stopped, is_lost_process
@@ -26,7 +26,7 @@ def way_on(run: Path, config: Config) -> str:
     """Name the newest checkpoint of a run that has ended early, and the command that continues from it."""
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
     if not steps:
-        return "there is no checkpoint yet"
+        return f"there is no {'checkpoint' if run.exists() else 'run'} yet"
     command = shlex.join(["train.py", f"resume={run}", *typed_again(config)])
     return f"the newest checkpoint is {steps[-1]}: {python()} {command}"
 
@@ -88,7 +88,7 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
 
 
 @contextmanager
-def explaining_the_end(plan: RunPlan, log: Speaker) -> Iterator[None]:
+def explaining_the_end(plan: RunPlan) -> Iterator[None]:
     """Log how a run ended early, with the command that continues it.
 
     Raises:
@@ -97,12 +97,10 @@ def explaining_the_end(plan: RunPlan, log: Speaker) -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        log(f"{stop}; {way_on(plan.directory, plan.config)}")
-        if log.log is None and processes.rank() == 0:
-            print(f"{stop}; there is no run yet", file=sys.stderr)
+        log.info(f"{stop}; {way_on(plan.directory, plan.config)}")
         raise
     except Diverged as error:
-        log(f"{error}; {way_on(plan.directory, plan.config)}")
+        log.info(f"{error}; {way_on(plan.directory, plan.config)}")
         raise Diverged(f"{error}; {way_on(plan.directory, plan.config)}") from None
     except RuntimeError as error:
         if not is_lost_process(error):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from base import run_directory, run_lock
 from base.files import remove_unfinished, write_text
+from base.log import log
 from conf.keys import leaves
 from conf.resume import check_unchanged
 from conf.schema import Config, to_dict, to_yaml
@@ -16,7 +17,6 @@ from training.resume import ResumePoint
 if TYPE_CHECKING:
     import lightning as L
 
-    from reports.terminal import Speaker
     from training.run_plan import RunPlan
 
 
@@ -49,7 +49,7 @@ def compare_with(point: ResumePoint, plan: "RunPlan", allow: list[str]) -> None:
 
     now = conditions(plan.config, plan.text, plan.runtime)
     if differing := check_unchanged(point.contents["conditions"], now, allow):
-        print(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
+        log.info(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
 
 
 def make_directory(run: Path, fresh: bool) -> None:
@@ -66,13 +66,12 @@ def make_directory(run: Path, fresh: bool) -> None:
     clean_up(run, None)
 
 
-def open_directory(plan: "RunPlan", trainer: "L.Trainer", log: "Speaker", parameters: int, notes: list[str]) -> None:
+def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes: list[str]) -> None:
     """Make the run directory, write config.yaml and summary.json, and introduce the run.
 
     Args:
         plan: of the run.
         trainer: whose loggers get the hyperparameters.
-        log: what the introduction is written to.
         parameters: of the model.
         notes: further lines of the introduction.
     """
@@ -84,4 +83,4 @@ def open_directory(plan: "RunPlan", trainer: "L.Trainer", log: "Speaker", parame
     write_summary(plan.directory, {"status": "running"})
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
-    introduce(log, plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)
+    introduce(plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)

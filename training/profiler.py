@@ -1,7 +1,7 @@
 """Where the time of a training step goes: Lightning's own profilers, or a few steps operator by operator."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import lightning as L
 import torch
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 from torch.profiler import ProfilerActivity, profile
+
+from base.log import log
 
 WARMUP_STEPS = 10  # steps before those that are recorded: the first are slower, and may compile
 NUM_STEPS = 3
@@ -28,8 +30,8 @@ class StepProfiler(L.Callback):
     Recording ends early at a validation, and where the run ends. It must come before the callbacks that save.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self.path, self.say = path, say
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.recorder: profile | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -70,7 +72,7 @@ class StepProfiler(L.Callback):
                 recorder.stop()
             recorder.export_chrome_trace(str(self.path))
             order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-            self.say(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
+            log.info(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line, printable
+from base.log import log
 from base.options import shown
 from conf.resume import merge_resumed, read_config, untrusted
 from conf.schema import Config, to_yaml
@@ -65,7 +66,7 @@ def newest_to_go_on() -> Path:
         else:
             if processes.rank() == 0:
                 for line in passed:
-                    print(f"resume: passes over {line}")
+                    log.info(f"resume: passes over {line}")
             os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
     raise run_directory.RunError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *passed])}")
@@ -117,8 +118,7 @@ def find_point(run: Path, resume: str) -> ResumePoint:
         raise CheckpointError(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
     if typed and typed["global_step"] != contents["global_step"]:
         raise CheckpointError(f"resume={resume}: a run goes on from its newest checkpoint, resume={path}")
-    if processes.rank() == 0:
-        for line in skipped:
-            print(f"resume: passes over {line}")
-        print(f"resume: from {printable(path)}, step {contents['global_step']}")
+    for line in skipped:
+        log.info(f"resume: passes over {line}")
+    log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
     return ResumePoint(path, contents)

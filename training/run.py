@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from base import processes, run_directory
 from base.errors import printable
+from base.log import log, to_file
 from base.progress import Progress
 from conf.resume import merge_started
 from conf.schema import Config, to_yaml
@@ -50,9 +51,9 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
-    if resume == "auto" and processes.rank() == 0:
+    if resume == "auto":
         what = f"going on in {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
-        print(f"resume: {printable(what)}")
+        log.info(f"resume: {printable(what)}")
     share_compiled(config)
     with Progress("loading the model to start from"):
         start = load_start(config.init_from) if config.init_from is not None and not resumed else None
@@ -95,7 +96,6 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
 def fit(plan: "RunPlan") -> float | None:
     """Train a run to its end, and evaluate it; return what `main` returns."""
     with Progress("loading Lightning"):
-        from reports.terminal import Speaker
         from training import assemble
         from training.budget import settle_minutes
         from training.callbacks.checkpoints import Checkpoints
@@ -111,22 +111,21 @@ def fit(plan: "RunPlan") -> float | None:
         processes.adopt()
     keep_freed_memory()
     config, first_process = plan.config, processes.rank() == 0
-    stops, log = StopSignals(Checkpoints(plan.directory / "checkpoints")), Speaker(None)
-    with quiet_lightning(), stops, explaining_the_end(plan, log):
+    stops = StopSignals(Checkpoints(plan.directory / "checkpoints"))
+    with quiet_lightning(), stops, to_file(plan.directory / "train.log"), explaining_the_end(plan):
         notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
         if config.minutes is not None and not plan.resume_point:
             with naming_what_takes_memory(plan, devices=1):
-                notes.append(settle_minutes(plan, lambda: assemble.build_module(plan, log)))
+                notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
         with naming_what_takes_memory(plan, plan.runtime.devices):
-            module = assemble.build_module(plan, log)
-        log.log = plan.directory / "train.log" if first_process else None
-        callbacks = assemble.build_callbacks(plan, log, stops)
+            module = assemble.build_module(plan)
+        callbacks = assemble.build_callbacks(plan, stops)
         with callbacks.pictures:
             trainer = assemble.build_trainer(plan, callbacks)
             if first_process:
-                open_directory(plan, trainer, log, module.net.num_parameters(), notes)
+                open_directory(plan, trainer, module.net.num_parameters(), notes)
             with recording(plan, callbacks, trainer) as summary:
                 callbacks.waits.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
                 point = plan.resume_point
                 trainer.fit(module, assemble.data_of(plan), ckpt_path=point.path if point else None, weights_only=True)
-            return conclude(plan, callbacks, summary, log)
+            return conclude(plan, callbacks, summary)

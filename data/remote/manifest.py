@@ -19,6 +19,7 @@ import numpy as np
 
 from base.errors import printable
 from base.files import remove_unfinished, write_text
+from base.log import log
 from base.processes import end_with_parent
 from base.progress import Progress
 from data.corpus import Corpus, DataError, Document
@@ -99,7 +100,7 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
         more = f", and {len(differing) - 1:,} more differ" if len(differing) > 1 else ""
         raise DataError(f"{differing[0]}{more}; allow=[text] goes on with what is there now")
     if differing:
-        print(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read anew", flush=True)
+        log.info(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read anew")
     known = before | _read(scanned)
     known = {address: known[address] for address in listed if address in known}
     todo = {address: version for address, version in listed.items() if address not in known}

@@ -131,7 +131,7 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
     ask("scancel", "--signal=USR1", number)
     wait_for_end(number)
     said = Path("job.out").read_text()
-    assert f"SLURM job {number} is requeued, to go on with this run" in said, said
+    assert f"SLURM job {number} is requeued, to continue this run" in said, said
     assert "resume: going on in runs/many" in said and said.count("step 160/160") == 1, said
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 

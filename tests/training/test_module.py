@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from base.errors import InputError
+from base.log import to_console
 from gpt.cuda_graph import WARMUP_STEPS
 from gpt.model import GPT
 from tests.conftest import Ended, last
@@ -148,13 +149,14 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
         ended = train(f"name={name}", *STEPS)
         assert ended.status == 0
         (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
-        assert "compile=graph: failed" in line and line.endswith("is capturing); the run goes on as with compile=false")
+        assert "compile=graph: failed" in line and line.endswith("is capturing); the run continues with compile=false")
         assert "compile: 'false'" in Path(f"runs/{name}/config.yaml").read_text()
         assert_same_run("python", name)
 
 
-def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
+def test_where_steps_are_captured_and_what_is_done_instead(capsys: pytest.CaptureFixture) -> None:
     """A first step that fails has to do without compiling, too; several processes, which might not all fail, end."""
+    to_console()
     assert choose_capture("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
         assert choose_capture(*where) is None
@@ -164,8 +166,9 @@ def test_where_steps_are_recorded_and_what_is_done_instead() -> None:
             conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=Mock(),
         )  # fmt: skip
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
-        line = f"compile=graph: failed (RuntimeError: one); the run goes on as with compile={now}"
-        module.fell_back.assert_called_once_with(now, line)
+        line = f"compile=graph: failed (RuntimeError: one); the run continues with compile={now}\n"
+        assert capsys.readouterr().out == line
+        module.fell_back.assert_called_once_with(now, False)
         assert module.compile_step is compile and module.capture is None and not module.untried and module.fallen
         assert module.conditions == {"compile": now, "compile_asked": "graph"}
     module = SimpleNamespace(capture=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))

@@ -4,7 +4,6 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -14,6 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
+from base.log import log
 from base.progress import clock
 from gpt.cuda_graph import WARMUP_STEPS
 from gpt.optim import lr_at
@@ -42,16 +42,13 @@ class Metrics(L.Callback):
     It must come before the callbacks that save, so that nothing is missing from what they save.
 
     Args:
-        say: prints a line for people and keeps it in the run's log.
         tokens_per_step: tokens trained on in one step, over all devices.
         tokens_per_character: of the training text; 1 unless tokens are bytes.
         warn: whether to say what takes long and how to shorten it; not where its time was asked for.
     """
 
-    def __init__(
-        self, say: Callable[[str], None], tokens_per_step: int, tokens_per_character: float, warn: bool
-    ) -> None:
-        self.say, self.warn = say, warn
+    def __init__(self, tokens_per_step: int, tokens_per_character: float, warn: bool) -> None:
+        self.warn = warn
         self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last entry that was logged
         self.spikes = Spikes()
@@ -122,12 +119,10 @@ class Metrics(L.Callback):
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
         if trainer.is_global_zero and pl_module.compile_step and self.warn:
-            self.say("compiling  about 20 seconds the first time, a few after that")
+            log.info("compiling  about 20 seconds the first time, a few after that")
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Keep the weights that a step which is logged is about to change."""
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Copy the weights before a step that is logged."""
         assert isinstance(pl_module, LitGPT)
         if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
             self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}
@@ -173,7 +168,7 @@ class Metrics(L.Callback):
         score = pl_module.score
         self.validations.add([trainer.global_step, score.loss, score.bpc])
         if trainer.is_global_zero:
-            self.say(
+            log.info(
                 f"step {trainer.global_step}/{trainer.max_steps}  validation loss {score.loss:.4f}  bpc {score.bpc:.4f}"
             )
         self.last_line = time.perf_counter()
@@ -208,7 +203,7 @@ class Metrics(L.Callback):
             self.clipped += 0 < self.module.optim_config.clip < grad_norm
             self.grad_norm, usual = grad_norm, self.spikes.usual
             if self.spikes.see(loss) and self.module.global_rank == 0 and self.spikes.count <= SPIKES_SAID:
-                self.say(f"step {step + 1}: the loss jumped to {loss:.4f} from about {usual:.4f}")
+                log.info(f"step {step + 1}: the loss jumped to {loss:.4f} from about {usual:.4f}")
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
@@ -249,7 +244,7 @@ class Metrics(L.Callback):
             self.bar.set_description_str(shown + "  ", refresh=False)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_SECONDS:
             left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
-            self.say(f"step {step}/{trainer.max_steps}  {shown}{left}")
+            log.info(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
 
     def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
@@ -257,7 +252,7 @@ class Metrics(L.Callback):
         left = (trainer.max_steps - step) * per_step
         if left > LONG_RUN_SECONDS and trainer.is_global_zero:
             fits = max(50, int((120 / per_step) // 50 * 50))
-            self.say(
+            log.info(
                 f"at the speed of this machine {trainer.max_steps} steps take about {clock(left)}; "
                 f"trainer.max_steps={fits} takes about {clock(fits * per_step)}"
             )

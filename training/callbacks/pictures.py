@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from base.errors import one_line
+from base.log import log
 from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, learned
@@ -31,8 +32,8 @@ class Pictures(L.Callback):
     are lost. Where validations come faster than pictures can be drawn, some have none, which is said once.
     """
 
-    def __init__(self, config: WatchConfig, shown: Shown, say: Callable[[str], None]) -> None:
-        self.config, self.shown, self.say = config, shown, say
+    def __init__(self, config: WatchConfig, shown: Shown) -> None:
+        self.config, self.shown = config, shown
         self.drawer: Renderer | None = None
         self.waiting = 0  # pictures that are sent and not written yet
         self.given_up = False
@@ -67,7 +68,7 @@ class Pictures(L.Callback):
         if self.config.pictures and not self.given_up:
             if self.waiting >= MAX_WAITING and not last:
                 if not self.behind:
-                    self.say("pictures   are drawn more slowly than validations come: some are left out")
+                    log.info("pictures   are drawn more slowly than validations come: some are left out")
                 self.behind = True
                 return
             self._send(learned(model, self.totals, self.shown, self.config.heads(), step))
@@ -93,7 +94,7 @@ class Pictures(L.Callback):
         while self.waiting and self._write(write, until - time.monotonic()):
             pass
         if self.waiting:
-            self.say(f"pictures   {self.waiting} were not drawn within {END_SECONDS:g} seconds")
+            log.info(f"pictures   {self.waiting} were not drawn within {END_SECONDS:g} seconds")
         self.end()
 
     def __enter__(self) -> "Pictures":
@@ -143,6 +144,6 @@ class Pictures(L.Callback):
 
     def _give_up(self, reason: str) -> None:
         """Say why there are no more pictures; training goes on."""
-        self.say(f"pictures   are not drawn any more: {reason}")
+        log.info(f"pictures   are not drawn any more: {reason}")
         self.waiting, self.given_up = 0, True
         self.end()
