@@ -53,7 +53,7 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
             assert (ended.status, ended.err) == (0, ""), arguments
     assert len(begun) == len(every) > 35
     counts = {kind: begun.count(kind) for kind in set(begun) - {"run_one"}}
-    assert counts == {"run_sweep": 1, "launcher": 1, "run_search": 4}
+    assert counts == {"run_sweep": 1, "launcher": 1, "run_search": 2}
 
 
 def test_every_other_command_is_taken() -> None:
@@ -99,7 +99,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
         ended = train(*given, f"trainer.max_steps={steps}", defaults=False)
         assert ended.status == 0 and f"step {steps}/{steps}" in ended.out, ended
     monkeypatch.setattr("sys.stdin", io.StringIO("the \n:quit\n"))
-    for arguments in commands("sample", "README.md"):
+    for arguments in commands("sample", "tasks.md"):
         short = [argument.replace("def ", "the ").replace("1000", "50") for argument in arguments]
         assert sample(*short).status == 0
 
@@ -118,7 +118,7 @@ def test_scoring_and_exporting(
         assert ended.status == 0, ended.err
         assert "bits/character" in ended.out + ended.err
     assert Path("book.html").stat().st_size > 30_000 < Path("both.html").stat().st_size
-    (web_page,) = commands("export", "README.md")
+    (web_page,) = commands("export", "web.md")
     assert export(*web_page).status == 0
     assert Path("first.html").exists()
 
