@@ -28,6 +28,7 @@ check: $(INSTALLED)
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports
+	@$(RUN) -m codespell_lib
 
 clean:
 	rm -rf $(VENV)
