@@ -177,7 +177,7 @@ def position_tables(config: ModelConfig, length: int, device: torch.device) -> t
         return _tables("alibi", config.heads, 0, device)
     if config.positions not in ("rotary", "sinusoidal"):
         return ()
-    size, rows = config.turned or config.dim, 1 << max(length - 1, 63).bit_length()
+    size, rows = config.rotary_dims or config.dim, 1 << max(length - 1, 63).bit_length()
     return tuple(table[:length] for table in _tables(config.positions, size, rows, device))
 
 

@@ -138,7 +138,7 @@ class GPT(nn.Module):
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
-        return 6 * weights + 12 * self.config.layers * self.config.span * self.config.dim
+        return 6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.dtype != torch.int64:

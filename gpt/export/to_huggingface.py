@@ -50,7 +50,7 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
             temperature=0.8,
             top_k=0,
             max_new_tokens=length,
-            use_cache=model.config.span > 1,  # for a window of one, theirs keeps everything and not nothing
+            use_cache=model.config.attention_window > 1,  # for a window of one, theirs keeps everything and not nothing
         )
         theirs.save_pretrained(path)
         write_tokenizer(meta["vocabulary"], model.config.context, path)
@@ -67,7 +67,7 @@ def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[
     if config.positions == "rotary":
         return needed, starcoder2
     positions = "learned" if config.positions == "alibi" else config.positions
-    window = config.window if config.span == config.context else None  # as long as all is all
+    window = config.window if config.attention_window == config.context else None  # as long as all is all
     return needed | {"positions": positions, "window": window}, gpt2
 
 
@@ -132,7 +132,7 @@ def starcoder2(model: GPT) -> tuple[Any, State]:
         max_position_embeddings=ours.context,
         norm_epsilon=NORM_EPS,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
-        sliding_window=ours.span,
+        sliding_window=ours.attention_window,
         attention_dropout=ours.dropout,
         residual_dropout=ours.dropout,
         embedding_dropout=ours.dropout,

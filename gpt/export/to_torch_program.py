@@ -17,7 +17,7 @@ def trace(model: GPT) -> ExportedProgram:
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
     if config.positions in ("rotary", "sinusoidal"):
-        check_tables(model, config.turned or config.dim)
+        check_tables(model, config.rotary_dims or config.dim)
         model.tables = tuple(table.clone() for table in model.position_tables(context))  # no part of longer ones
     model.position_tables(context)  # what is first made while tracing has no values
     try:

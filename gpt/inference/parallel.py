@@ -39,7 +39,7 @@ def generate_many(
         The last that `work` yielded for each part, in order.
     """
     config = weights.config
-    cache = 2 * config.layers * config.span * config.dim * weights.dtype.itemsize  # bytes, of one text
+    cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text
     threads, memory, most = cores(), MAX_CACHE, MAX_ROWS
     if weights.cuda:
         import torch

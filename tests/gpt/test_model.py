@@ -80,8 +80,8 @@ def test_no_logit_sees_what_comes_after_it() -> None:
     """
     for config in ALL:
         model, tokens = build(config), draw(2, config.context)
-        offset = config.key_offset and config.head_dim > 1 and config.span > 1
-        reach = config.layers * (config.span - 1 + offset) + config.token_shift
+        offset = config.key_offset and config.head_dim > 1 and config.attention_window > 1
+        reach = config.layers * (config.attention_window - 1 + offset) + config.token_shift
         before = model(tokens)
         for t in range(config.context):
             changed = tokens.clone()

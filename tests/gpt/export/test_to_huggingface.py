@@ -84,7 +84,7 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         wanted = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
         if config.positions == "alibi":
             wanted["positions"] = "learned"
-        if config.positions != "rotary" and config.span < config.context:
+        if config.positions != "rotary" and config.attention_window < config.context:
             wanted["window"] = None
         wrong = {key: value for key, value in wanted.items() if getattr(config, key) != value}
         named = [f"model.{key}={shown(getattr(config, key))} (must be {shown(value)})" for key, value in wrong.items()]
