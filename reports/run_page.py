@@ -175,7 +175,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
     starts = torch.from_numpy(tokenizer.characters_per_token)  # (V,) whether a token begins a character
     (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
-    rows = zip(found.likely.tolist(), found.chances.tolist(), strict=True)
+    rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),
         "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS).int().tolist(),
