@@ -104,7 +104,7 @@ def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None)
         close(wide[:, :7], model(tokens[:, :7]), 1e-12, positions)
         expected = reference.gpt(model.state_dict(), config, tokens.numpy())
         np.testing.assert_allclose(wide.numpy(), expected, rtol=0, atol=tolerance(config), err_msg=positions)
-    with pytest.raises(ValueError, match="must be at most 7, the places that the model has learned"):
+    with pytest.raises(ValueError, match="must be at most 7, the number of learned positions"):
         with_context(build(tiny(positions="learned")), 8)
 
 

@@ -91,7 +91,7 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         with pytest.raises(InputError) if wrong else nullcontext() as caught:
             check(config, nearest(config)[0])
         if wrong:
-            said = "--to hf: no architecture of transformers is the same maths: "
+            said = "--to hf: no equivalent architecture in transformers: "
             assert str(caught.value) == said + ", ".join(named)
         changed = dataclasses.replace(config, **wrong)
         needed, convert = nearest(changed)

@@ -262,7 +262,7 @@ def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
         fill(page, **{"length": 20, "temperature": 2, "top-k": "", "seed": 1, field: typed})
         page.click("#generate")
         text = written(page)
-        assert page.inner_text("#wrong") == f"{label}: must be a whole number from {bounds}; {taken} is taken"
+        assert page.inner_text("#wrong") == f"{label}: must be a whole number from {bounds}; {taken} is used"
         assert page.input_value(f"#{field}") == typed and len(text) == 3 + int(taken if field == "length" else 20)
         page.fill(f"#{field}", taken)
         assert not page.is_visible("#wrong")
