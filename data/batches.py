@@ -76,7 +76,7 @@ def batches_on_device(
 
 
 def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:
-    """`tokens[index]` as int64."""
+    """Return `tokens[index]` as int64."""
     return torch.from_numpy(np.asarray(tokens)[index].astype(np.int64))
 
 

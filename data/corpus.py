@@ -19,6 +19,7 @@ from typing import IO
 from base.errors import InputError, printable
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
+Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # downloads a file to a path, opens it, deletes it
 
 
 class DataError(InputError):
@@ -33,9 +34,7 @@ class Document:
     path: Path
     member: str | None = None  # its name if `path` is a zip
     address: str = ""  # of a copy, where it is from, for messages
-    fetch: Callable[[Path], AbstractContextManager[IO[bytes]]] | None = (
-        None  # downloads to a path, opens, and deletes it
-    )
+    fetch: Fetch | None = None  # of a remote text, which is not on this disk
 
     @property
     def label(self) -> str:

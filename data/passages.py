@@ -30,7 +30,7 @@ def prompts(text: Text) -> Tensor:
 
 
 def lines_to_show(text: Text) -> int:
-    """Return the start of a passage with many distinct characters: of a line in the middle."""
+    """Return where the line near the middle with the most distinct characters begins."""
     tokens, names = text.validation, text.tokenizer.names
     middle = max(1, len(tokens) // 2 - SEARCHED // 2)
     stretch = tokens[middle : middle + SEARCHED]

@@ -96,7 +96,7 @@ def last_component(name: str) -> str:
 
 
 def is_finite(contents: Any) -> bool:
-    """Whether no tensor in nested dicts and lists holds NaN or infinity."""
+    """Return whether no tensor in nested dicts and lists holds NaN or infinity."""
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):

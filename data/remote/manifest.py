@@ -108,20 +108,20 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
         raise DataError(f"{differing[0]}{more}; allow=[text] continues with the text as it is now")
     if differing:
         print(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read anew", flush=True)
-    known = before | _read(scanned)
-    known = {address: known[address] for address in listed if address in known}
-    todo = {address: version for address, version in listed.items() if address not in known}
-    todo |= {address: listed[address] for address in known if known[address].version != listed[address]}
+    scans = before | _read(scanned)
+    done = {address: scans[address] for address in listed if address in scans}
+    todo = {address: version for address, version in listed.items() if address not in done}
+    todo |= {address: listed[address] for address in done if done[address].version != listed[address]}
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     for left in folder.glob("*.copy"):  # by processes that were killed
         left.unlink()
     with open(scanned, "a", encoding="ascii") as file:
         for each in _scan_all(todo, encoding, folder, room):
-            known[each.address] = each
-            file.write(f"\n{json.dumps(asdict(each))}\n")  # the line before may have been cut by a kill
+            done[each.address] = each
+            file.write(f"\n{json.dumps(asdict(each))}\n")  # a kill may have cut the line before
             file.flush()
-    found = [known[address] for address in sorted(listed)]
+    found = [done[address] for address in sorted(listed)]
     write_text(manifest, "".join(f"{json.dumps(asdict(each))}\n" for each in found))
     scanned.unlink()
     return found

@@ -57,7 +57,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence two warnings of torch's exporter: missing torchvision, and its own deprecated calls."""
+    """Silence the exporter's warnings about missing torchvision and its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

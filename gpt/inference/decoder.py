@@ -223,7 +223,7 @@ class Decoder:
         qkv = layer.qkv(self._norm(x)).reshape(*x.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
         if w.config.qk_norm:
-            qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.share + w.eps)[..., None]
+            qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.qk_scale + w.qk_eps)[..., None]
         if rotation is not None:
             pairs = qk[..., : 2 * rotation.shape[-1]].view(rotation.dtype)  # (..., 2, H, R/2)
             pairs *= rotation

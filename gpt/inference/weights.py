@@ -72,7 +72,7 @@ class Weights:
         self.zero = self.zeros()
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps).
-        self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
+        self.qk_scale, self.qk_eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
         # Scores are then at most sqrt(2 D), since half of a key can be another's: their exponentials do not overflow.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
