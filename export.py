@@ -40,7 +40,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def work(options: argparse.Namespace) -> None:
     """Export, and say in one line what was written."""
     out = Path(options.out)
-    suffix, use = FORMATS[options.to]
+    suffix, use, _ = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if os.path.lexists(out):

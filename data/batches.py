@@ -1,7 +1,7 @@
-"""From tokens to batches, as pure functions: nothing is drawn, stored or advanced.
+"""From tokens to batches, as pure functions without state.
 
-Training batch k follows from (seed, k) alone, so a run can be resumed at any step, and micro-batches
-and ranks are slices of the rows of a batch. Evaluation counts every target exactly once.
+Training batch k depends on (seed, k) alone, so a run can be resumed at any step, and micro-batches and ranks are slices
+of the rows of a batch. Evaluation counts every target exactly once.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,16 @@ from data.order import window_starts
 if TYPE_CHECKING:
     from data.remote.shards import Shards
 
-PIECE = 2**28  # tokens sent to a GPU at once
-STEPS = 64  # whose windows are chosen at once
+CHUNK = 2**28  # tokens copied to a GPU at once
+STEPS = 64  # steps whose windows are computed at once
+VALIDATION_CHARACTERS = 2**16  # while training, a larger validation split is represented by evenly spaced windows
+EVALUATION_BATCH = 2**13  # characters per batch of evaluation windows: enough to keep the cores busy, small logits
 
 
 def train_batch(
     tokens: "np.ndarray | Shards", seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
-    """Return rows of batch `step` as windows of context + 1 tokens: inputs and, one further, targets.
+    """Return rows of batch `step` as windows of context + 1 tokens: inputs and, shifted by one, targets.
 
     Args:
         tokens: the text, one-dimensional, of any integer type, or in shards.
@@ -30,7 +32,7 @@ def train_batch(
         step: optimizer step, from 0.
         batch: windows per step over all micro-batches and ranks.
         context: window length in tokens.
-        rows: which of the `batch` rows to gather; those of this rank or micro-batch.
+        rows: of this rank or micro-batch, out of `batch`.
 
     Returns:
         (rows, context + 1) int64.
@@ -44,25 +46,25 @@ def train_batch(
     return _gather(tokens, starts[:, None] + np.arange(context + 1))  # (rows, context + 1)
 
 
-def on_device(tokens: np.ndarray, device: torch.device, most: int) -> "np.ndarray | torch.Tensor":
-    """A text on a GPU, in one byte or four for each token, if that is at most so many bytes; else where it was."""
+def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
+    """Copy a text to a GPU, in 1 or 4 bytes per token, if that takes at most `max_bytes`; else return it as it is."""
     narrow = tokens.dtype == np.uint8
-    if len(tokens) * (1 if narrow else 4) > most:
+    if len(tokens) * (1 if narrow else 4) > max_bytes:
         return tokens
-    # CUDA gathers no uint16.
+    # CUDA has no gather for uint16.
     resident = torch.empty(len(tokens), dtype=torch.uint8 if narrow else torch.int32, device=device)
-    for start in range(0, len(tokens), PIECE):
-        piece = np.array(tokens[start : start + PIECE], np.uint8 if narrow else np.int32)
-        resident[start : start + PIECE] = torch.from_numpy(piece)
+    for start in range(0, len(tokens), CHUNK):
+        piece = np.array(tokens[start : start + CHUNK], np.uint8 if narrow else np.int32)
+        resident[start : start + CHUNK] = torch.from_numpy(piece)
     return resident
 
 
 def batches_on_device(
     tokens: torch.Tensor, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """The batches from `step` on of a text that lies on a GPU, each as `train_batch` has it, and there.
+    """Yield the batches of `train_batch` from `step` on, of a text on a GPU.
 
-    All that is sent is where windows begin, for many steps at once.
+    Only the starts of the windows are copied to the GPU, for many steps at once.
     """
     window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
     while True:
@@ -74,20 +76,8 @@ def batches_on_device(
 
 
 def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:
-    """`tokens[index]` as int64."""
+    """Return `tokens[index]` as int64."""
     return torch.from_numpy(np.asarray(tokens)[index].astype(np.int64))
-
-
-def _evaluated(length: int, context: int, stride: int | None, most: int | None) -> np.ndarray:
-    """Which windows are evaluated: (windows,) int64; window w begins at w * stride."""
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
-    # The first window counts `context` targets, each further one `stride`; the last may count fewer.
-    windows = 0 if length < 2 else 1 + max(0, -(-(length - 1 - context) // stride))
-    wanted = windows if most is None or most >= length - 1 else max(1, 1 + (most - context) // stride)
-    wanted = min(wanted, windows)
-    return np.arange(wanted) * windows // max(wanted, 1)
 
 
 def evaluation_windows(
@@ -102,41 +92,39 @@ def evaluation_windows(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Cover a text with windows so that every token but the first is predicted and counted exactly once.
 
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride windows overlap, and all
-    but the first count their last `stride` targets only, each of which then sees at least
-    context - stride earlier tokens.
+    Disjoint windows (stride = context) are the cheapest. With a smaller stride windows overlap, and all but the first
+    count their last `stride` targets only, each of which has at least context - stride earlier tokens as context.
 
     Args:
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
         stride: from one window to the next; None is `context`.
-        rank: which of `ranks` this is; together the ranks count every target once.
+        rank: of this process; together the ranks count every target once.
         ranks: how many share the work.
-        most: count at most this many targets (but one window at least): a fixed choice of whole
-            windows, evenly spaced through the text, the first among them.
+        most: count at most this many targets, but at least one window: whole windows, evenly spaced, with the first.
 
     Yields:
-        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank
-        the same number of batches; what fills them up is not counted and holds any tokens of the text.
+        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank the same
+        number of batches; padding is not counted and holds any tokens of the text.
 
     Raises:
         ValueError: a stride below 1 or above `context`.
     """
-    windows = _evaluated(len(tokens), context, stride, most)
     stride = context if stride is None else stride
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
+    # The first window counts `context` targets, each further one `stride`; the last may count fewer.
+    windows = 0 if len(tokens) < 2 else 1 + max(0, -(-(len(tokens) - 1 - context) // stride))
+    wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
+    wanted = min(wanted, windows)
+    chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)
     column = np.arange(context)
-    for first in range(0, len(windows), batch * ranks):
-        place = first + rank * batch + np.arange(batch)
-        window = windows[np.minimum(place, len(windows) - 1)][:, None]  # (B, 1)
+    for first in range(0, wanted, batch * ranks):
+        row = first + rank * batch + np.arange(batch)
+        window = chosen[np.minimum(row, wanted - 1)][:, None]  # (B, 1)
         position = window * stride + np.arange(context + 1)  # (B, T + 1)
         gathered = _gather(tokens, np.minimum(position, len(tokens) - 1))  # (B, T + 1)
         new = (window == 0) | (column >= context - stride)
-        counted = new & (position[:, 1:] < len(tokens)) & (place < len(windows))[:, None]  # (B, T)
+        counted = new & (position[:, 1:] < len(tokens)) & (row < wanted)[:, None]  # (B, T)
         yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)
-
-
-# While training, a larger validation split is represented by evenly spaced windows of this many characters.
-VALIDATION_CHARACTERS = 2**16
-# Characters per batch of evaluation windows: enough to keep the cores busy, little memory for the logits.
-EVALUATION_BATCH = 2**13

@@ -1,4 +1,4 @@
-"""What can be chosen about the text. Imports nothing heavy."""
+"""Options of the text. Imports nothing heavy."""
 
 import codecs
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
 
 @dataclass
 class DataConfig:
-    """Where the text comes from, how it is tokenized and split, and how many windows make a step."""
+    """Source, tokenizer and split of the text, and the batch size."""
 
     corpus: str = option(
         "stdlib", "built-in corpus, used when data.path is not given", choices=CORPORA, on_resume="free"
@@ -26,24 +26,24 @@ class DataConfig:
     tokenizer: str = option(
         "char", "what a token is: a character, or a byte of the file", choices=("char", "byte"), on_resume="fixed"
     )
-    split: list[float] = option([0.9, 0.05, 0.05], "shares of train, validation and test", least=0, most=1)
+    split: list[float] = option([0.9, 0.05, 0.05], "fractions for train, validation and test", least=0, most=1)
     overfit: int | None = option(
-        None, "train, validate and test on the same first so many tokens, to see them learned by heart", least=2
+        None, "train, validate and test on the same first N tokens, to see them memorised", least=2
     )
-    batch: int = option(8, "windows per optimizer step, over all devices", least=1, most=2**24)
-    micro_batch: int | None = option(None, "windows per forward and backward on one device; null is all", least=1)
+    batch: int = option(8, "batch size: windows per optimizer step, over all devices", least=1, most=2**24)
+    micro_batch: int | None = option(None, "windows per forward and backward on one device; null: all", least=1)
     cache_dir: str | None = option(
-        None, "where encoded text and downloads are kept; null is the user's cache", on_resume="free", literal=True
+        None, "folder for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
     )
     cache_gb: float = option(
-        20.0, "space there for text from s3:// or https://, in 10^9 bytes", above=0, on_resume="free"
+        20.0, "disk space there for text from s3:// or https://, in 10^9 bytes", above=0, on_resume="free"
     )
 
     def __post_init__(self) -> None:
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
             raise InputError(
-                f"data.split={self.split}: must be three shares [train,validation,test] that add up to 1, "
+                f"data.split={self.split}: must be three fractions [train,validation,test] that add up to 1, "
                 "the first two above 0"
             )
         try:

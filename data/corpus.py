@@ -1,11 +1,8 @@
-"""Documents and how to read them.
+"""Documents and how to read them, streamed in chunks: a text may be far larger than memory.
 
-Text elsewhere (`s3://…`) is found by data/remote/manifest.py. A corpus is a sorted list of documents and the way to
-read them. Files are streamed in chunks, so that a text may be far larger than memory. What reading does to a text:
-
-- characters (`data.tokenizer=char`): decoded with `data.encoding`; a byte order mark at the start is
-  dropped; CRLF and lone CR become LF.
-- bytes (`data.tokenizer=byte`): the bytes of the file, exactly as they are.
+- characters (`data.tokenizer=char`): decoded with `data.encoding`; a byte order mark at the start is dropped; CRLF and
+  lone CR become LF.
+- bytes (`data.tokenizer=byte`): the bytes of the file, unchanged.
 """
 
 import codecs
@@ -21,34 +18,27 @@ from typing import IO
 
 from base.errors import InputError, printable
 
-CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens stay in the processor's cache
+CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
+Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # downloads a file to a path, opens it, deletes it
 
 
 class DataError(InputError):
-    """Something is wrong with the text that a person named; the message is one line."""
+    """Text that cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text of a corpus.
+    """One text of a corpus."""
 
-    Attributes:
-        name: its path within the corpus.
-        path: of the file.
-        member: its name if `path` is a zip.
-        address: where the file is a copy from, for people; empty where it is no copy.
-        fetch: makes that copy at the path it is given, opens it, and removes it; None where it is there.
-    """
-
-    name: str
+    name: str  # its path within the corpus
     path: Path
-    member: str | None = None
-    address: str = ""
-    fetch: Callable[[Path], AbstractContextManager[IO[bytes]]] | None = None
+    member: str | None = None  # its name if `path` is a zip
+    address: str = ""  # of a copy, where it is from, for messages
+    fetch: Fetch | None = None  # of a remote text, which is not on this disk
 
     @property
     def label(self) -> str:
-        """How to name it to people."""
+        """Its name in messages."""
         return printable(self.address or self.path)
 
     @contextmanager
@@ -67,7 +57,7 @@ class Document:
                 with open(self.path, "rb") as file:
                     yield file
             else:
-                # Read through the zip rather than extracted: a file half extracted cannot exist.
+                # Not extracted, so that no half-extracted file can exist.
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                     yield file
         except OSError as error:
@@ -76,27 +66,19 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A sorted list of documents and how they are read.
+    """Documents and how they are read."""
 
-    Attributes:
-        name: for people, such as `Python 3.11.7 standard library` or `book.txt`.
-        documents: sorted by name.
-        encoding: of the files; None reads bytes.
-        python: version of the Python whose standard library this is, else empty. Of such source,
-            comments and rulers are dropped.
-    """
-
-    name: str
-    documents: tuple[Document, ...]
-    encoding: str | None
-    python: str = ""
+    name: str  # in messages, such as `Python 3.11.7 standard library` or `book.txt`
+    documents: tuple[Document, ...]  # sorted by name
+    encoding: str | None  # of the files; None reads bytes
+    python: str = ""  # version of the Python whose standard library this is; comments and rulers are then dropped
 
     def size(self) -> int:
-        """Bytes of all documents, those of a zip packed."""
+        """Bytes of all documents, compressed ones as they are."""
         return sum(document.path.stat().st_size for document in self.documents)
 
     def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
-        """SHA-256 over the names and the bytes of all documents, in hexadecimal; without the name of a single one."""
+        """SHA-256 over the names and the bytes of all documents, in hexadecimal; of a single one, without its name."""
         total = hashlib.sha256()
         for document in self.documents:
             with document.open() as file:
@@ -105,12 +87,12 @@ class Corpus:
                     hashed.update(chunk)
                     tick(len(chunk))
                 content = hashed.hexdigest()
-            name = document.name if len(self.documents) > 1 else ""  # a file that is moved stays the same text
+            name = document.name if len(self.documents) > 1 else ""  # a renamed file is the same text
             total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
 
     def read(self, document: Document, tick: Callable[[int], object] = lambda size: None) -> Iterator[str | bytes]:
-        """Stream a document: pieces of str, or of bytes where `encoding` is None.
+        """Stream a document: chunks of str, or of bytes where `encoding` is None.
 
         Raises:
             DataError: the file cannot be read, or is not in `encoding` (with the offset in the file).
@@ -136,20 +118,15 @@ def decode(
     tick: Callable[[int], object] = lambda size: None,
     option: str = "data.encoding=",
 ) -> Iterator[str]:
-    """Decode a file in chunks; no mark at the start, LF at the end of lines.
+    """Decode a file in chunks, without byte order mark, with LF line ends.
 
-    Args:
-        file: open for reading bytes.
-        name: of the file, for people.
-        encoding: of the file.
-        tick: called with the number of bytes that were just read.
-        option: what a person writes in front of an encoding to choose it.
+    `tick` is called with the number of bytes just read; `name` of the file and `option` of the encoding are for errors.
 
     Raises:
         DataError: not in `encoding` (with the offset in the file), or there is no such encoding.
     """
     try:
-        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses what turns bytes into bytes, such as hex
+        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise DataError(f"{option}{encoding}: is no encoding of text files") from None
@@ -166,7 +143,7 @@ def decode(
         yield decoder.decode(b"", final=True)
         return
     except UnicodeDecodeError as error:
-        # What the decoder was given ends where reading stopped, whatever it had kept from earlier chunks.
+        # The decoder's input may begin in an earlier chunk, but ends where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
@@ -182,9 +159,6 @@ RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal punctuation marks of
 
 
 def without_rulers(source: str) -> str:
-    """Drop comment-only lines and lines with a run of five or more equal punctuation marks.
-
-    With those lines in, samples of a model collapse into rulers of dashes.
-    """
+    """Drop comment-only lines and rulers (five or more equal punctuation marks): samples collapse into them."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))

@@ -1,7 +1,8 @@
-"""Batches as Lightning asks for them."""
+"""The LightningDataModule."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -21,37 +22,29 @@ from data.config import DataConfig
 from data.text import Text
 
 ENDLESS = 2**40
-RESIDENT = 0.25  # of a GPU's free memory, which a text may take
+RESIDENT = 0.25  # fraction of a GPU's free memory that a text may take
 
 
 class _Batches(IterableDataset):
-    """The endless sequence of batches from where training stands; each is a function of (seed, step)."""
+    """Batches from a function that is called for each pass over them."""
 
-    def __init__(self, batches: Callable[[], Iterator[Tensor]]) -> None:
-        self.batches = batches
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self.make = make
 
+    def __iter__(self) -> Iterator[Any]:
+        return self.make()
+
+
+class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """A constant, as Lightning needs to go on in the middle of an epoch; there is only one epoch."""
+        """A constant, which Lightning needs to resume within an epoch; there is only one epoch."""
         return ENDLESS
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self.batches()
-
-
-class _Windows(IterableDataset):
-    """The validation windows, in the same order every time."""
-
-    def __init__(self, windows: Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]]) -> None:
-        self.windows = windows
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return self.windows()
 
 
 class TextDataModule(L.LightningDataModule):
     """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
 
-    On a CUDA GPU the text is kept there where it fits, and batches are gathered there.
+    If the text fits into the memory of a CUDA GPU, it is copied there and batches are gathered there.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -60,7 +53,7 @@ class TextDataModule(L.LightningDataModule):
         self.first_validation_token = int(text.validation[0])
 
     def train_dataloader(self) -> DataLoader:
-        """This device's rows of every batch from the current step on."""
+        """Load this device's rows of every batch from the current step on."""
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
@@ -75,10 +68,10 @@ class TextDataModule(L.LightningDataModule):
                 return batches_on_device(resident, self.seed, step, *sizes)
             return (train_batch(text, self.seed, each, *sizes) for each in count(step))
 
-        return DataLoader(_Batches(batches), batch_size=None)
+        return DataLoader(_EndlessBatches(batches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """This device's share of the validation windows."""
+        """Load this device's share of the validation windows, in the same order every time."""
         assert self.trainer is not None
         trainer = self.trainer
 
@@ -92,4 +85,4 @@ class TextDataModule(L.LightningDataModule):
                 most=VALIDATION_CHARACTERS,
             )
 
-        return DataLoader(_Windows(windows), batch_size=None)
+        return DataLoader(_Batches(windows), batch_size=None)

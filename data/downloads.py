@@ -14,11 +14,11 @@ from data.corpus import CHUNK, DataError
 
 @dataclass(frozen=True)
 class Remote:
-    """A text on the network: its address, the sha256 of the file there, its name within it if that is a zip."""
+    """A text on the web."""
 
     url: str
-    sha256: str
-    member: str | None = None
+    sha256: str  # of the file
+    member: str | None = None  # name of the text if the file is a zip
 
 
 REMOTE = {
@@ -41,15 +41,15 @@ REMOTE_NAMES = {"shakespeare": "tiny Shakespeare"}
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Where encoded text and downloads are kept."""
+    """Return the folder for encoded text and downloads."""
     return Path(config.cache_dir).expanduser() if config.cache_dir else Path(pooch.os_cache("chargpt"))
 
 
 def download(name: str, folder: Path) -> Path:
-    """Return the file of `REMOTE[name]` in `folder`, downloaded unless it is there, its sha256 checked each time.
+    """Return the file of `REMOTE[name]` in `folder`; download it if it is missing, and check its sha256.
 
     Raises:
-        DataError: one line with the address, the file it would go to, the reason and the way round.
+        DataError: one line with the address, the file, the reason and what to do.
     """
     remote = REMOTE[name]
     file_name = name + (".zip" if remote.member else ".txt")
@@ -74,7 +74,7 @@ def download(name: str, folder: Path) -> Path:
 
 def _reason(error: Exception) -> str:
     """Say in a few words why a download failed."""
-    import requests  # as late as pooch does: most runs download nothing
+    import requests  # most runs download nothing
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         error.response.close()  # pooch leaves it open

@@ -1,4 +1,8 @@
-"""Read a corpus twice: first to make the tokenizer, then to encode the text."""
+"""Read a corpus twice: first to make the tokenizer, then to encode the text into files.
+
+The folder of a text has `train.bin`, `validation.bin`, `test.bin` (tokens as uint8 or uint16, nothing else) and
+`meta.json`.
+"""
 
 import json
 import shutil
@@ -16,9 +20,13 @@ from data.corpus import Corpus, DataError
 from data.text import SPLITS, Part, cuts
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
+FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
+DAY_SECONDS = 86_400
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]]  # tokens and number of characters of each split
+
 
 def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> tuple[list[int], str]:
-    """First pass: how long each document is, and the distinct characters (or bytes) of them all, sorted."""
+    """First pass: return the length of each document, and the sorted distinct characters (or bytes) of all."""
     sizes, low, others = [], b"", np.zeros(0x110000, bool)
     for document in corpus.documents:
         size = 0
@@ -26,19 +34,19 @@ def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> t
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                if not others.take(points, mode="clip").all():  # reading is far quicker than writing
+                if not others.take(points, mode="clip").all():  # reading is far faster than writing
                     others[points] = True
             else:
                 raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # Deleting what is known leaves nothing, except early on: far quicker than looking at each byte.
+                # Deleting the bytes seen so far usually leaves nothing: far faster than looking at each byte.
                 low += bytes(set(raw.translate(None, low)))
         sizes.append(size)
     others[list(low)] = True
     return sizes, "".join(map(chr, np.flatnonzero(others)))
 
 
-def make_tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) -> Tokenizer:
-    """Make the tokenizer for a corpus, or refuse it."""
+def make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bool) -> Tokenizer:
+    """Make the tokenizer of a corpus, or raise `DataError`."""
     if not characters:
         raise DataError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -48,7 +56,7 @@ def make_tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) ->
     if joined:
         characters += "\n"
     try:
-        return CharTokenizer(characters + known)
+        return CharTokenizer(characters + extra_chars)
     except ValueError as error:
         raise DataError(f"{corpus.name}: {error}") from None
 
@@ -56,7 +64,7 @@ def make_tokenizer(corpus: Corpus, characters: str, known: str, joined: bool) ->
 def pieces(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Callable[[int], object] = lambda size: None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Second pass: the tokens of each split, in the order of the text, pieces of documents joined by one newline."""
+    """Second pass: yield the tokens of each split, in the order of the text, with a newline between documents."""
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
         position = 0
@@ -72,8 +80,8 @@ def pieces(
             position += len(tokens)
 
 
-def encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder: Path) -> None:
-    """Encode a corpus into `folder`, all or nothing.
+def encode(corpus: Corpus, digest: str, shares: list[float], extra_chars: str, folder: Path) -> Encoded:
+    """Encode a corpus into `folder`, atomically.
 
     Raises:
         DataError: the text cannot be read or used.
@@ -83,32 +91,30 @@ def encode(corpus: Corpus, digest: str, shares: list[float], known: str, folder:
     try:
         with Progress("encoding", 2 * corpus.size(), "B") as progress:
             sizes, characters = scan(corpus, progress.update)
-            tokenizer = make_tokenizer(corpus, characters, known, joined=sum(size > 0 for size in sizes) > 1)
+            joined = sum(size > 0 for size in sizes) > 1
+            tokenizer = make_tokenizer(corpus, characters, extra_chars, joined)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from pieces(corpus, cuts(corpus, sizes, shares), tokenizer, progress.update)
                 if corpus.digest() != digest:
                     raise changed
 
-            keep(folder, tokenizer, encoded())
+            save(folder, tokenizer, encoded())
     except UnknownCharacter:  # the first pass has seen every character there was
         raise changed from None
+    return load_saved(folder)
 
 
-FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
-DAY_SECONDS = 86_400  # seconds
-
-
-def cannot_keep(folder: Path, error: OSError) -> DataError:
-    """What to tell of a cache that cannot be written."""
+def cannot_save(folder: Path, error: OSError) -> DataError:
+    """Return the error for a cache that cannot be written."""
     return DataError(
-        f"{printable(folder)}: cannot keep the encoded text there: {error.strerror or error}; "
-        "another place is set by data.cache_dir="
+        f"{printable(folder)}: cannot save the encoded text: {error.strerror or error}; "
+        "data.cache_dir= sets another folder"
     )
 
 
-def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write the tokens of the splits into `folder`, all or nothing.
+def save(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write the tokens of the splits into `folder`, atomically.
 
     Raises:
         OSError: the cache cannot be written.
@@ -131,23 +137,26 @@ def keep(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
             if load(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        if load(folder) is None:  # else another process was quicker
+        if load(folder) is None:  # else another process was faster
             raise
 
 
 def count_characters(tokens: np.ndarray, are_bytes: bool) -> int:
-    """How many characters begin in these tokens: each is one, or where they are bytes, all but 10xxxxxx begin one."""
+    """Count the characters that begin in these tokens: all, or of bytes those that are not 10xxxxxx."""
     return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if are_bytes else 0)
 
 
-def checked(folder: Path) -> "tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None":
-    """Open what `keep` has written, as `load` does, with progress."""
+def load_saved(folder: Path) -> Encoded:
+    """Open what `save` has just written; raise `DataError` if it is damaged."""
     with Progress("checking the encoded text"):
-        return load(folder)
+        opened = load(folder)
+    if opened is None:
+        raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
+    return opened
 
 
-def load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]] | None:
-    """Open what `keep` has written, or return None where it is missing, incomplete or damaged."""
+def load(folder: Path) -> Encoded | None:
+    """Open what `save` has written, mapped into memory; return None if it is missing, incomplete or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
@@ -160,7 +169,7 @@ def load(folder: Path) -> tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]
 
 
 def _map(path: Path, dtype: type[np.unsignedinteger], length: int) -> np.ndarray:
-    """Map a file of `length` tokens into memory, read-only; ValueError if it has another size."""
+    """Map a file of `length` tokens into memory, read-only; raise `ValueError` if it has another size."""
     size = path.stat().st_size
     if size != length * np.dtype(dtype).itemsize:
         raise ValueError(f"{path} holds {size} bytes")

@@ -1,35 +1,32 @@
-"""Split a corpus and encode it once, into arrays that are mapped into memory from then on.
+"""Open a text: split and encode it once, then map it from `<cache>/encoded/<fingerprint>/`.
 
-A corpus lands in `<cache>/encoded/<fingerprint>/`: `train.bin`, `validation.bin`, `test.bin` (tokens
-as uint8 or uint16, nothing else) and `meta.json`. The fingerprint covers the content of the text, so
-the text itself is read (to hash it) at every start, and a change is always noticed.
+The fingerprint covers the content of the text. So the text itself is hashed at every start, and a change is noticed.
 """
 
 import hashlib
 import json
 from dataclasses import replace
 
-from base.errors import printable
 from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import DataError
 from data.downloads import cache_dir
-from data.encode import FORMAT, cannot_keep, checked, encode
+from data.encode import FORMAT, cannot_save, encode, load
 from data.sources import is_remote, open_corpus
 from data.text import SPLITS, Text, check_lengths
 
 
-def open_text(config: DataConfig, context: int, known: str = "", *, as_before: bool = False) -> Text:
-    """Open the text that `config` names, encoded and split; from the cache when it is there.
+def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_before: bool = False) -> Text:
+    """Open the text that `config` names, encoded and split, from the cache if it is there.
 
-    How it is split: 40 documents or more, as the standard library has, by file (see `split_by_file`);
-    fewer, each document contiguously. The pieces of a split are joined by one newline.
+    40 documents or more, such as the standard library, are split by file (see `split_by_file`); of fewer, each document
+    is cut into three parts. The pieces of a split are joined by one newline.
 
     Args:
-        config: what text, and how it is split and tokenized.
+        config: source, split and tokenizer.
         context: longest window in tokens; train and validation must hold at least one window and its targets.
-        known: characters that belong to the vocabulary whether the text has them or not; none for bytes.
-        as_before: of a text elsewhere, refuse what has changed since it was read, instead of reading it anew.
+        extra_chars: added to the vocabulary of characters, whether the text has them or not.
+        as_before: of a remote text, refuse documents that have changed, instead of reading them again.
 
     Raises:
         DataError: one line that says what is wrong with the text and what is needed.
@@ -37,43 +34,42 @@ def open_text(config: DataConfig, context: int, known: str = "", *, as_before: b
     if is_remote(config.path):
         from data.remote.remote_text import open_shards  # loads fsspec, which few runs need
 
-        text = open_shards(config, context, known, as_before=as_before)
+        text = open_shards(config, context, extra_chars, as_before=as_before)
     else:
-        text = _open_here(config, context, known)
+        text = _open_local(config, context, extra_chars)
     return text if config.overfit is None else _overfitted(text, config.overfit, context)
 
 
-def _overfitted(text: Text, learned: int, context: int) -> Text:
-    """The first `learned` tokens of the training text as all three splits."""
-    if learned <= context:
-        raise DataError(f"data.overfit={learned}: must be above model.context={context}")
-    part = text.train[:learned]
-    # No window of an epoch reaches the last `context` tokens at every phase: what is asked is covered whole.
-    train, lengths = text.train[: learned + 2 * context], text.tokenizer.characters_per_token
-    characters = dict.fromkeys(SPLITS, int(lengths[part].sum())) | {"train": int(lengths[train].sum())}
+def _overfitted(text: Text, length: int, context: int) -> Text:
+    """Use the first `length` tokens of the training text as all three splits."""
+    if length <= context:
+        raise DataError(f"data.overfit={length}: must be above model.context={context}")
+    part = text.train[:length]
+    # With a random phase the last `context` tokens may be missed, so keep 2 * context extra tokens.
+    train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
+    characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     return replace(text, train=train, validation=part, test=part, characters=characters)
 
 
-def _open_here(config: DataConfig, context: int, known: str) -> Text:
-    """Open text of this machine, as `open_text` says."""
+def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
+    """Open text on this machine, as `open_text` says."""
     corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
         digest = corpus.digest(progress.update)
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
-    settings += [known] if known else []
+    settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
-    opened = checked(folder)
+    with Progress("checking the encoded text"):
+        opened = load(folder)
     if opened is None:
         try:
-            encode(corpus, digest, config.split, known, folder)
-        except OSError as error:  # reading raises DataError: this is the cache
-            raise cannot_keep(folder, error) from None
-        opened = checked(folder)
-        if opened is None:
-            raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
+            opened = encode(corpus, digest, config.split, extra_chars, folder)
+        except OSError as error:  # of the cache: reading raises DataError
+            raise cannot_save(folder, error) from None
     arrays, tokenizer, characters = opened
     check_lengths(arrays, config, context, corpus)
     return Text(
-        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters, known=known
-    )
+        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
+        extra_chars=extra_chars,
+    )  # fmt: skip

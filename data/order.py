@@ -1,8 +1,6 @@
-"""Which windows make batch k, as a pure function of (seed, k): nothing is drawn, stored or advanced.
+"""The windows of batch k, as a pure function of (seed, k) without state.
 
-A text in one array is permuted as a whole. One in many shards, which do not all fit on a disk, is permuted block by
-block: an epoch takes the shards in a random order, a few of them (a block) at a time, and the windows of a block in a
-random order.
+A text in one array is permuted as a whole; one in shards block by block, see data/remote/epoch.py.
 """
 
 import numpy as np
@@ -11,37 +9,29 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Scramble uint64 numbers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Hash uint64 numbers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
 
 
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Apply the permutation of 0..size-1 that belongs to `key`, computed one by one and never stored.
+    """Apply a pseudorandom permutation of 0..size-1 to `index`, for each row that of its key: all (rows,) uint64.
 
-    A Feistel network permutes 0..2^bits-1, the smallest such range that holds `size` numbers; whatever
-    falls outside 0..size-1 goes round again until it is inside (Black and Rogaway 2002, "cycle walking").
-
-    Args:
-        index: (rows,) uint64, each below `size`.
-        size: how many numbers are permuted.
-        key: (rows,) uint64; rows with the same key belong to the same permutation.
-
-    Returns:
-        (rows,) uint64, each below `size`.
+    A Feistel network permutes 0..2^bits-1, the smallest such range that holds `size` numbers; results outside
+    0..size-1 are permuted again until they are inside ("cycle walking", Black and Rogaway 2002).
     """
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    # Halves of so few bits mix slowly: with 6 rounds some of 5 numbers came 10 % too often, with 16 none.
+    # Small halves mix slowly: with 6 rounds, some of 5 numbers came 10 % too often, with 16 none.
     rounds = 6 if bits > 5 else 16
-    keys = [mix(key + GOLDEN * turn % 2**64) for turn in range(1, rounds + 1)]
+    keys = [mix(key + GOLDEN * i % 2**64) for i in range(1, rounds + 1)]
     inside = np.zeros(index.shape, bool)
     while not inside.all():
         low, high = index & low_mask, index >> low_bits
         for even, odd in zip(keys[::2], keys[1::2], strict=True):
-            # Each line can be undone by itself, so the whole is a permutation whatever mix does.
+            # Each line is invertible, so the whole is a permutation whatever `mix` is.
             high = high ^ (mix(low + even) & high_mask)
             low = low ^ (mix(high + odd) & low_mask)
         index = np.where(inside, index, high << low_bits | low)
@@ -50,15 +40,15 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """How many windows of context + 1 tokens, `context` apart, fit into `length` tokens at every phase."""
+    """Return how many windows of context + 1 tokens, `context` apart, fit into `length` tokens at every phase."""
     return (length - min(context, length - context)) // context
 
 
 def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
-    """Where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
+    """Return where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
 
-    The batches are consecutive pieces of an endless sequence of epochs. Epoch e takes all windows
-    that begin at phase_e + i * context, in an order of its own; all phases have the same number of them.
+    Batches are consecutive slices of an endless sequence of epochs. Epoch e takes all windows that begin at
+    phase_e + i * context, in its own order; all phases have the same number of them.
 
     Raises:
         ValueError: the text holds no window of context + 1 tokens.

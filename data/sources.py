@@ -25,7 +25,7 @@ def _is_ascii(document: Document) -> bool:
 
 
 def _stdlib(encoding: str | None) -> Corpus:
-    """The standard library that runs this program: its pure-ASCII source files."""
+    """Return the pure-ASCII source files of the running Python's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
@@ -41,7 +41,7 @@ def _stdlib(encoding: str | None) -> Corpus:
 
 
 def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[Document]:
-    """All regular files below `root` that are not hidden, sorted; directories named in `without` left out."""
+    """List the files below `root`, sorted, without hidden ones and directories named in `without`."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
@@ -55,23 +55,23 @@ def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[
 
 
 def _document(path: Path, root: Path) -> Document:
-    """Name a file by its path below `root`, alike on systems that compose letters and those that do not."""
+    """Name a file by its path below `root`, in composed letters (NFC) on every system."""
     return Document(unicodedata.normalize("NFC", path.relative_to(root).as_posix()), path)
 
 
 def _spellings(path: str) -> list[str]:
-    """A path as typed, with its letters composed (NFC), and decomposed (NFD), as file systems keep them."""
+    """Return a path as typed, and with letters composed (NFC) and decomposed (NFD), as file systems store them."""
     path = os.path.expanduser(path)
     return list(dict.fromkeys([path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]))
 
 
 def is_remote(path: str | None) -> bool:
-    """Whether `data.path` names text by an address, such as `s3://bucket/dir`."""
+    """Return whether `data.path` has an address, such as `s3://bucket/dir`."""
     return path is not None and any("://" in entry for entry in entries(path))
 
 
 def entries(path: str) -> list[str]:
-    """What a list such as `[a.txt,b.txt]` names; anything else, and a file of that very name, is one entry.
+    """Split a list such as `[a.txt,b.txt]`; anything else, and a file of that very name, is one entry.
 
     Raises:
         DataError: an entry is empty.
@@ -87,15 +87,15 @@ def entries(path: str) -> list[str]:
 def find_documents(path: str) -> list[Document]:
     """Find the files that `data.path` names, sorted by name.
 
-    - A list, `[a.txt,b.txt]`: what its entries name, each file once. A comma in a name is written `?`.
-    - A file: that file. A name that exists is never read as a pattern, so `[a].txt` is found.
+    - A list, `[a.txt,b.txt]`: the files of its entries, each once. A comma in a name is written `?`.
+    - A file: that file. A name that exists is never a pattern, so `[a].txt` is found.
     - A directory: the files in it and below; those named `*.txt` if there are any, else all.
     - Else a glob, where `**` stands for any number of directories: the files that match.
 
-    Hidden files and directories are left out unless they are named; directories behind links too.
+    Hidden files and directories are left out unless they are named, and so are links to directories.
 
     Raises:
-        DataError: nothing is there, with the nearest name that is; or no file is found.
+        DataError: there is no such file, with the nearest name; or a directory or glob has no files.
     """
     names = entries(path)
     if len(names) > 1:
@@ -129,7 +129,7 @@ def find_documents(path: str) -> list[Document]:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Find the text that `config` names; downloads it if need be, reads none of it.
+    """Find the text that `config` names, without reading it; download it if it is missing.
 
     Raises:
         DataError: there is no such text; one line.

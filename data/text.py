@@ -17,36 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """An encoded corpus.
+    """An encoded corpus."""
 
-    Attributes:
-        train: tokens, one-dimensional, uint8 or uint16, mapped into memory; of a text elsewhere, in shards.
-        validation: likewise, never in shards.
-        test: likewise, of length 0 where the split has no share for it.
-        tokenizer: made from the whole corpus, not from the training part alone.
-        name: of the corpus, for people.
-        fingerprint: hexadecimal; equal for equal content, settings and tokenizer.
-        characters: how many each split holds (tokens are fewer or more with other tokenizers).
-        known: characters that the tokenizer was made to know besides those of the corpus.
-    """
-
-    train: "np.ndarray | Shards"
-    validation: np.ndarray
-    test: np.ndarray
-    tokenizer: Tokenizer
-    name: str
-    fingerprint: str
-    characters: Mapping[str, int]
-    known: str
+    train: "np.ndarray | Shards"  # tokens, one-dimensional, uint8 or uint16, mapped into memory; remote text in shards
+    validation: np.ndarray  # likewise, never in shards
+    test: np.ndarray  # likewise, empty if its fraction is 0
+    tokenizer: Tokenizer  # made from the whole corpus, not from the training split alone
+    name: str  # of the corpus, in messages
+    fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
+    characters: Mapping[str, int]  # of each split; not the number of tokens with other tokenizers
+    extra_chars: str  # of the vocabulary, besides those of the corpus
 
 
 SPLITS = ("train", "validation", "test")
-BY_FILE = 40  # from this many documents on, a document goes to one split as a whole
-Part = tuple[str, int, int]  # of a document: a split, and from where to where
+BY_FILE = 40  # from this many documents on, each belongs to one split as a whole
+Part = tuple[str, int, int]  # of a document: split, begin, end
 
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Refuse a split in which no window fits."""
+    """Raise `DataError` for a split that is shorter than a window."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
     if whole <= context:
@@ -56,7 +45,7 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         )
     for split, share in zip(SPLITS, config.split, strict=True):
         length = len(arrays[split])
-        # Test is only ever evaluated, where a shorter last window is fine: two tokens make one prediction.
+        # The test split is only evaluated, where windows may be shorter: two tokens make one prediction.
         needed = context + 1 if split != "test" else 2 if share > 0 else 0
         if length < needed:
             way = f"lower model.context={context} or " if split != "test" else ""
@@ -67,14 +56,10 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 
 
 def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, str]:
-    """Send each document to one split.
+    """Assign each document, by name, to one split, which depends on names and sizes alone.
 
-    In an order given by a hash of their names, documents fill validation up to its share of the
-    characters, then test; the rest is train. A document is passed over where taking it would miss the
-    share by more than leaving it out does. So a document's place depends on names and sizes alone.
-
-    Returns:
-        The split of each document, by name.
+    In the order of a hash of their names, documents fill validation up to its share of the characters, then test; the
+    rest is train. A document is skipped if taking it would miss the share by more than leaving it out.
     """
     left = sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest())
     whole = sum(sizes.values())
@@ -90,14 +75,14 @@ def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, st
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Where validation and test begin in a document of `size` characters."""
-    # The small number mends products such as 0.29 * 100 = 28.999999999999996.
+    """Return where validation and test begin in a document of `size` characters."""
+    # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     first = int(size * shares[0] + 1e-6)
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
 
 
 def cuts(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[Part]]:
-    """The parts that each document is cut into."""
+    """Return the parts of each document."""
     if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)

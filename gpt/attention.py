@@ -14,10 +14,10 @@ from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
-FUSED_FROM = 1024  # places from which torch's fused kernel is the faster one on a CPU, see docs/results.md
-MAX_SCORES = 2**25  # scores that are held at once without being trained on
+FUSED_FROM = 1024  # tokens from which torch's fused kernel is the faster one on a CPU, see docs/results.md
+MAX_SCORES = 2**25  # attention scores in memory at once when not training
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
-MIN_BLOCK = 16  # queries in a block of windowed attention, below which its products are too small to be fast
+MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller blocks are slow
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -30,8 +30,8 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
         q: queries, (B, H, T, D).
         k: keys, (B, H, M, D).
         v: values, likewise.
-        bias: what is added to the scores, (1 or H, T, M), -inf where nothing may be seen; None is the causal mask.
-        dropout: share of the attention weights set to zero.
+        bias: added to the scores, (1 or H, T, M), -inf where masked; None is the causal mask.
+        dropout: probability of setting an attention weight to zero.
 
     Returns:
         (B, H, T, D).
@@ -49,22 +49,22 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """The same as `explicit_attention` through torch's fused kernel."""
+    """Compute the same as `explicit_attention` with torch's fused kernel."""
     bias = None if bias is None else bias.to(q.dtype)[None]  # (1, 1 or H, T, M)
     return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=bias is None)
 
 
 def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
-    """What is added to the scores: -inf for keys that a query does not see, ALiBi's bias for those that it does.
+    """Return what is added to the scores: -inf for masked keys, ALiBi's bias for the others.
 
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
     for the window.
 
     Args:
-        queries: their places, (..., T).
+        queries: their positions, (..., T).
         keys: theirs, (..., M); below 0 where there is none.
-        window: how many places a query sees, the newest its own; None is all.
-        slopes: of the heads' biases, (H,); None is no bias.
+        window: positions that a query attends to, its own the last; None is all.
+        slopes: ALiBi's, (H,); None is no bias.
 
     Returns:
         (1 or H, ..., T, M) float32.
@@ -86,54 +86,54 @@ def choose_kernel(
     Args:
         config: of the model.
         batch: B.
-        length: T; None in a graph that is exported for all lengths, which looking at the length would bound.
+        length: T; None in a graph that is exported for all lengths, where a condition on T would limit them.
         device: its type.
-        training: whether dropout is active and all scores are held for the backward pass.
+        training: whether dropout is active and all scores are stored for the backward pass.
 
     Returns:
-        `explicit_attention` or `fused_attention`, and the function that applies it: `causal_attention`,
-        `biased_attention`, `attention_in_parts` or `windowed_attention`.
+        The kernel, and the function that applies it: `causal_attention`, `biased_attention`, `attention_in_parts` or
+        `windowed_attention`.
     """
     over: Callable[..., Tensor] = causal_attention
-    ahead = device == "cpu"
+    explicit = device == "cpu"
     if config.positions == "alibi" or (config.window is not None and (length is None or config.window < length)):
         over = biased_attention
     if length is not None:
         width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
-        # The explicit way is ahead on a CPU while its table is small; torch's kernel has no dropout of its own there.
+        # Explicit matmuls are faster on a CPU while the scores are few; the fused kernel has no dropout there.
         small = length < FUSED_FROM and (training or batch * config.heads * length**2 <= MAX_SCORES)
-        ahead = ahead and (small or length > width or (training and config.dropout > 0))
+        explicit = explicit and (small or length > width or (training and config.dropout > 0))
         if over is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
             over = attention_in_parts
-        elif length > width:  # blocks save what two of them do not cover
+        elif length > width:  # else a block's keys would be the whole text
             over = windowed_attention
-    explicit = config.attention == "explicit" or (config.attention == "auto" and ahead)
+    explicit = config.attention == "explicit" or (config.attention == "auto" and explicit)
     return explicit_attention if explicit else fused_attention, over
 
 
 def causal_attention(attend: Kernel, q: Tensor, k: Tensor, v: Tensor, _: Any, __: Any, dropout: float) -> Tensor:
-    """Attend to all places so far; parameters as in `windowed_attention`."""
+    """Attend to all positions so far."""
     return attend(q, k, v, None, dropout)  # (B, H, T, D)
 
 
 def biased_attention(
     attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend with the biases of a window, of ALiBi or of both; parameters as in `windowed_attention`."""
-    places = torch.arange(q.shape[2], device=q.device)  # (T,)
-    return attend(q, k, v, make_bias(places, places, window, slopes), dropout)  # (B, H, T, D)
+    """Attend with the biases of a window, of ALiBi or of both."""
+    positions = torch.arange(q.shape[2], device=q.device)  # (T,)
+    return attend(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
 
 
 def attention_in_parts(
     attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, _: float
 ) -> Tensor:
-    """Attend for a few queries at a time, whose biases fit into memory; parameters as in `windowed_attention`."""
+    """Attend for a few queries at a time, whose biases fit into memory."""
     H, T = q.shape[1:3]
-    places, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
+    positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
     for start in range(0, T, count):
         stop = min(start + count, T)
         first = max(0, start - window + 1) if window else 0
-        bias = make_bias(places[start:stop], places[first:stop], window, slopes)  # (1 or H, n, m)
+        bias = make_bias(positions[start:stop], positions[first:stop], window, slopes)  # (1 or H, n, m)
         parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
     return torch.cat(parts, dim=2)  # (B, H, T, D)
 
@@ -141,34 +141,25 @@ def attention_in_parts(
 def windowed_attention(
     attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention to the last `window` places, at a cost that grows with T, not with its square.
+    """Attend to the last `window` positions, at a cost linear in T.
 
-    The text is cut into blocks of at least a window. What the queries of a block see then lies in their own block and
-    the one before it: each is a small attention of b queries to 2b keys.
+    The text is cut into blocks of b positions, at least a window. The queries of a block then attend to keys of their
+    own block and of the one before it: a small attention of b queries to 2b keys.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
-
-    Args:
-        attend: `explicit_attention` or `fused_attention`, for a block.
-        q: queries, (B, H, T, D); `k` and `v` alike.
-        k: keys.
-        v: values.
-        window: how many places a query sees, the newest its own.
-        slopes: see `make_bias`.
-        dropout: see `attend`.
     """
     (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)
     n = -(-T // b)
     q, k, v = (F.pad(x, (0, 0, 0, n * b - T)).view(B, H, n, b, D) for x in (q, k, v))  # (B, H, n, b, D)
     k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, -1)), x), dim=3) for x in (k, v))  # (B, H, n, 2b, D)
-    places = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
-    bias = make_bias(places, torch.cat((places - b, places), dim=1), window, slopes)  # (1 or H, n, b, 2b)
+    positions = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
+    bias = make_bias(positions, torch.cat((positions - b, positions), dim=1), window, slopes)  # (1 or H, n, b, 2b)
     bias = bias.expand(H, n, b, 2 * b).reshape(H * n, b, 2 * b)  # (H*n, b, 2b)
     y = attend(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias, dropout)  # (B, H*n, b, D)
     return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
 
 
 def position_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return what `gpt.positions` gives for T places, one copy for all layers; longer tables are made as texts come.
+    """Return the tables of `gpt.positions` for T positions; they are cached, one copy for all layers.
 
     Returns:
         float32 tensors. Rotary: cosines and sines, (T, R/2) each; sinusoidal: (T, C); ALiBi: slopes, (H,); else none.
@@ -177,7 +168,7 @@ def position_tables(config: ModelConfig, length: int, device: torch.device) -> t
         return _tables("alibi", config.heads, 0, device)
     if config.positions not in ("rotary", "sinusoidal"):
         return ()
-    size, rows = config.turned or config.dim, 1 << max(length - 1, 63).bit_length()
+    size, rows = config.rotary_dims or config.dim, 1 << max(length - 1, 63).bit_length()
     return tuple(table[:length] for table in _tables(config.positions, size, rows, device))
 
 
@@ -193,15 +184,10 @@ def _tables(positions: str, size: int, rows: int, device: torch.device) -> tuple
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pair (x_i, x_{i + R/2}) of each place by its angle, so that q . k depends on distance alone.
+    """Rotate the pair (x_i, x_{i + R/2}) of each position by its angle, so that q . k depends on distance alone.
 
-    The first R channels are turned, further ones stay as they are.
+    x is (B, H, T, D), queries or keys; the tables are (T, R/2). Channels from R on stay as they are.
     Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
-
-    Args:
-        x: queries or keys, (B, H, T, D).
-        cos: cosines from `position_tables`, (T, R / 2).
-        sin: sines, likewise.
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     half = cos.shape[-1]
@@ -210,14 +196,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Take the second half of each key from the place before, zeros at the first place.
+    """Take the second half of each key from the previous position, zeros at the first: (B, H, T, D) -> (B, H, T, D).
 
     A query can then ask for "what came after such a character" and find it in one layer, where a model must
     otherwise learn two that work together (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
-
-    Args:
-        k: keys, (B, H, T, D).
     """
     half = k.shape[-1] // 2
     own, moved = k.split((k.shape[-1] - half, half), dim=-1)  # (B, H, T, D - half), (B, H, T, half)
@@ -227,8 +210,8 @@ def offset_keys(k: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal multi-head self-attention: (B, T, dim) -> (B, T, dim).
 
-    `qkv.weight` holds the query, key and value projections one above the other, each with its heads in
-    order: the layout of `nn.MultiheadAttention.in_proj_weight`, so weights can be copied from there.
+    `qkv.weight` stacks the query, key and value projections, each with its heads in order: the layout of
+    `nn.MultiheadAttention.in_proj_weight`, so weights can be copied from there.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -238,7 +221,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Let every place look at itself and at the places before it; `tables` None looks up `position_tables`."""
+        """Causal self-attention: position t attends to 0..t. `tables` None looks up `position_tables`."""
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
@@ -249,12 +232,7 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention is computed from: (B, T, C) -> 3 x (B, H, T, D).
-
-        Args:
-            x: what enters the layer.
-            tables: see `position_tables`.
-        """
+        """Project the input, and apply norms and `position_tables`: (B, T, C) -> 3 x (B, H, T, D)."""
         (B, T, C), config = x.shape, self.config
         qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)

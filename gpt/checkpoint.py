@@ -1,8 +1,8 @@
-"""Training checkpoints (`.ckpt`), which a run is resumed from, and the models that are made of them.
+"""Training checkpoints (`.ckpt`), for resuming a run, and the models made from them.
 
-A checkpoint holds `format model_config vocabulary data state_dict global_step val_loss evaluation`, `conditions` (what
-the bits of the run depend on) and what Lightning adds (`optimizer_states loops ...`), all of it plain data and tensors.
-It is for one's own runs: models, which may come from anyone, are read by `gpt/model_file.py`.
+A checkpoint holds `format model_config vocabulary data state_dict global_step val_loss evaluation`, `conditions` (the
+run fingerprint) and what Lightning adds (`optimizer_states loops ...`), all of it plain data and tensors. Checkpoints
+are for your own runs; models from anyone are read by `gpt/model_file.py`.
 """
 
 import re
@@ -20,21 +20,19 @@ from base.files import atomic
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.model_file import FORMAT, CheckpointError
+from gpt.model_file import FORMAT, CheckpointError, other_format
 
-PREFIX = "net."  # the model is the attribute `net` of the module that Lightning fits
+PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 REQUIRED = {
     "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
 }  # fmt: skip
 
 
 def save(path: str | Path, contents: dict[str, Any]) -> None:
-    """Write a checkpoint so that `path` is always either the old file or the whole new one.
-
-    The bytes go to a temporary file in the same directory, reach the disk, and take the name at once.
+    """Write a checkpoint atomically, see `base.files.atomic`.
 
     Raises:
-        OSError: the file could not be written; the old one is untouched and nothing is left behind.
+        OSError: it could not be written; an old file of that name is untouched.
     """
     path = Path(path)
     try:
@@ -45,7 +43,7 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a training checkpoint after checking that it is whole and of the format this version knows.
+    """Read a training checkpoint, after checking its checksums, its fields and its format.
 
     Raises:
         CheckpointError: missing, damaged or not a chargpt checkpoint.
@@ -55,12 +53,12 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
         with open(path, "rb") as file:
-            with zipfile.ZipFile(file) as archive:  # torch does not look at checksums
+            with zipfile.ZipFile(file) as archive:  # torch does not verify checksums
                 if damaged := archive.testzip():
                     raise ValueError(f"checksum of {damaged!r}")
             file.seek(0)
             contents = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can fail in any way that zipfile and pickle know
+    except Exception as error:  # zipfile and pickle raise many types on damaged files
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict):
@@ -69,45 +67,28 @@ def read(path: str | Path) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
     if contents["format"] != FORMAT:
-        raise CheckpointError(
-            f"{path}: has format {contents['format']}, this version reads format {FORMAT}; use the one that wrote it"
-        )
+        raise other_format(path, contents["format"])
     return contents
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint as a model file.
-
-    Args:
-        path: the model file.
-        contents: of the checkpoint; under EMA its `state_dict` is the average.
-    """
+    """Write the model of a training checkpoint as a model file; under EMA its `state_dict` is the average."""
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
         del state["head.weight"]
-    model_file.write(path, state, about(contents))
+    keys = ("model_config", "vocabulary", "val_loss", "evaluation")
+    text = last_component(str(contents["data"]["name"]))
+    described = {"format": FORMAT, "step": contents["global_step"], "text": text}
+    model_file.write(path, state, described | {key: contents[key] for key in keys})
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The weights in the state of a Lightning module, under their names in `GPT`, as fp32 arrays."""
+    """Return the weights of a LightningModule's state under their names in `GPT`, as fp32 arrays."""
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
-def about(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model file says of the model of a training checkpoint."""
-    return {
-        "format": FORMAT,
-        "model_config": contents["model_config"],
-        "vocabulary": contents["vocabulary"],
-        "step": contents["global_step"],
-        "val_loss": contents["val_loss"],
-        "evaluation": contents["evaluation"],
-        "text": last_component(str(contents["data"]["name"])),
-    }
-
-
 def last_component(name: str) -> str:
-    """What others may know of where a text lies: no folder, no query of an address; of a list, of each part."""
+    """Return the name of a text without its folder or the query of its address; of a list, each part's."""
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(last_component, name[1:-1].split(",")))
     address = re.split(r"[?#]", name)[0] if "://" in name else name
@@ -115,7 +96,7 @@ def last_component(name: str) -> str:
 
 
 def is_finite(contents: Any) -> bool:
-    """Whether all tensors in nested dicts and lists hold numbers only."""
+    """Return whether no tensor in nested dicts and lists holds NaN or infinity."""
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):
@@ -124,33 +105,25 @@ def is_finite(contents: Any) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Load a model for use.
-
-    Args:
-        path: a model file, or what `base.run_directory.find_model` takes for one, such as a run.
+    """Load a model from a model file, or a run as `base.run_directory.find_model` takes it.
 
     Returns:
-        The model on the CPU in evaluation mode, and what describes it: `vocabulary` (what
-        `data.tokenizer.tokenizer_from` takes), `step`, `val_loss` and so on; see `gpt.model_file.FIELDS`.
+        The model on the CPU in evaluation mode, and its description: `vocabulary`, for
+        `data.tokenizer.tokenizer_from`, `step`, `val_loss` and the other `gpt.model_file.FIELDS`.
 
     Raises:
-        RunError: there is none.
-        CheckpointError: damaged, not a chargpt model, or its parts do not fit together.
+        RunError: there is no such model or run.
+        CheckpointError: see `gpt.model_file.read`.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta
 
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
-    """Make a model of given weights, in evaluation mode.
-
-    Args:
-        config: shape and parts of the model.
-        state: name -> array of each weight; `head.weight` may be missing where it is tied.
-    """
-    with torch.device("meta"):  # no weights are drawn: torch's generator stays as it is
+    """Make a model from the weights of a `model_file.Model`, in evaluation mode."""
+    with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
-    for name, array in state.items():  # load_state_dict takes seconds where blocks are many: time grows with n^2
+    for name, array in state.items():  # load_state_dict is quadratic in the number of blocks: seconds
         module, _, weight = name.rpartition(".")
         setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
     if config.tied:

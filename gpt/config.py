@@ -1,4 +1,4 @@
-"""What can be chosen about the model and its optimizer. Imports nothing heavy."""
+"""Options of the model and its optimizer. Imports nothing heavy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ class ModelConfig:
     layers: int = option(4, "number of blocks", least=1, most=4096)
     heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
-    context: int = option(256, "longest window in characters", least=1, most=2**20)
+    context: int = option(256, "context length: longest window in characters", least=1, most=2**20)
     dropout: float = option(
         0.0, "dropout on embeddings, attention and residual branches", least=0, below=1, on_resume="allow"
     )
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option(
-        "rotary", "how a character's place enters", choices=("learned", "sinusoidal", "rotary", "alibi", "none")
-    )
+    positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"))
     window: int | None = option(
-        None, "how many characters each one attends to, itself the last; null is all", least=1, most=2**20
+        None, "attention window: the last characters that each one attends to; null: all", least=1, most=2**20
     )
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
-    key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
-    token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")
-    tied: bool = option(False, "use the token embedding as the output head, too")
+    key_offset: bool = option(
+        True, "partial key offset: half of each key comes from the previous position, without rotary encoding"
+    )
+    token_shift: bool = option(True, "add the previous embedding to each, times a learned factor per channel")
+    tied: bool = option(False, "share the weights of the token embedding and the output head")
     attention: str = option(
         "auto",
-        "attention kernel; auto is explicit on a CPU, but for 1024 places or more at once, and sdpa elsewhere",
+        "attention kernel; auto: explicit matmuls on CPU below 1024 tokens, otherwise SDPA",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
     )
 
     def __post_init__(self) -> None:
         check(self, "model")
-        # What a head's size must be a multiple of: rotary turns pairs, with key_offset in half of the head.
+        # A head's size must be a multiple of this: rotary rotates pairs, with key_offset in half of the head.
         parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
         sizes = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n % parts == 0]
         if self.dim % self.heads:
@@ -65,25 +65,25 @@ class ModelConfig:
         return self.dim // self.heads
 
     @property
-    def turned(self) -> int:
-        """How many channels of a head rotary positions turn; 0 with others.
+    def rotary_dims(self) -> int:
+        """Number of channels of a head that rotary positions rotate; 0 for other positions.
 
-        The offset half of a key is for finding a character wherever it stands: it is not turned by its place.
+        The offset half of a key is for finding a character wherever it is, so it is not rotated.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
     @property
-    def span(self) -> int:
-        """How many places attention sees at most, the newest its own: as many keys and values need to be kept."""
+    def attention_window(self) -> int:
+        """Number of positions that attention covers at most, its own the last: the longest KV cache."""
         return min(self.window or self.context, self.context)
 
     @property
     def absolute(self) -> bool:
-        """Whether a place has an embedding of its own, so that only `context` of them mean something."""
+        """Whether each position has its own embedding, so that there are only `context` of them."""
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each weight of the model with this many tokens, as in its model file."""
+        """Yield the name and shape of each weight in the model file, for a vocabulary of this size."""
         dim, bias = self.dim, self.bias
 
         def linear(name: str, width: int, out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -119,19 +119,19 @@ class OptimConfig:
 
     name: str = option(
         "muon",
-        "muon for the matrices of the blocks, adamw for the rest or all",
+        "muon: for the matrices of the blocks, with adamw for the rest; adamw: for all",
         choices=("muon", "adamw"),
         on_resume="fixed",
     )
-    lr: float = option(6.0e-3, "highest learning rate of adamw", above=0)
-    muon_lr: float = option(0.01, "highest learning rate of muon, which follows the same schedule", above=0)
-    min_lr: float = option(0.0, "learning rate of adamw at the last step", least=0)
+    lr: float = option(6.0e-3, "peak learning rate of adamw", above=0)
+    muon_lr: float = option(0.01, "peak learning rate of muon, on the same schedule", above=0)
+    min_lr: float = option(0.0, "learning rate of adamw at the end", least=0)
     warmup: int = option(50, "steps of linear warm-up", least=0)
-    schedule: str = option("trapezoid", "shape after the warm-up", choices=("cosine", "trapezoid"))
-    cooldown: float = option(0.5, "share of all steps that a trapezoid falls over", least=0, most=1)
-    weight_decay: float = option(0.1, "decoupled decay of matrices and embeddings", least=0)
+    schedule: str = option("trapezoid", "learning-rate curve after the warm-up", choices=("cosine", "trapezoid"))
+    cooldown: float = option(0.5, "trapezoid: fraction of all steps in which the rate falls", least=0, most=1)
+    weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
     betas: list[float] = option([0.9, 0.99], "decay rates of adamw's two moments", least=0, below=1)
-    clip: float = option(1.0, "largest gradient norm; 0 clips nothing", least=0)
+    clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
 
     def __post_init__(self) -> None:
         check(self, "optim")

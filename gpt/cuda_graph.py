@@ -1,4 +1,4 @@
-"""CUDA graphs: work that a GPU does again and again without Python.
+"""CUDA graphs: a GPU repeats work without Python.
 
 A step of a small model launches hundreds of kernels of a few microseconds each, and launching takes longer than
 computing. Captured once, all of them are launched by a single call.
@@ -16,21 +16,20 @@ WARMUP_STEPS = 3  # eager iterations before capture: kernels compile, cuBLAS all
 def capture(work: Callable[[], None]) -> Callable[[], None]:
     """Capture `work` in a CUDA graph without executing it; return the graph's replay function.
 
-    The graph holds kernels, addresses and the numbers that Python passes. So `work` must read its inputs from tensors
-    that stay, write its results to tensors that stay, and never wait for the GPU. Random numbers are new at each
-    replay: they begin where the global generator then stands.
+    The graph stores kernels, addresses and the numbers that Python passes. So `work` must read from and write to
+    tensors that stay, and never wait for the GPU. Random numbers are new at each replay: the global generator advances.
     """
     graph = torch.cuda.CUDAGraph()
-    torch.clear_autocast_cache()  # weights that were narrowed before would stay what they were
+    torch.clear_autocast_cache()  # the graph would reuse weights that were cast before
     with torch.cuda.graph(graph, stream=capture_stream(torch.cuda.current_device())):
         work()
-    torch.clear_autocast_cache()  # and those of the graph belong to it
+    torch.clear_autocast_cache()  # weights cast in the graph belong to it
     return graph.replay
 
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream for warm-up and capture: cuBLAS keeps memory for each stream that it has seen."""
+    """Return one stream for warm-up and capture: cuBLAS allocates memory for each stream."""
     return torch.cuda.Stream(device)
 
 

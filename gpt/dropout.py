@@ -1,4 +1,4 @@
-"""Dropout, also where random numbers are dear."""
+"""Dropout with cheap random numbers on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -6,18 +6,11 @@ from torch import Tensor, nn
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Set each value to zero with probability p, else divide it by 1 - p, so that the mean stays.
+    """Set each value to zero with probability p, else divide it by 1 - p; uses torch's global generator.
 
-    Torch's own dropout makes a float of its own for each value, which costs a CPU more than the products around
-    it. There, four values share a random 64-bit number here, 16 bits each: p is met to 2^-16.
+    torch's own dropout generates a float for each value, which costs a CPU more than the matmuls around it. Here, four
+    values share a random 64-bit number on a CPU, 16 bits each, so p is rounded to 2^-16.
     Source: Srivastava et al. 2014 (https://jmlr.org/papers/v15/srivastava14a.html), scaled while training.
-
-    Args:
-        x: any shape.
-        p: at least 0 and below 1.
-
-    Returns:
-        The shape and type of `x`; its zeros come from torch's global generator.
     """
     if p == 0:
         return x
@@ -26,11 +19,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * _kept(x, p) * (1 / (1 - p))
 
 
-# torch.compile takes this as it is: the code it makes for such types is slow. It merges two calls with the same x and p
-# into one draw, so a graph must not drop one tensor twice; the model does not.
+# Opaque to torch.compile, whose own code for these types is slow. It merges two calls with the same x and p into one,
+# so a graph must not drop one tensor twice; the model does not.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
-    """1 where a value of `x` stays, uint8."""
+    """Return 1 where a value of `x` is kept, uint8."""
     count = x.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x, even over -2^15 to 2^15 - 1
@@ -46,5 +39,5 @@ class Dropout(nn.Dropout):
     """`dropout` as a layer: active in training only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop values of `x`, of any shape."""
+        """Apply dropout to x, of any shape."""
         return dropout(x, self.p) if self.training else x

@@ -1,8 +1,9 @@
 """Exact losses: every character of a text predicted once, summed in float64.
 
-A text is cut into windows `(inputs, targets, counted)` elsewhere; here their losses are reduced to nats
-per token, bits per character and bits per byte. Sums of windows are (4,) float64 tensors
-`[nats, tokens, characters, bytes]`, which add up over batches and devices in any order.
+A text is cut into windows `(inputs, targets, counted)` elsewhere, each (B, T); `counted` is False for padding and for
+tokens that another window counts. Losses are summed into (4,) float64 tensors `[nats, tokens, characters, bytes]`,
+which add up over batches and devices in any order. `sizes` is a tokenizer's `token_sizes`: (V, 2) int64, the number of
+characters and UTF-8 bytes of each token.
 """
 
 import math
@@ -20,7 +21,7 @@ from gpt.model import GPT
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts a text: `loss` in nats per token, `bpc` and `bpb` in bits."""
+    """How well a model predicts a text: `loss` in nats per token, `bpc` and `bpb` in bits per character and byte."""
 
     loss: float
     bpc: float
@@ -31,60 +32,33 @@ class Score:
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """How a loss was measured, as model files and summary.json say it: in disjoint windows of `context` characters."""
+    """Describe a loss over disjoint windows of `context` characters, for model files and summary.json."""
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
-    """What each target costs, -ln of its probability.
-
-    Args:
-        logits: (N, V).
-        targets: (N,) int64.
-
-    Returns:
-        (N,) float64 on the CPU, in nats.
-    """
+    """Return -ln of the probability of each target: (N, V), (N,) int64 -> (N,) float64 on the CPU, in nats."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, reduction="none").cpu().double()  # (N,)
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Sum what tokens cost.
-
-    Args:
-        nats: (N,) float64, see `surprisals`.
-        tokens: (N,) int64.
-        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
-
-    Returns:
-        (4,) float64 on the CPU: nats, tokens, characters, bytes.
-    """
+    """Sum the `surprisals` of tokens, (N,) each: (4,) float64 on the CPU."""
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Sum the losses of a batch of windows.
-
-    Args:
-        logits: (B, T, V).
-        targets: (B, T) int64.
-        counted: (B, T) bool; False for padding and for characters that another window counts.
-        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
-
-    Returns:
-        (4,) float64 on the CPU: nats, tokens, characters, bytes.
-    """
+    """Sum the losses of a batch of windows, with logits (B, T, V): (4,) float64 on the CPU."""
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
 def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """What the first token of a text costs: nothing comes before it, so ln V."""
+    """Return the totals of the first token of a text: it costs ln V, as nothing comes before it."""
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
 def score(totals: Tensor) -> Score:
-    """Turn (4,) totals into a `Score`; `bpc` is nan for bytes of which none begins a character."""
+    """Turn (4,) totals into a `Score`; `bpc` is NaN for bytes of which none begins a character."""
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
     bpc = bits / characters if characters else math.nan
@@ -93,11 +67,7 @@ def score(totals: Tensor) -> Score:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run a model over windows, one batch at a time: in fp32, without dropout.
-
-    Args:
-        model: the model; left in the mode it came in.
-        windows: `(inputs, targets, counted)`, each (B, T).
+    """Run a model over batches of windows, in fp32 and without dropout; it is left in the mode it came in.
 
     Yields:
         logits (N, V) and targets (N,) of what each batch counts, row by row, on the model's device.
@@ -116,14 +86,7 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
 
 
 def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Sum what a text costs.
-
-    Args:
-        predicted: logits (N, V) and targets (N,) of every token but the first; see `predictions`.
-        first: the text's first token.
-        vocabulary: V.
-        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
-    """
+    """Score a text whose first token is `first` from the `predictions` of all others; V is `vocabulary`."""
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
@@ -135,8 +98,8 @@ def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first
 
     Args:
         model: the model; left in the mode it came in.
-        windows: `(inputs, targets, counted)`, each (B, T), that count every token but the first once.
+        windows: batches `(inputs, targets, counted)` that count every token but the first once.
         first: the text's first token.
-        sizes: (V, 2) int64, how many characters and UTF-8 bytes each token stands for: a tokenizer's `token_sizes`.
+        sizes: a tokenizer's `token_sizes`.
     """
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)

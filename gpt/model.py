@@ -15,7 +15,7 @@ from gpt.dropout import Dropout
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The normalisation in front of each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
+    """Return the norm before each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.dim, eps=NORM_EPS, bias=config.bias)
     return nn.RMSNorm(config.dim, eps=NORM_EPS)
@@ -31,14 +31,14 @@ class MLP(nn.Module):
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every place on its own."""
+        """Transform each position on its own."""
         x = self.up(x)
         x = F.relu(x).square() if self.activation == "relu2" else F.gelu(x)
         return self.down(x)
 
 
 class Block(nn.Module):
-    """Attention between places, then an MLP at each, both as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
+    """Attention between positions, then an MLP at each, both as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Add what the two branches make of `x` to it; for `tables` see `Attention.forward`."""
+        """Add the two branches to x; for `tables` see `Attention.forward`."""
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -82,7 +82,7 @@ class GPT(nn.Module):
             init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the character that follows each place.
+        """Return the logits of the next character at each position.
 
         Args:
             tokens: (B, T) int64 with 1 <= T <= context and every value in [0, V).
@@ -91,11 +91,11 @@ class GPT(nn.Module):
             (B, T, V); `logits[:, t]` depends on `tokens[:, : t + 1]` alone.
 
         Raises:
-            ValueError: the shape, the type, the length or a value of `tokens` is not as above.
+            ValueError: `tokens` has another shape, type, length or value.
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
-        # Looked up here, not in the blocks: what is compiled then takes them as they are.
+        # Looked up outside the blocks, so that compiled blocks take the tables as inputs.
         tables = self.position_tables(tokens.shape[1])
         for block in self.blocks:
             x = block(x, tables)  # (B, T, C)
@@ -108,15 +108,15 @@ class GPT(nn.Module):
         return position_tables(self.config, length, self.embedding.weight.device)
 
     def sinusoids(self, length: int) -> Tensor:
-        """What the first T sinusoidal positions add: (T, C).
+        """Return what the first T sinusoidal positions add: (T, C).
 
-        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are beside
-        letters matters: docs/results.md.
+        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. The scale of positions relative to
+        embeddings matters: docs/results.md.
         """
         return self.position_tables(length)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the first block gets: (B, T) int64 -> (B, T, C)."""
+        """Return the input of the first block: (B, T) int64 -> (B, T, C)."""
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
@@ -131,21 +131,21 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
-        """Floating-point operations of forward and backward for one character of a full window.
+        """Return the floating-point operations of forward and backward for one character of a full window.
 
-        Six for each weight of a matrix (the embeddings are only looked up), and 12 * S * C for each block's
-        attention to S places, the context or the window, of which the masked half counts, too.
+        Six for each weight of a matrix (embeddings are only looked up), and 12 * S * C for each block's attention to
+        S positions, the context or the window, including the masked half.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
-        return 6 * weights + 12 * self.config.layers * self.config.span * self.config.dim
+        return 6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.dtype != torch.int64:
             raise ValueError(f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}")
         if not 1 <= tokens.shape[1] <= self.config.context:
             raise ValueError(f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)")
-        # Looking at values would stall a GPU at every step and break a compiled graph; a CPU does it in passing.
+        # Reading values would stall a GPU at every step and break a compiled graph; on a CPU it is cheap.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             low, high = tokens.aminmax()
             if low < 0 or high >= self.vocabulary:
@@ -155,11 +155,10 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: GPT) -> None:
-    """Draw fresh weights as GPT-2 does.
+    """Initialise as GPT-2 does: matrices and embeddings N(0, 0.02), biases and token shift 0, norms 1.
 
-    Matrices and embeddings are N(0, 0.02); the two projections that end on the residual stream are
-    smaller by sqrt(2 * layers), so that its variance does not grow with depth. Biases are 0, norms 1, and nothing
-    is shifted.
+    The two projections onto the residual stream are smaller by sqrt(2 * layers), so that its variance does not grow
+    with depth.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

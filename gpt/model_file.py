@@ -1,7 +1,7 @@
 """Model files: trained weights as safetensors, and what describes them as JSON in the metadata.
 
-Safe to open from anyone: the header is checked against the model that it describes before memory is taken, and nothing
-in the file is run. Loads no torch, so that sampling starts in a fraction of the time that torch takes to import.
+Safe to open from anyone: the header is checked against the model that it describes before memory is allocated, and
+nothing in the file is executed. Loads no torch, so that sampling starts fast.
 
 The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. Of tied weights,
 `embedding.weight` is in the file and `head.weight` is not.
@@ -22,16 +22,16 @@ from base.files import atomic
 from gpt.config import ModelConfig
 
 FORMAT = 5  # of model files and of training checkpoints
-# What describes a model: `val_loss` is in nats per token and null where the weights were saved between two validations;
+# The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder.
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
     "evaluation": dict | None, "text": str,
 }  # fmt: skip
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
-MAX_HEADER = 2**23  # bytes: half as much again as the deepest model needs
-MAX_METADATA = 2**20  # characters: a vocabulary of 65,536 and all settings need less
-MAX_CHARACTERS = 65_536  # what uint16 can number
+MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
+MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
+MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class CheckpointError(InputError):
@@ -42,29 +42,18 @@ class CheckpointError(InputError):
 
 
 class Model(NamedTuple):
-    """What a model file holds.
-
-    Attributes:
-        config: shape and parts of the model.
-        state: name -> float32 array of each weight, without `head.weight` where it is tied.
-        meta: `FIELDS`.
-    """
+    """The contents of a model file."""
 
     config: ModelConfig
-    state: dict[str, np.ndarray]
-    meta: dict[str, Any]
+    state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` where it is tied
+    meta: dict[str, Any]  # `FIELDS`
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write a model file, whole or not at all.
-
-    Args:
-        path: the file.
-        state: name -> array of each weight, as `ModelConfig.shapes` lists them.
-        meta: `FIELDS`.
+    """Write a model file atomically: the weights that `ModelConfig.shapes` lists, and `FIELDS`.
 
     Raises:
-        OSError: it could not be written; what was there before is untouched.
+        OSError: it could not be written; an old file of that name is untouched.
     """
     from safetensors.numpy import save
 
@@ -79,7 +68,7 @@ def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) 
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the little-endian fp32 bytes of all weights, in the order of their names."""
+    """Return the SHA-256 of the little-endian fp32 bytes of all weights, in the order of their names."""
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(state[name].astype("<f4", copy=False).data)
@@ -87,7 +76,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def read(path: str | Path) -> Model:
-    """Read a model file, believing nothing in it.
+    """Read a model file without trusting it.
 
     Raises:
         CheckpointError: missing, damaged, of another format, or its parts do not fit together.
@@ -118,23 +107,27 @@ def read(path: str | Path) -> Model:
         raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
     if not described:
         raise CheckpointError(f"{path}: is a safetensors file, but no chargpt model")
-    other = described.get("format")
-    other = str(other)[:20] if isinstance(other, int | str) else "of no number"
-    raise CheckpointError(f"{path}: has format {other}, this version reads format {FORMAT}; use the one that wrote it")
+    raise other_format(path, described.get("format"))
+
+
+def other_format(path: str | Path, found: Any) -> CheckpointError:
+    """Return the error for a file of another version."""
+    shown = str(found)[:20] if isinstance(found, int | str) else "unknown"
+    return CheckpointError(f"{path}: has format {shown}, this version reads format {FORMAT}; use the one that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
     """Parse the JSON that describes a model.
 
     Raises:
-        ValueError: too long, no JSON, no object, or with NaN, infinity or half of a surrogate pair in it.
+        ValueError: too long, not a JSON object, or it holds NaN, infinity or a lone surrogate.
     """
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
     if not isinstance(described, dict):
         raise ValueError("metadata that is no object")
-    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()  # finds what json.loads lets pass
+    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()  # json.loads accepts NaN and surrogates
     return described
 
 
@@ -154,10 +147,10 @@ def check_fields(described: Mapping[str, Any]) -> None:
 
 
 def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
-    """How many tokens a vocabulary has.
+    """Return the number of tokens of a vocabulary.
 
     Raises:
-        ValueError: it is none: its characters must be sorted and distinct, or tokens would mean others.
+        ValueError: it is no vocabulary, or its characters are not sorted and distinct, as token numbers need.
     """
     match vocabulary:
         case {"kind": "byte", **more} if not more:
@@ -170,10 +163,10 @@ def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
 
 
 def check_header(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a file has the weights that its model needs, and no others.
+    """Check that a file has exactly the weights of its model.
 
     Raises:
-        ValueError: a weight is missing, too many, of another shape or type.
+        ValueError: a weight is missing, superfluous, or of another shape or type.
     """
     names = set(file.keys())
     if more := names - shapes.keys():

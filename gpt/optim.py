@@ -14,11 +14,11 @@ from gpt.model import GPT
 from gpt.sharded_tensors import shard_like, whole
 from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
-ITERATED_IN = torch.bfloat16  # Newton-Schulz, which is far from exact anyway
+ITERATED_IN = torch.bfloat16  # Newton-Schulz needs no more precision
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters in those that decay (matrices, embeddings) and those that do not (scales, biases)."""
+    """Split the parameters into those with weight decay (matrices, embeddings) and those without (scales, biases)."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -27,12 +27,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer that `config` describes, over all weights of the model."""
+    """Make the optimizer of `config` for all weights of the model."""
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
-    for module in model.modules():  # here, for sharding makes other parameters of those that the model was made with
+    for module in model.modules():  # set here: sharding replaces the parameters that the model was made with
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
@@ -46,16 +46,9 @@ def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Replace the singular values of each matrix by values near 1, by a quintic Newton-Schulz iteration.
+    """Move the singular values of each matrix near 1, by a quintic Newton-Schulz iteration: (N, R, C), with R <= C.
 
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
-
-    Args:
-        matrices: (N, R, C) with R <= C.
-        steps: iterations.
-
-    Returns:
-        (N, R, C) in the type of `matrices`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, R, C)
@@ -66,15 +59,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon on the matrices of the blocks and AdamW on all else, as one optimizer.
+    """Muon for parameter groups with `muon=True`, which hold matrices only, and AdamW for the others.
 
-    The momentum of each matrix is orthogonalised before it is applied. Matrices of one shape, a packed
-    q|k|v counting as three, are stacked and go through the iteration together, in bf16. Where matrices are spread over
-    devices, each device gathers them, does the same with them, and applies what belongs to its rows.
-
-    Args:
-        groups: parameter groups; those with `muon=True` hold matrices only.
-        lr: learning rate of groups that give none.
+    Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
+    the iteration together, in bf16; a packed q|k|v counts as three. Of sharded matrices, each device gathers all, does
+    the same computation, and applies its own rows.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
@@ -83,7 +72,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply the gradients of all parameters that have one; those of matrices are used up."""
+        """Apply the gradients of all parameters that have one; those of matrices are overwritten."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -104,7 +93,7 @@ class Muon(torch.optim.Optimizer):
         foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
         updates = [whole(gradient) for gradient in gradients]
-        lr = group["lr"]  # a number, or a tensor where a GPU repeats the step
+        lr = group["lr"]  # a number, or a tensor in a CUDA graph
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for parameter, update in zip(parameters, updates, strict=True):
             for part in update.chunk(getattr(parameter, "stacked", 1)):  # a packed q|k|v is three matrices
@@ -150,18 +139,18 @@ class Muon(torch.optim.Optimizer):
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `max_steps`: a pure function, so resuming is exact.
+    """Return the learning rate of optimizer step `step` (from 0) of `max_steps`: a pure function, so resuming is exact.
 
-    Warm-up: a linear climb, (step + 1) / (warmup + 1) of lr.
+    Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).
-    Trapezoid: lr, then a straight line over the last `cooldown` of all steps to min_lr.
-    Where warm-up and fall overlap in a short run, the smaller of the two holds.
+    Trapezoid: lr, then linear to min_lr over the last fraction `cooldown` of all steps.
+    Where warm-up and decay overlap in a short run, the smaller of the two holds.
     """
-    climb = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
+    rising = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
     if config.schedule == "cosine":
         done = (step - config.warmup) / max(1, max_steps - config.warmup)
-        share = 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
+        fraction = 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
     else:
         left = (max_steps - step) / max(1.0, config.cooldown * max_steps)
-        share = min(max(left, 0.0), 1.0)
-    return min(climb, config.min_lr + (config.lr - config.min_lr) * share)
+        fraction = min(max(left, 0.0), 1.0)
+    return min(rising, config.min_lr + (config.lr - config.min_lr) * fraction)

@@ -118,7 +118,7 @@ def what_is_shown(text: "Text", context: int) -> "Shown":
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
     passage = tokens[begin : begin + COLOURED].astype("int64")
-    owners = np.maximum(tokenizer.characters_per_token[passage].cumsum() - 1, 0)
+    owners = np.maximum(tokenizer.token_sizes[:, 0][passage].cumsum() - 1, 0)
     windows = evaluation_windows(
         tokens[max(0, begin - context) : begin + COLOURED], context, 4, stride=max(1, context // 2)
     )

@@ -45,7 +45,7 @@ def page(
         tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
-    unit = "character" if all(tokenizer.characters_per_token.tolist()) else "byte"
+    unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
     data = {
         "name": about["name"],
         "text": about["text"],
@@ -173,9 +173,9 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
-    starts = torch.from_numpy(tokenizer.characters_per_token)  # (V,) whether a token begins a character
+    starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
     (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
-    rows = zip(found.likely.tolist(), found.chances.tolist(), strict=True)
+    rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),
         "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS).int().tolist(),

@@ -33,8 +33,8 @@ def json_lines(piece: Piece, names: list[list[str]]) -> Iterator[str]:
 
 def opinions(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:
     """What each character cost, in nats, and the probabilities of the likeliest."""
-    for nats, likely, chances in zip(costs.nats.tolist(), costs.likely.tolist(), costs.chances.tolist(), strict=True):
-        best = {names[token]: round(chance, 6) for token, chance in zip(likely, chances, strict=True) if chance > 0}
+    for nats, top, probs in zip(costs.nats.tolist(), costs.top.tolist(), costs.probabilities.tolist(), strict=True):
+        best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
 
 

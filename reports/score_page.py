@@ -30,8 +30,8 @@ class Columns:
         """Append characters."""
         bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS)
         self.bits += bits.to(torch.uint16).numpy().tobytes()
-        self.likely += costs.likely.to(self._token).numpy().tobytes()
-        self.chances += (costs.chances * 1000).round().to(torch.uint16).numpy().tobytes()
+        self.likely += costs.top.to(self._token).numpy().tobytes()
+        self.chances += (costs.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:

@@ -202,7 +202,7 @@ def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
     streams = []
     for reader in readers:
         each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, NUM_TOP)
-        streams.append(by_character(each, torch.from_numpy(reader.tokenizer.characters_per_token), PIECE))
+        streams.append(by_character(each, torch.from_numpy(reader.tokenizer.token_sizes[:, 0]), PIECE))
     position = 0
     for group in zip(*streams, strict=True):
         text = letters(group[0], readers[0].tokenizer.decode)

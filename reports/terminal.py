@@ -86,9 +86,9 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
     """One line that names the key to lower."""
-    per_window = (
-        4 * model.context * (model.layers * (20 * model.dim + 3 * model.heads * model.span) + 3 * vocabulary)
-    )  # floats kept for the backward pass, by the shapes in gpt/model.py
+    # Bytes of activations kept for the backward pass, by the shapes in gpt/model.py.
+    per_block = 20 * model.dim + 3 * model.heads * model.attention_window
+    per_window = 4 * model.context * (model.layers * per_block + 3 * vocabulary)
     need = f"{windows} windows of {model.context} need about {windows * per_window / 2**30:.2g} GiB for activations"
     if windows > 1:
         smaller = max(size for size in range(1, windows) if windows % size == 0)

@@ -87,7 +87,7 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         "first --to onnx none/model.onnx": "OUT none/model.onnx: there is no folder none",
         "first --to onnx book.txt/model.onnx": "there is no folder book.txt",
         "first --to onnx old.onnx": "OUT old.onnx: exists; give another name or remove it first",
-        "first --to hf new": "maths: " + ", ".join(f"model.{key}=true (must be false)" for key in PLAIN),
+        "first --to hf new": "transformers: " + ", ".join(f"model.{key}=true (must be false)" for key in PLAIN),
         "first --to gguf model.gguf": "argument --to: invalid choice: 'gguf' (choose from",
         "first --to onnx": "arguments are required: OUT", "first model.onnx": "arguments are required: --to",
         "first --to onnx model.onnx --tow": "nearest: --to", f"first --to onnx {long}.onnx": "File name too long",

@@ -176,7 +176,7 @@ WRONG = {
     "model.st text.txt --stride 0": "argument --stride: 0: must be a whole number, at least 1",
     "model.st text.txt --stride 2 --window sample": "--stride 2: has no meaning for --window sample",
     "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5, the context",
-    "learned.st text.txt --context 8": "--context 8: must be at most 7, the places that the model has learned",
+    "learned.st text.txt --context 8": "--context 8: must be at most 7, the number of learned positions",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
     "model.st text.txt --compare bytes.st --html bytes.st": "--html bytes.st: is being read",
     "model.st text.txt --device cuda:99": "--device cuda:99",

@@ -76,7 +76,7 @@ def build_module(plan: RunPlan) -> LitGPT:
     module = LitGPT(
         config,
         text.tokenizer,
-        data={"name": text.name, "fingerprint": text.fingerprint, "known": text.known} | to_dict(config)["data"],
+        data={"name": text.name, "fingerprint": text.fingerprint, "known": text.extra_chars} | to_dict(config)["data"],
         conditions=conditions(config, text, plan.runtime) | asked,
         capture=choose_capture(config.compile, plan.runtime.devices, looked_into),
         fell_back=_fallback(plan),

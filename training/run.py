@@ -85,7 +85,7 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
     from data.open_text import open_text
 
     try:
-        return open_text(config.data, config.model.context, known=known, as_before=as_before)
+        return open_text(config.data, config.model.context, extra_chars=known, as_before=as_before)
     except DataError as error:
         if resumed is None or "data.path" in keys:
             raise

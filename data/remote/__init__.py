@@ -1,1 +1,1 @@
-"""Texts that do not fit on this machine: listed, fetched and read in shards."""
+"""Remote texts, which need not fit on this disk: listed, fetched and read in shards."""

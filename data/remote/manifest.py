@@ -1,7 +1,7 @@
-"""Text at addresses such as `s3://bucket/dir/*.txt`: what is there, and what reading it once has found.
+"""The manifest of a remote text, `<cache>/shards/<path>/manifest.jsonl`: a line for each document.
 
-The manifest is `<cache>/shards/<path>/manifest.jsonl`, a line for each document. Making it reads every document once,
-in several processes. What has been read is kept in `scanned.jsonl` beside it until all is: a kill costs little.
+Making it reads every document once, in several processes. Finished lines are stored in `scanned.jsonl` until all are
+there, so a killed process does not start over.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -23,15 +23,15 @@ from base.log import log
 from base.processes import end_with_parent
 from base.progress import Progress
 from data.corpus import Corpus, DataError, Document
-from data.encode import cannot_keep, count_characters, scan
+from data.encode import cannot_save, count_characters, scan
 from data.remote.store import Version, download, list_documents
 
-EACH = 2**27  # bytes: starting another process to read pays from so many on
+MIN_BYTES = 2**27  # to read that are worth another process
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What reading a document once has found."""
+    """The result of reading a document once."""
 
     address: str
     version: Version
@@ -39,48 +39,56 @@ class Scanned:
     sha256: str
     tokens: int
     characters: int
-    distinct: str  # characters, or bytes as the characters of these numbers, sorted
+    distinct: str  # sorted characters, or bytes as code points below 256
 
 
 @contextmanager
-def fetch(scanned: Scanned, copy: Path) -> Iterator[IO[bytes]]:
-    """Fetch a document of a manifest, and open it when it is what it was, to the last byte.
-
-    Raises:
-        DataError: it is not there, cannot be read, or is not what it was.
-        OSError: `copy` cannot be written.
-    """
+def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tuple[IO[bytes], int, str]]:
+    """Download a document of `expected` bytes; yield the open file, its size and sha256, and delete it in the end."""
     try:
-        download(scanned.address, copy)
+        download(address, copy)
         with open(copy, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != scanned.bytes:
-                raise changed(scanned.address, f"holds {size:,} bytes, not {scanned.bytes:,}")
-            if hashlib.file_digest(file, "sha256").hexdigest() != scanned.sha256:
-                raise changed(scanned.address, "its sha256 is another")
+            if expected not in (None, size):
+                raise changed(address, f"holds {size:,} bytes, not {expected:,}")
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
-            yield file
+            yield file, size, sha256
     finally:
         copy.unlink(missing_ok=True)
 
 
+@contextmanager
+def fetch(scanned: Scanned, copy: Path) -> Iterator[IO[bytes]]:
+    """Download a document of a manifest and open it, if it has not changed by a byte.
+
+    Raises:
+        DataError: it is missing, cannot be read, or has changed.
+        OSError: `copy` cannot be written.
+    """
+    with _downloaded(scanned.address, copy, scanned.bytes) as (file, _, sha256):
+        if sha256 != scanned.sha256:
+            raise changed(scanned.address, "its sha256 is another")
+        yield file
+
+
 def changed(address: str, how: str) -> DataError:
-    """What to tell of a document that is not what it was."""
+    """Return the error for a document that has changed."""
     return DataError(f"{printable(address)}: has changed since it was read: {how}")
 
 
 def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool) -> list[Scanned]:
-    """Open the manifest of the text that `path` names; where it is missing or out of date, read what it lacks.
+    """Open the manifest of a text, or make it; read the documents that are new or have changed.
 
     Args:
         path: as `data.path`.
-        encoding: of the documents; None where tokens are bytes.
-        folder: where the manifest is kept.
+        encoding: of the documents; None for bytes.
+        folder: of the manifest.
         room: bytes of disk that reading may take.
-        as_before: refuse what has changed since the manifest was made, instead of reading it anew.
+        as_before: refuse documents that have changed since the manifest was made, instead of reading them again.
 
     Returns:
-        Every document, sorted by address.
+        All documents, sorted by address.
 
     Raises:
         DataError: one line with the document and what is wrong with it.
@@ -93,65 +101,60 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
             raise DataError(f"{printable(address)}: is empty")
     manifest, scanned = folder / "manifest.jsonl", folder / "scanned.jsonl"
     before = _read(manifest)
-    differing = _differing(before, listed) if before else []
+    differing = list(_differing(before, listed)) if before else []
     if before and not differing:
         return [before[address] for address in sorted(listed)]
     if differing and as_before:
         more = f", and {len(differing) - 1:,} more differ" if len(differing) > 1 else ""
-        raise DataError(f"{differing[0]}{more}; allow=[text] goes on with what is there now")
+        raise DataError(f"{differing[0]}{more}; allow=[text] continues with the text as it is now")
     if differing:
-        log.info(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read anew")
-    known = before | _read(scanned)
-    known = {address: known[address] for address in listed if address in known}
-    todo = {address: version for address, version in listed.items() if address not in known}
-    todo |= {address: listed[address] for address in known if known[address].version != listed[address]}
+        log.info(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read again")
+    scans = before | _read(scanned)
+    done = {address: scans[address] for address in listed if address in scans}
+    todo = {address: version for address, version in listed.items() if address not in done}
+    todo |= {address: listed[address] for address in done if done[address].version != listed[address]}
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
-    for left in folder.glob("*.copy"):  # of processes that were killed
+    for left in folder.glob("*.copy"):  # by processes that were killed
         left.unlink()
     with open(scanned, "a", encoding="ascii") as file:
         for each in _scan_all(todo, encoding, folder, room):
-            known[each.address] = each
-            file.write(f"\n{json.dumps(asdict(each))}\n")  # the line before may have been cut by a kill
+            done[each.address] = each
+            file.write(f"\n{json.dumps(asdict(each))}\n")  # a kill may have cut the line before
             file.flush()
-    found = [known[address] for address in sorted(listed)]
+    found = [done[address] for address in sorted(listed)]
     write_text(manifest, "".join(f"{json.dumps(asdict(each))}\n" for each in found))
     scanned.unlink()
     return found
 
 
 def _read(file: Path) -> dict[str, Scanned]:
-    """What a manifest holds, by address; a line that is not whole holds nothing."""
+    """Read the lines of a manifest, by address; a line that is not whole is skipped."""
     found = {}
-    try:
-        with open(file, encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                try:
-                    each = Scanned(**json.loads(line))
-                except (ValueError, TypeError):
-                    continue
+    with suppress(FileNotFoundError), open(file, encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                each = Scanned(**json.loads(line))
                 found[each.address] = each
-    except FileNotFoundError:
-        pass
     return found
 
 
-def _differing(before: dict[str, Scanned], listed: dict[str, Version]) -> list[str]:
-    """What is not as the manifest has it, in words."""
-    return [
-        f"{printable(address)}: " + ("is missing" if address not in listed else "is new")
-        if address not in listed or address not in before
-        else str(changed(address, f"size and tag are {listed[address]}, not {before[address].version}"))
-        for address in sorted(before | listed)
-        if address not in listed or address not in before or before[address].version != listed[address]
-    ]
+def _differing(before: dict[str, Scanned], listed: dict[str, Version]) -> Iterator[str]:
+    """Say what differs from the manifest, in words."""
+    for address in sorted(before | listed):
+        if address not in listed:
+            yield f"{printable(address)}: is missing"
+        elif address not in before:
+            yield f"{printable(address)}: is new"
+        elif before[address].version != listed[address]:
+            yield str(changed(address, f"size and tag are {listed[address]}, not {before[address].version}"))
 
 
 def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[Scanned]:
-    """Read documents once, in as many processes as there are processors, where that pays and their copies fit."""
+    """Read documents once, in at most one process per CPU, if that pays and their copies fit."""
     sizes = [size or 0 for size, _ in todo.values()]
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
-    workers = max(1, min(processors, len(todo), 1 + sum(sizes) // EACH, int(room // max([1, *sizes]))))
+    workers = max(1, min(processors, len(todo), 1 + sum(sizes) // MIN_BYTES, int(room // max([1, *sizes]))))
     jobs = [
         (address, version, encoding, folder / f"{number}.copy")
         for number, (address, version) in enumerate(todo.items())
@@ -166,7 +169,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
             yield from (counted(scan_document(*job)) for job in jobs)
             return
         others = multiprocessing.active_children()
-        # Forking would leave the threads of fsspec behind.
+        # A forked process would lack the threads of fsspec.
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool:
             try:
                 for done in as_completed([pool.submit(scan_document, *job) for job in jobs]):
@@ -179,36 +182,22 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
 
 
 def scan_document(address: str, version: Version, encoding: str | None, copy: Path) -> Scanned:
-    """Read a document for the first time.
-
-    Args:
-        address: where it is.
-        version: as its store tells it.
-        encoding: of the text; None where tokens are bytes.
-        copy: where to keep it meanwhile.
+    """Read a document for the first time, from a temporary `copy`.
 
     Raises:
-        DataError: it cannot be read, is empty, is not in `encoding`, or was not all that its store says there is.
+        DataError: it cannot be read, is empty, is not in `encoding`, or has another size than its store says.
     """
     try:
-        download(address, copy)
-        with open(copy, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if version[0] not in (None, size):
-                raise changed(address, f"holds {size:,} bytes, not {version[0]:,}")
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        with _downloaded(address, copy, version[0]) as (file, size, sha256):
             (tokens,), distinct = scan(Corpus(address, (Document(address, copy, address=address),), encoding))
             if not tokens:
                 raise DataError(f"{printable(address)}: is empty")
             characters = tokens
             if encoding is None:
-                file.seek(0)
                 characters = sum(
                     count_characters(np.frombuffer(chunk, np.uint8), are_bytes=True)
                     for chunk in iter(lambda: file.read(1 << 20), b"")
                 )
             return Scanned(address, version, size, sha256, tokens, characters, distinct)
     except OSError as error:
-        raise cannot_keep(copy.parent, error) from None
-    finally:
-        copy.unlink(missing_ok=True)
+        raise cannot_save(copy.parent, error) from None

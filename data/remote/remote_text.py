@@ -15,15 +15,15 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
 from data.downloads import cache_dir
-from data.encode import FORMAT, cannot_keep, keep, load, make_tokenizer
+from data.encode import FORMAT, cannot_save, load, load_saved, make_tokenizer, save
 from data.remote.manifest import Scanned, fetch, make_manifest
 from data.remote.shard_cache import GB, Cache
 from data.remote.shards import BLOCK, SHARD, Shards, encode, in_shards, length_of
 from data.text import SPLITS, Text, check_lengths, cuts
 
 
-def open_shards(config: DataConfig, context: int, known: str, *, as_before: bool) -> Text:
-    """Open a text that lies at addresses; see `data.open_text.open_text`.
+def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
+    """Open a remote text; see `data.open_text.open_text`.
 
     Raises:
         DataError: one line that says what is wrong and what is needed.
@@ -33,28 +33,28 @@ def open_shards(config: DataConfig, context: int, known: str, *, as_before: bool
     folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # of several processes, one reads
+        with FileLock(folder / ".lock"):  # one of several processes reads
             room = config.cache_gb * GB
             scanned = make_manifest(config.path, encoding, folder, room, as_before=as_before)
-            return _open(config, context, known, scanned, folder / "held_out.copy")
+            return _open(config, context, extra_chars, scanned, folder / "held_out.copy")
     except OSError as error:
-        raise cannot_keep(folder, error) from None
+        raise cannot_save(folder, error) from None
 
 
-def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], copy: Path) -> Text:
-    """Open a text whose manifest is known; `copy` is where its documents may be kept while they are read."""
+def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scanned], copy: Path) -> Text:
+    """Open a text by its manifest; its documents are downloaded to `copy` while they are read."""
     names = _names([each.address for each in scanned])
     encoding = None if config.tokenizer == "byte" else config.encoding
     contents = [[name, each.sha256] for name, each in zip(names, scanned, strict=True)]
     shares = [float(share) for share in config.split]
-    fingerprint = _digest([FORMAT, SHARD, BLOCK, contents, encoding, shares, known])
+    fingerprint = _digest([FORMAT, SHARD, BLOCK, contents, encoding, shares, extra_chars])
     documents = tuple(
         Document(name, copy, address=each.address, fetch=partial(fetch, each))
         for name, each in zip(names, scanned, strict=True)
     )
     corpus = Corpus(printable(config.path), documents, encoding)
     distinct = "".join(set().union(*(each.distinct for each in scanned)))
-    tokenizer = make_tokenizer(corpus, distinct, known, joined=len(scanned) > 1)
+    tokenizer = make_tokenizer(corpus, distinct, extra_chars, joined=len(scanned) > 1)
     parts = cuts(corpus, [each.tokens for each in scanned], config.split)
     every = [
         (document, (split, begin, end))
@@ -78,12 +78,11 @@ def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], 
             f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.split)"
         )
     folder = cache_dir(config) / "encoded" / fingerprint
-    if load(folder) is None:
-        with Progress("encoding validation and test"):
-            keep(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
     opened = load(folder)
     if opened is None:
-        raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
+        with Progress("encoding validation and test"):
+            save(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
+        opened = load_saved(folder)
     arrays, _, characters = opened
     newlines = len(of["train"]) - len(shards) + sum(max(0, len(of[split]) - 1) for split in SPLITS[1:])
     characters["train"] = sum(each.characters for each in scanned) + newlines - sum(characters.values())
@@ -95,7 +94,7 @@ def _open(config: DataConfig, context: int, known: str, scanned: list[Scanned], 
         name=corpus.name,
         fingerprint=fingerprint,
         characters=characters,
-        known=known,
+        extra_chars=extra_chars,
     )
 
 
@@ -104,7 +103,7 @@ def _digest(settings: list[Any]) -> str:
 
 
 def _names(addresses: list[str]) -> list[str]:
-    """Addresses below the directory that all have in common: a text that is moved stays the same text."""
+    """Strip the directory that all addresses have in common: a text that is moved is the same text."""
     parts = [address.split("/") for address in addresses]
     common = min(map(len, parts)) - 1
     while len({tuple(each[:common]) for each in parts}) > 1:

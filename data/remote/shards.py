@@ -1,7 +1,7 @@
-"""Text at addresses such as `s3://bucket/dir/*.txt`, which need not fit on this disk.
+"""The training split of a remote text, which need not fit on this disk.
 
-A shard is the training part of one document, or of several small ones that follow each other, joined by newlines.
-Shards are encoded when they are needed, and kept in a `Cache`. Validation and test are kept whole, as of any text.
+A shard is the training part of one document, or of several small consecutive ones, joined by newlines. Shards are
+encoded on demand and stored in a `Cache`. Validation and test are stored whole, as of any text.
 """
 
 import random
@@ -20,19 +20,19 @@ from data.remote.shard_cache import Cache
 from data.text import Part
 from data.tokenizer import Tokenizer
 
-SHARD = 2**22  # tokens: smaller documents are joined until they have so many
-BLOCK = 2**27  # tokens: the windows of about so many are shuffled together
+SHARD = 2**22  # tokens: smaller documents are joined to this size
+BLOCK = 2**27  # tokens whose windows are shuffled together, about
 FETCHING = 2  # shards of a block that a process fetches at a time
 Piece = tuple[Document, Part]
 
 
 def length_of(joined: list[Piece]) -> int:
-    """Tokens of pieces that are joined by newlines."""
+    """Return the tokens of pieces that are joined by newlines."""
     return sum(end - begin for _, (_, begin, end) in joined) + max(0, len(joined) - 1)
 
 
 def in_shards(train: list[Piece]) -> list[list[Piece]]:
-    """Join small pieces with those that follow until each shard has `SHARD` tokens; the last takes what is left."""
+    """Join consecutive pieces until each shard has `SHARD` tokens; the last one takes the rest."""
     shards: list[list[Piece]] = [[]]
     length = 0
     for document, (split, begin, end) in train:
@@ -48,7 +48,7 @@ def in_shards(train: list[Piece]) -> list[list[Piece]]:
 
 
 def encode(joined: list[Piece], encoding: str | None, tokenizer: Tokenizer) -> Iterator[tuple[str, np.ndarray]]:
-    """Fetch documents one after the other and yield the tokens of the given parts of them, by split."""
+    """Fetch documents one after the other, and yield the tokens of these parts by split."""
     parts: dict[Document, list[Part]] = {}
     for document, part in joined:
         parts.setdefault(document, []).append(part)
@@ -56,7 +56,16 @@ def encode(joined: list[Piece], encoding: str | None, tokenizer: Tokenizer) -> I
 
 
 class Shards:
-    """The training tokens of a text in shards: those operations of an array that batches are made with."""
+    """The training tokens of a text in shards, with the operations of an array that batches need.
+
+    Args:
+        shards: the pieces of each.
+        cache: of the shards.
+        folder: of this text, in the cache.
+        encoding: of the documents; None for bytes.
+        tokenizer: of the text.
+        largest: bytes of the largest document.
+    """
 
     def __init__(
         self,
@@ -67,16 +76,6 @@ class Shards:
         tokenizer: Tokenizer,
         largest: int,
     ) -> None:
-        """Keep what shards are made from; nothing is fetched yet.
-
-        Args:
-            shards: the pieces of each.
-            cache: where they are kept.
-            folder: theirs in the cache.
-            encoding: of the documents; None where tokens are bytes.
-            tokenizer: which makes the tokens.
-            largest: bytes of the largest document.
-        """
         self.shards, self.cache, self.folder = shards, cache, folder
         self.encoding, self.tokenizer, self.largest = encoding, tokenizer, largest
         self.lengths = np.array([length_of(each) for each in shards], np.int64)
@@ -84,7 +83,7 @@ class Shards:
         self._blocks: dict[tuple[int, int, int, int], _Block] = {}
 
     def __len__(self) -> int:
-        """Tokens of all shards."""
+        """Number of tokens of all shards."""
         return int(self.lengths.sum())
 
     def __getitem__(self, part: slice) -> np.ndarray:
@@ -96,12 +95,12 @@ class Shards:
         return np.concatenate([np.zeros(0, self.tokenizer.dtype), *gathered])[::step]
 
     def room_needed(self) -> int:
-        """Bytes that must fit into the cache: two blocks that a batch may lie in, the next one, and what is fetched."""
+        """Return the bytes that the cache needs: for two blocks of a batch, the next one, and what is being fetched."""
         whole = min(len(self), 3 * (BLOCK + int(self.lengths.max())))
         return whole * np.dtype(self.tokenizer.dtype).itemsize + FETCHING * self.largest
 
     def open(self, shard: int) -> np.ndarray:
-        """The tokens of a shard, mapped into memory.
+        """Map the tokens of a shard into memory.
 
         Raises:
             DataError: a document is missing, has changed or cannot be fetched.
@@ -115,10 +114,7 @@ class Shards:
         return self.cache.open(self.folder / str(shard), self.tokenizer.dtype, length, make, self.largest)
 
     def windows(self, seed: int, step: int, batch: int, context: int, rows: slice) -> np.ndarray:
-        """Rows of batch `step`; see `data.batches.train_batch`.
-
-        Windows lie within a shard. An epoch takes each window once, in the order of `data.remote.epoch.plan_epoch`.
-        """
+        """Return rows of batch `step` as `data.batches.train_batch`, in the order of `data.remote.epoch.plan_epoch`."""
         row = step * batch + np.arange(batch)[rows]
         epoch = row // self._plan(seed, 0, context).blocks[-1]
         gathered = np.empty((len(row), context + 1), np.int64)
@@ -137,7 +133,7 @@ class Shards:
             block, each = (block + 1, each) if block + 1 < len(plan.blocks) else (0, each + 1)
             key, plan = (seed, context, each, block), self._plan(seed, each, context)
             used[key] = self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
-        self._blocks = used  # what is in no block any more may leave the cache
+        self._blocks = used  # shards of other blocks may be deleted from the cache
         return gathered
 
     def _plan(self, seed: int, epoch: int, context: int) -> Epoch:
@@ -154,16 +150,16 @@ class _Block:
     def __init__(self, open: Callable[[int], np.ndarray], shards: list[int]) -> None:
         self.open = open
         self.fetched: dict[int, Future[np.ndarray]] = {shard: Future() for shard in shards}
-        # In an order of its own, so that processes that share a cache also share the work.
+        # In a random order, so that processes that share a cache also share the work.
         self.waiting = iter(random.Random().sample(shards, len(shards)))
         for _ in range(min(FETCHING, len(shards))):
             threading.Thread(target=self._fetch, daemon=True).start()
 
     def _fetch(self) -> None:
-        for shard in self.waiting:  # of each of which one thread gets hold
+        for shard in self.waiting:  # each goes to one thread
             try:
                 self.fetched[shard].set_result(self.open(shard))
-            except Exception as error:  # for the thread that trains, when it comes to this shard
+            except Exception as error:  # raised in the main thread when it needs this shard
                 self.fetched[shard].set_exception(error)
 
     def is_there(self) -> bool:
@@ -172,7 +168,7 @@ class _Block:
     def tokens(self, shard: int) -> np.ndarray:
         try:
             return self.fetched[shard].result()
-        except (DataError, OSError):  # the store may be back
+        except (DataError, OSError):  # try once more: the store may be back
             again: Future[np.ndarray] = Future()
             again.set_result(self.open(shard))
             self.fetched[shard] = again

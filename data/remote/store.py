@@ -12,21 +12,21 @@ from base.errors import nearest, one_line, printable
 from data.corpus import DataError
 from data.sources import entries
 
-PATIENCE_SECONDS = 60.0  # seconds for which a store that does not answer is asked again
+RETRY_SECONDS = 60.0  # for a store that does not answer
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
 EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
-Version = list[Any]  # of a document, as its store tells it: size and tag, which differ when the document does
+Version = list[Any]  # of a document in its store: size and tag, which differ when the document does
 
 
 def list_documents(path: str) -> dict[str, Version]:
-    """Find what `data.path` names at its addresses, and the version of each; reads no document.
+    """List the documents at the addresses of `data.path`, and their versions, without reading any.
 
-    What exists is taken as it is named. Of a directory, its files named `*.txt` if there are any, else all; hidden
-    ones left out. Else the address is a glob, but on the web, where no server lists its files.
+    An address that exists is never a pattern. Of a directory, it is the files named `*.txt` if there are any, else all;
+    hidden ones are left out. Other addresses are globs, except on the web, where servers list no files.
 
     Raises:
-        DataError: there is nothing, or the store cannot be asked.
+        DataError: there is no document, or the store does not answer.
     """
     found: dict[str, Version] = {}
     for entry in entries(path):
@@ -40,7 +40,7 @@ def list_documents(path: str) -> dict[str, Version]:
 
 def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
     store.invalidate_cache()
-    if _protocol(store) == "https" and root.endswith("/"):  # what comes is a page about the files
+    if _protocol(store) == "https" and root.endswith("/"):  # the server would send a page about the files
         raise FileNotFoundError(NO_LIST)
     try:
         info = store.info(root)
@@ -72,13 +72,13 @@ def _version(info: dict[str, Any]) -> Version:
 
 
 def download(address: str, copy: Path) -> None:
-    """Fetch a file; a store that does not answer is asked again for `PATIENCE_SECONDS` seconds.
+    """Download a file; retry a store that does not answer for `RETRY_SECONDS`.
 
     Raises:
         DataError: one line with the address and the reason.
         OSError: `copy` cannot be written.
     """
-    until, pause = time.monotonic() + PATIENCE_SECONDS, 0.5
+    until, pause = time.monotonic() + RETRY_SECONDS, 0.5
     while True:
         try:
             store, path = fsspec.url_to_fs(address)
@@ -95,7 +95,7 @@ def download(address: str, copy: Path) -> None:
 
 
 def _reason(error: Exception, address: str) -> str:
-    """Say in a few words why an address cannot be read."""
+    """Explain in a few words why an address cannot be read."""
     cause = error.__cause__ or error
     if isinstance(error, ImportError):
         package = next((package for package in EXTRAS if package in str(error)), None)
@@ -107,7 +107,7 @@ def _reason(error: Exception, address: str) -> str:
         return f"no such kind of address{nearest(address.partition('://')[0], known)}"
     if isinstance(error, PermissionError):
         return "access is denied"
-    # On the web, whatever has happened is said to be a file that is not there.
+    # On the web, fsspec raises FileNotFoundError for every failure.
     if isinstance(error, FileNotFoundError) and (cause is error or not isinstance(cause, OSError)):
         status = getattr(cause, "status", 404)
         nothing = error.args[0] if error.args in ((NO_MATCH,), (NO_LIST,)) else "no such file, directory or bucket"

@@ -1,26 +1,17 @@
-"""The export formats: file ending (none: a folder), how to load such a file, and its writer."""
+"""The export formats: file ending (none: a folder), how to load such a file, and module."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 FORMATS = {
-    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
-    "torch": (".pt2", "torch.export.load({!r}).module()(tokens)"),
-    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})"),
-    "web": (".html", "open {!r} in a browser"),
+    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})", "to_onnx"),
+    "torch": (".pt2", "torch.export.load({!r}).module()(tokens)", "to_torch_program"),
+    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})", "to_huggingface"),
+    "web": (".html", "open {!r} in a browser", "to_web_page"),
 }
 
 
 def load_writer(name: str) -> Callable[..., Any]:
-    """Import what a format needs, and return the function that writes a model."""
-    write: Callable[..., Any]
-    match name:
-        case "onnx":
-            from gpt.export.to_onnx import write_onnx as write
-        case "torch":
-            from gpt.export.to_torch_program import write_torch as write
-        case "hf":
-            from gpt.export.to_huggingface import write_hf as write
-        case _:
-            from gpt.export.to_web_page import write_web as write
-    return write
+    """Import the module of a format; return its function `write_NAME(model, meta, path)`."""
+    return getattr(import_module(f"gpt.export.{FORMATS[name][2]}"), f"write_{name}")

@@ -1,7 +1,7 @@
-"""To a folder that `transformers` loads, where an architecture there is the same maths.
+"""Export to a folder that `transformers` loads, if it has an equivalent architecture.
 
-Learned positions are GPT-2's, and sinusoidal ones or none are learned ones that have learned just that. Rotary ones are
-Starcoder2's, with or without a window. Neither has ALiBi, key_offset, token_shift or qk_norm.
+Learned positions are GPT-2's; sinusoidal ones or none are written as learned ones. Rotary positions are Starcoder2's,
+with or without a window. Neither has ALiBi, key_offset, token_shift or qk_norm.
 """
 
 import json
@@ -23,13 +23,10 @@ State = dict[str, Tensor]
 
 
 def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
-
-    Returns:
-        The largest difference of its logits, see `largest_difference`.
+    """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`; return the `largest_difference` of its logits.
 
     Raises:
-        InputError: no architecture of transformers is the same maths; names all options that stand in the way.
+        InputError: transformers has no equivalent architecture; names all options that it lacks.
     """
     needed, convert = nearest(model.config)
     check(model.config, needed)
@@ -43,14 +40,14 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
         theirs = AutoModelForCausalLM.from_config(config)
         biases = {key: torch.zeros_like(value) for key, value in theirs.state_dict().items() if key.endswith("bias")}
         theirs.load_state_dict(biases | state)
-        # As sample.py draws, from the whole distribution; no token ends a text, and half of the context is for it.
+        # The sampling defaults of sample.py; no token ends a text, so its length is half of the context.
         length = (model.config.context + 1) // 2
         theirs.generation_config = GenerationConfig(
             do_sample=True,
             temperature=0.8,
             top_k=0,
             max_new_tokens=length,
-            use_cache=model.config.span > 1,  # for a window of one, theirs keeps everything and not nothing
+            use_cache=model.config.attention_window > 1,  # with a window of 1, their cache would be unlimited
         )
         theirs.save_pretrained(path)
         write_tokenizer(meta["vocabulary"], model.config.context, path)
@@ -62,12 +59,12 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 
 def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[Any, State]]]:
-    """The architecture that is most like a model: what it needs of `ModelConfig`, and what converts to it."""
+    """Choose the most similar architecture: the options that it needs, and the function that converts to it."""
     needed: dict[str, Any] = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
     if config.positions == "rotary":
         return needed, starcoder2
     positions = "learned" if config.positions == "alibi" else config.positions
-    window = config.window if config.span == config.context else None  # as long as all is all
+    window = config.window if config.attention_window == config.context else None  # one of the whole context is none
     return needed | {"positions": positions, "window": window}, gpt2
 
 
@@ -79,14 +76,11 @@ def check(config: ModelConfig, needed: dict[str, Any]) -> None:
         if getattr(config, key) != value
     ]
     if wrong:
-        raise InputError(f"--to hf: no architecture of transformers is the same maths: {', '.join(wrong)}")
+        raise InputError(f"--to hf: no equivalent architecture in transformers: {', '.join(wrong)}")
 
 
 def gpt2(model: GPT) -> tuple[Any, State]:
-    """GPT-2: the same layout, with the matrices of the blocks transposed.
-
-    It learns its positions: where ours are not learned, they are there as if they were.
-    """
+    """Convert to GPT-2: the same layout, with the matrices of the blocks transposed, and learned positions."""
     from transformers import GPT2Config
 
     ours = model.config
@@ -118,7 +112,7 @@ def gpt2(model: GPT) -> tuple[Any, State]:
 
 
 def starcoder2(model: GPT) -> tuple[Any, State]:
-    """Starcoder2, whose window is the window rule of gpt/inference/decoder.py: text of any length is ours."""
+    """Convert to Starcoder2, whose sliding window is the window rule of gpt/inference/decoder.py, for any length."""
     from transformers import Starcoder2Config
 
     ours = model.config
@@ -132,7 +126,7 @@ def starcoder2(model: GPT) -> tuple[Any, State]:
         max_position_embeddings=ours.context,
         norm_epsilon=NORM_EPS,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
-        sliding_window=ours.span,
+        sliding_window=ours.attention_window,
         attention_dropout=ours.dropout,
         residual_dropout=ours.dropout,
         embedding_dropout=ours.dropout,
@@ -152,7 +146,7 @@ def starcoder2(model: GPT) -> tuple[Any, State]:
 
 
 def common(model: GPT) -> dict[str, Any]:
-    """What every configuration of transformers takes: no token has a special meaning."""
+    """Return the arguments of every transformers configuration: no token is special."""
     return {
         "vocab_size": model.vocabulary,
         "bos_token_id": None,
@@ -162,12 +156,7 @@ def common(model: GPT) -> dict[str, Any]:
 
 
 def renamed(model: GPT, names: dict[str, str]) -> State:
-    """The weights under other names.
-
-    Args:
-        model: the model.
-        names: of modules of the model, of its blocks and of modules within a block.
-    """
+    """Rename the weights: `names` of modules of the model, of its blocks and of modules within a block."""
     state = {}
     for key, value in model.state_dict().items():
         module, _, kind = key.rpartition(".")
@@ -180,12 +169,9 @@ def renamed(model: GPT, names: dict[str, str]) -> State:
 
 
 def write_tokenizer(vocabulary: dict[str, Any], context: int, path: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json: a token is a character or a byte, and nothing is normalised.
-
-    A character outside the vocabulary is an error: no token could stand for it.
-    """
+    """Write tokenizer.json and tokenizer_config.json; a character outside the vocabulary is an error there."""
     if vocabulary["kind"] == "byte":
-        # ByteLevel writes bytes as GPT-2 does: printable ones as themselves, the others as U+0100 and on, in order.
+        # ByteLevel writes bytes as GPT-2 does: printable ones as themselves, the others from U+0100 on.
         printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [byte for byte in range(256) if byte not in printed]
         letters = {chr(byte): byte for byte in printed} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

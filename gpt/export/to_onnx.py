@@ -1,4 +1,4 @@
-"""To ONNX, for runtimes in other languages and on other devices."""
+"""Export to ONNX, for runtimes in other languages and on other devices."""
 
 import json
 import logging
@@ -16,28 +16,26 @@ from gpt.export.parity import largest_difference
 from gpt.export.to_torch_program import trace
 from gpt.model import GPT
 
-LARGEST = 2**31 - 2**24  # bytes of weights: what one protobuf message holds, less the graph
+MAX_WEIGHTS = 2**31 - 2**24  # bytes: the limit of a protobuf message, less the graph
 
 
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write one .onnx file: `tokens` (batch, length) int64 -> `logits` (batch, length, V).
 
-    Its `metadata_props` hold `model_config`, `vocabulary` and `step` as JSON, so that the file is enough.
-
-    Returns:
-        The largest difference of its logits in onnxruntime, see `largest_difference`.
+    Its `metadata_props` hold `model_config`, `vocabulary` and `step` as JSON. Returns the `largest_difference` of its
+    logits in onnxruntime.
 
     Raises:
-        InputError: the weights are more than one ONNX file can hold.
+        InputError: the weights are larger than an ONNX file can be.
     """
-    # onnxruntime would tell its makers of every session; it reads this when it is loaded.
+    # onnxruntime reads this when it is imported; it would report every session.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnx
     import onnxruntime
     import onnxscript  # noqa: F401  torch's exporter needs it
 
     size = 4 * model.num_parameters()
-    if size > LARGEST:
+    if size > MAX_WEIGHTS:
         raise InputError(f"one ONNX file holds 2 GB, the weights are {size / 1e9:.1f} GB; `--to torch` has no limit")
     with quiet():
         program = torch.onnx.export(
@@ -59,7 +57,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporter says of itself: missing torchvision, and its own deprecated calls."""
+    """Silence the exporter's warnings about missing torchvision and its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""From logits to text: which token comes next, again and again."""
+"""Generate text: sample a token, append it, repeat."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,25 +15,18 @@ if TYPE_CHECKING:
 
     from gpt.model import GPT
 
-BLOCK = 256  # random numbers drawn at once
+BLOCK = 256  # random numbers generated at once
 
 
 def stream(
     weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Continue prompts side by side, one token of each at a time.
+    """Continue B prompts in one batch, by `count` tokens each; every text depends on its own seed and prompt alone.
 
-    What a text draws follows from its own seed and prompt, whatever its neighbours.
-
-    Args:
-        weights: of the model.
-        prompts: B of them, (n,) int64 each, of any lengths, at least 1.
-        count: how many tokens to add.
-        params: the rules.
-        seeds: one for each prompt.
+    Prompts are (n,) int64 of any lengths, at least 1.
 
     Yields:
-        tokens (B,) int64 and the logits (B, V) float64 that they were drawn from.
+        tokens (B,) int64 and the logits (B, V) float64 that they were sampled from.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     B, V = len(prompts), len(weights.embedding)
@@ -59,13 +52,13 @@ def stream(
 def generate(
     model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
-    """Continue a prompt.
+    """Continue prompts, without dropout.
 
     Args:
-        model: the model; its mode does not matter, nothing is dropped.
-        tokens: the prompt, (T0,) or (B, T0) int64 with at least one token.
-        count: how many tokens to add; text of any length, see gpt/inference/decoder.py for what a place sees of it.
-        seed: row i draws from seed + i; None draws one. No global generator is touched.
+        model: the model.
+        tokens: the prompts, (T0,) or (B, T0) int64 with at least one token.
+        count: tokens to add, any number; gpt/inference/decoder.py says which earlier ones each attends to.
+        seed: row i uses seed + i; None takes a random one. No global generator is used.
         **params: see `SamplingParams`.
 
     Returns:
@@ -92,8 +85,8 @@ def generate(
         added = np.empty((part.stop - part.start, count), np.int64)
         yield added  # where count is 0, this is all
         seeds = range(seed + part.start, seed + part.stop)
-        for k, (drawn, _) in enumerate(stream(weights, list(prompts[part]), count, rules, seeds)):
-            added[:, k] = drawn
+        for k, (sampled, _) in enumerate(stream(weights, list(prompts[part]), count, rules, seeds)):
+            added[:, k] = sampled
             yield added
 
     added = np.concatenate(list(generate_many(work, len(prompts), weights)))  # (B, count)

@@ -8,15 +8,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn from the logits, in the order in which the rules apply.
+    """How the next token is sampled from the logits, in the order in which the rules apply.
 
     Args:
-        repetition_penalty: what has occurred in the text becomes less likely: its logit is divided by this where it is
-            positive, and multiplied where it is negative. Source: CTRL, arXiv:1909.05858, section 4.1.
+        repetition_penalty: divides positive logits of tokens that have occurred in the text, multiplies negative ones.
+            Source: CTRL, arXiv:1909.05858, section 4.1.
         temperature: divides the logits; 0 takes the most likely token.
-        top_k: keep only that many of the most likely; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
-        top_p: keep the most likely ones that together reach this share. Source: arXiv:1904.09751, section 3.1.
-        min_p: keep those that are at least this many times as likely as the first. Source: arXiv:2407.01082, section 3.
+        top_k: keep the k most likely tokens; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
+        top_p: keep the smallest set of tokens with this total probability. Source: arXiv:1904.09751, section 3.1.
+        min_p: keep tokens of at least this fraction of the largest probability. Source: arXiv:2407.01082, section 3.
 
     Raises:
         ValueError: a number out of its range, in one line.
@@ -42,15 +42,9 @@ class SamplingParams:
 
 
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
-    """Turn logits into the distribution that a token is drawn from.
+    """Turn logits into the distribution to sample from: (B, V) -> (B, V), float64, each row adding up to 1.
 
-    Args:
-        logits: (B, V) float64.
-        params: the rules.
-        seen: (B, V) bool, which tokens have occurred; only a repetition penalty looks at it.
-
-    Returns:
-        (B, V) float64, each row adding up to 1.
+    `seen`, (B, V) bool, says which tokens have occurred in the text, for the repetition penalty.
     """
     if params.repetition_penalty != 1 and seen is not None:
         penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
@@ -66,36 +60,28 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
         if params.top_k is not None:
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
-            shares = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
-            # One is left out where those before it reach the share already; the first never is.
-            ranked[:, 1:][shares.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
+            ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
+            # A token is removed when those before it reach top_p already; the first never is.
+            ranked[:, 1:][ranked_probs.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
         logits[logits < np.log(params.min_p)] = -np.inf
-    shares = np.exp(logits)
-    return shares / shares.sum(-1, keepdims=True)
+    probs = np.exp(logits)
+    return probs / probs.sum(-1, keepdims=True)
 
 
-def sample_tokens(shares: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The tokens at which the cumulative distribution passes random numbers.
-
-    Args:
-        shares: (B, V) float64, each row adding up to 1.
-        numbers: (B,) float64 in [0, 1).
-
-    Returns:
-        (B,) int64.
-    """
-    total = shares.cumsum(-1)
+def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Invert the cumulative distributions (B, V) at the random numbers (B,) in [0, 1): (B,) int64."""
+    total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Natural logarithms of the probabilities that the model itself gives: (..., V) float64."""
+    """Log-softmax, (..., V) float64: the model's own log-probabilities, before any rule."""
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """What a text draws from: texts of one seed and different prompts have nothing in common."""
+    """Return the generator of a text, which depends on the seed and on the prompt."""
     return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

@@ -20,7 +20,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A matrix as decoding multiplies with it, (in, out), and its bias, (out,), if there is one."""
+    """A matrix, (in, out): transposed, as decoding multiplies with it; and its bias, (out,), if any."""
 
     weight: Array
     bias: Array | None
@@ -45,13 +45,13 @@ class Layer(NamedTuple):
 class Weights:
     """The weights of a model, rearranged so that a step takes few operations.
 
-    - The gain and bias of a norm are in the matrix behind it.
-    - All that is added to the residual stream is centred, so a layer norm finds a mean of 0: it is an RMS norm here.
-    - The two channels that rotary positions turn together stand side by side, as one complex number.
+    - The gain and bias of a norm are folded into the matrix that follows it.
+    - All that is added to the residual stream is centred, so its mean is 0 and a layer norm becomes an RMS norm.
+    - The two channels that rotary positions rotate together are adjacent, as one complex number.
 
     Args:
         config: shape and parts of the model.
-        state: its state dict, of NumPy arrays or of tensors, float32 or float64.
+        state: its state dict, NumPy arrays or tensors, float32 or float64.
     """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
@@ -72,24 +72,24 @@ class Weights:
         self.zero = self.zeros()
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps).
-        self.share, self.eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
-        # Scores are then at most sqrt(2 D), half of a key being another's: no exponential of one overflows.
+        self.qk_scale, self.qk_eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
+        # Scores are then at most sqrt(2 D), since half of a key can be another's: their exponentials do not overflow.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
         self.layers = [
             Layer(
-                self._behind(state, f"blocks.{i}.norm1", f"blocks.{i}.attention.qkv", order, scale),
-                self._onto_stream(state, f"blocks.{i}.attention.proj"),
-                self._behind(state, f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
-                self._onto_stream(state, f"blocks.{i}.mlp.down"),
+                self._after_norm(state, f"blocks.{i}.norm1", f"blocks.{i}.attention.qkv", order, scale),
+                self._to_stream(state, f"blocks.{i}.attention.proj"),
+                self._after_norm(state, f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
+                self._to_stream(state, f"blocks.{i}.mlp.down"),
             )
             for i in range(config.layers)
         ]
-        self.head = self._behind(state, "norm", "embedding" if config.tied else "head")
+        self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
         self.embedding = self._centred(embedding)  # (V, C)
         if config.token_shift:
-            # One row more, of zeros: what the first token of a text has before it.
+            # The last row is zeros: index -1, for the first token of a text, which has none before it.
             shifted = self._centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
@@ -98,51 +98,50 @@ class Weights:
         if config.positions == "alibi":
             self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
 
-    def _behind(
+    def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """A linear layer with the norm in front of it; its outputs in an order of our own and scaled."""
+        """Fold a norm into the linear layer that follows it, then reorder and scale its outputs."""
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         if f"{norm}.bias" in state:
             shift = weight @ state[f"{norm}.bias"]
             bias = shift if bias is None else bias + shift
-        root = self.config.dim**0.5  # what `Decoder._unit` leaves out
+        root = self.config.dim**0.5  # the factor that `Decoder._norm` leaves out
         weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
-    def _onto_stream(self, state: Mapping[str, Array], name: str) -> Linear:
-        """A linear layer whose outputs are added to the residual stream."""
+    def _to_stream(self, state: Mapping[str, Array], name: str) -> Linear:
+        """Centre the outputs of a linear layer, which are added to the residual stream."""
         bias = state.get(f"{name}.bias")
         weight = self._centred(state[f"{name}.weight"].T)
         return Linear(self._contiguous(weight), None if bias is None else self._centred(bias))
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
-        """In which order q|k|v has its outputs, (3C,), and what they are multiplied with, (3C,) or 1.
+        """Return the order of the outputs of q|k|v, (3C,), and their scale, (3C,) or 1.
 
-        The channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... for the R that are turned. Half of
-        attention's 1 / sqrt(D) is in the queries and half in the keys, D^(-1/4) in each: in their weights, or with
-        QK-norm in what they are divided by.
+        The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are each
+        scaled by D^(-1/4), half of attention's 1 / sqrt(D): in their weights, or with QK-norm in its divisor.
         """
-        H, D, turned = self.config.heads, self.config.head_dim, self.config.turned
+        H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
         order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
-        pairs = order[:2, :, :turned].reshape(2, H, 2, turned // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
-        order[:2, :, :turned] = pairs.reshape(2, H, turned)  # (2, H, R)
+        pairs = order[:2, :, :R].reshape(2, H, 2, R // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
+        order[:2, :, :R] = pairs.reshape(2, H, R)  # (2, H, R)
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], self.config.dim)  # (3C,)
         return self.integers(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
-        """ALiBi's biases at the distances 0, R - 1, ..., 1, 0, R - 1, ..., 1, (H, 1, 2R); None without ALiBi.
+        """ALiBi's biases at the distances 0, N - 1, ..., 1, 0, N - 1, ..., 1, (H, 1, 2N); None without ALiBi.
 
-        Wherever the newest key is in a ring of R slots, the biases of the slots are a stretch of these.
+        Whichever of N slots holds the newest key, the biases of all slots are a slice of these.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
-    def at(self, places: np.ndarray) -> Array:
-        """What sinusoidal positions add, (..., C), or rotary ones turn by, e^(i angle), (..., 1, 1, R/2)."""
+    def encoding(self, positions: np.ndarray) -> Array:
+        """Encode positions: sinusoidal, (..., C), or rotary, e^(i angle), (..., 1, 1, R/2)."""
         if self.config.positions == "rotary":
-            cos, sin = rotary_tables(places[..., None, None], self.config.turned)
+            cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
-        return self._centred(self.numbers(sinusoidal_table(places, self.config.dim) / self.config.dim**0.5))
+        return self._centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def _centred(self, x: Array) -> Array:
         return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x
@@ -151,25 +150,25 @@ class Weights:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
-        """Zeros of the weights' type, beside them."""
+        """Zeros of the weights' type, on their device."""
         return self.integers(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Float64 or complex128 numbers in the weights' precision, beside them."""
+        """Float64 or complex128 numbers in the weights' precision, on their device."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.integers(values.astype(kind))
 
     def integers(self, values: np.ndarray) -> Array:
-        """Any array, beside the weights."""
+        """Any array, on the weights' device."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 
 @lru_cache(maxsize=2)
 def _phi(dtype: np.dtype) -> np.ndarray:
-    """Taylor's coefficients of the normal distribution function Phi around -9, -9 + 1/64, ..., 9: (6, 1153).
+    """Taylor coefficients of the normal distribution function Phi around -9, -9 + 1/64, ..., 9: (6, 1153).
 
-    The derivatives of Phi are the density and its products with Hermite polynomials.
+    The derivatives of Phi are the density times Hermite polynomials.
     """
     x = np.arange(-9 * 64, 9 * 64 + 1) / 64
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
@@ -179,25 +178,22 @@ def _phi(dtype: np.dtype) -> np.ndarray:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """The activation x Phi(x), which NumPy has no function for; to 1e-13. Source: arXiv:1606.08415, section 2."""
+    """GELU, x Phi(x), to 1e-13: NumPy has no erf. Source: arXiv:1606.08415, section 2."""
     inside = np.clip(x, -9, 9)
     nearest = np.rint(inside * 64).astype(np.int64)
-    beside = inside - (nearest / 64).astype(x.dtype)
+    offset = inside - (nearest / 64).astype(x.dtype)
     coefficients = _phi(x.dtype)[:, nearest + 9 * 64]
     value = coefficients[5]
     for coefficient in coefficients[4::-1]:
-        value = value * beside + coefficient
+        value = value * offset + coefficient
     return x * value
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Load a model for decoding, on a CPU without torch.
-
-    Returns:
-        The weights, and what describes the model, as `gpt.checkpoint.load_checkpoint` has it.
+    """Load a model for decoding, on a CPU without torch; returns the weights and `gpt.model_file.FIELDS`.
 
     Raises:
-        CheckpointError: missing, damaged, not a chargpt model, or its parts do not fit together.
+        CheckpointError: see `gpt.model_file.read`.
         InputError: this machine does not have the device.
     """
     config, state, meta = model_file.read(path)
@@ -209,12 +205,10 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """The weights of a model as decoding uses them, on a CPU as NumPy arrays."""
+    """Prepare a model for decoding, on a CPU with NumPy; float64 stays, other types become float32."""
     import torch
 
-    state = {
-        name: value if value.dtype == torch.float64 else value.float() for name, value in model.state_dict().items()
-    }
+    state = {key: value if value.dtype == torch.float64 else value.float() for key, value in model.state_dict().items()}
     if model.embedding.weight.device.type == "cpu":
-        return Weights(model.config, {name: value.numpy() for name, value in state.items()})
+        return Weights(model.config, {key: value.numpy() for key, value in state.items()})
     return Weights(model.config, state)

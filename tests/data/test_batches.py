@@ -52,19 +52,19 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.batches.PIECE", 300)
+    monkeypatch.setattr("data.batches.CHUNK", 300)
     for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
         np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
         tokens = np.memmap(tmp_path / "tokens", dtype, "r")
         needed = len(tokens) * (1 if dtype == np.uint8 else 4)
-        resident = on_device(tokens, torch.device(device), most=needed)
+        resident = on_device(tokens, torch.device(device), max_bytes=needed)
         assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
         for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
             found_from = batches_on_device(resident, 3, begin, 8, 50, rows)
             for step, found in enumerate(islice(found_from, STEPS + 5), begin):
                 assert found.dtype == torch.int64
                 assert torch.equal(found.cpu(), train_batch(tokens, 3, step, 8, 50, rows)), (dtype, step)
-        assert on_device(tokens, torch.device(device), most=needed - 1) is tokens
+        assert on_device(tokens, torch.device(device), max_bytes=needed - 1) is tokens
 
 
 def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere():

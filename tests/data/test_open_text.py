@@ -131,10 +131,10 @@ def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
     write(tmp_path / "text", whole)
     for known in ("abc", "xyz\n", "aé語\U0001f600"):
         for _ in range(2):  # encoded, and from the cache
-            plain, with_known = opened(), opened(known=known)
-            assert plain.tokenizer.characters == "\n bc" and plain.known == ""
+            plain, with_known = opened(), opened(extra=known)
+            assert plain.tokenizer.characters == "\n bc" and plain.extra_chars == ""
             assert with_known.tokenizer.characters == "".join(sorted({*"\n bc", *known}))
-            assert with_known.known == known and plain.fingerprint != with_known.fingerprint
+            assert with_known.extra_chars == known and plain.fingerprint != with_known.fingerprint
             for text in (plain, with_known):
                 assert "".join(decoded(text).values()) == whole
 

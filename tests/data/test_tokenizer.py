@@ -28,8 +28,8 @@ def test_characters_are_numbered_as_a_dictionary_would():
                 assert tokenizer.decode(tokens) == text == tokenizer.decode(tokens.tolist())
         assert tokenizer.size == len(alphabet)
         assert tokenizer_from(tokenizer.vocabulary).characters == tokenizer.characters
-        assert tokenizer.bytes_per_token.tolist() == [len(character.encode()) for character in sorted(alphabet)]
-        assert tokenizer.characters_per_token.tolist() == [1] * len(alphabet)
+        assert tokenizer.token_sizes[:, 1].tolist() == [len(character.encode()) for character in sorted(alphabet)]
+        assert tokenizer.token_sizes[:, 0].tolist() == [1] * len(alphabet)
 
 
 def test_what_is_no_vocabulary():
@@ -70,7 +70,7 @@ def test_bytes():
     assert tokenizer.decode(tokens) == text
     assert tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}"
     assert tokenizer.size == 256 and tokenizer.dtype == np.uint8
-    assert tokenizer.characters_per_token[tokens].sum() == len(text)
-    assert tokenizer.bytes_per_token[tokens].sum() == len(text.encode())
+    assert tokenizer.token_sizes[:, 0][tokens].sum() == len(text)
+    assert tokenizer.token_sizes[:, 1][tokens].sum() == len(text.encode())
     with pytest.raises(UnknownCharacter, match=r"U\+DC00.*position 1 "):
         tokenizer.encode("a\udc00")

@@ -279,7 +279,7 @@ def signal_while_loading(number: int) -> None:
 
 def small_shards(*more: Any) -> None:
     data.remote.shards.SHARD, data.remote.shards.BLOCK = 8_000, 30_000
-    data.remote.store.PATIENCE_SECONDS = 20.0
+    data.remote.store.RETRY_SECONDS = 20.0
     if more:
         more[0](*more[1:])
 

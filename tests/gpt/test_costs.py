@@ -24,10 +24,10 @@ def predicted(count: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
 def test_costs_are_those_of_a_loop(batch: int, likely: int) -> None:
     first, *rest = costs(predicted(20, batch), 4, V, likely)
     assert first.tokens.tolist() == [4] and first.nats.tolist() == [pytest.approx(math.log(V), rel=1e-15)]
-    assert first.chances.tolist() == [[0] * min(likely, V)]
+    assert first.probabilities.tolist() == [[0] * min(likely, V)]
     (logits, targets), *_ = predicted(20, 20)
     tokens, nats, best, chances = (
-        torch.cat([getattr(each, key) for each in rest]) for key in ("tokens", "nats", "likely", "chances")
+        torch.cat([getattr(each, key) for each in rest]) for key in ("tokens", "nats", "top", "probabilities")
     )
     assert tokens.tolist() == targets.tolist() and nats.dtype == torch.float64
     for i, row in enumerate(logits.tolist()):
@@ -64,7 +64,7 @@ def test_characters_are_the_sums_of_their_tokens(first: int, batch: int, size: i
             group = list(range(seen + begin, seen + end))
             assert piece.tokens[begin:end].tolist() == [tokens[i] for i in group]
             assert piece.nats[k].item() == pytest.approx(math.fsum(nats[i] for i in group), abs=1e-6)
-            assert piece.likely[k].tolist() == [group[0]] == piece.chances[k].tolist()
+            assert piece.top[k].tolist() == [group[0]] == piece.probabilities[k].tolist()
             found.append(group)
         seen += len(piece.tokens)
     assert found == groups

@@ -80,8 +80,8 @@ def test_no_logit_sees_what_comes_after_it() -> None:
     """
     for config in ALL:
         model, tokens = build(config), draw(2, config.context)
-        offset = config.key_offset and config.head_dim > 1 and config.span > 1
-        reach = config.layers * (config.span - 1 + offset) + config.token_shift
+        offset = config.key_offset and config.head_dim > 1 and config.attention_window > 1
+        reach = config.layers * (config.attention_window - 1 + offset) + config.token_shift
         before = model(tokens)
         for t in range(config.context):
             changed = tokens.clone()
@@ -104,7 +104,7 @@ def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None)
         close(wide[:, :7], model(tokens[:, :7]), 1e-12, positions)
         expected = reference.gpt(model.state_dict(), config, tokens.numpy())
         np.testing.assert_allclose(wide.numpy(), expected, rtol=0, atol=tolerance(config), err_msg=positions)
-    with pytest.raises(ValueError, match="must be at most 7, the places that the model has learned"):
+    with pytest.raises(ValueError, match="must be at most 7, the number of learned positions"):
         with_context(build(tiny(positions="learned")), 8)
 
 

@@ -42,8 +42,8 @@ def test_tables_hold_the_angles() -> None:
 def test_the_decoder_holds_the_angles_and_longer_texts_share_the_tables(positions: str) -> None:
     config = tiny(positions=positions, context=2**20, dim=8, norm="rmsnorm")
     weights = Weights(config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()})
-    size = config.turned or config.dim
-    found = weights.at(np.array(FAR)).reshape(len(FAR), -1)
+    size = config.rotary_dims or config.dim
+    found = weights.encoding(np.array(FAR)).reshape(len(FAR), -1)
     angles = np.array(FAR)[:, None] * 10000 ** (-2 * np.arange(size // 2) / size)
     if positions == "rotary":
         wanted = np.exp(1j * angles)

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The model of gpt/model.py, one character at a time, with its tokenizers and its draws. Nothing here knows of the page.
+/* The model of gpt/model.py, one token at a time, with its tokenizers and sampling, independent of the page.
 
    Weights, keys and values are fp32, everything else is double. Shapes as in gpt/model.py: C = dim, D = C / heads. */
 
@@ -79,24 +79,24 @@ function transposed(w, rows, cols) {
 
 /** A GPT that reads a text token by token.
 
-   A text longer than the context follows the window rule of gpt/inference/decoder.py: where a place has an embedding of
-   its own (learned, sinusoidal) and all are full, the last half of the tokens is read anew from place 0 on; otherwise
-   the text goes on. Attention sees the last `span` places, the context or the window if that is shorter. */
+   A text longer than the context follows the window rule of gpt/inference/decoder.py: with learned or sinusoidal
+   positions, when all are full, the last half of the tokens is read again from position 0; other positions have no
+   limit. Attention covers the last `window` tokens: the context, or config.window if that is shorter. */
 class GPT {
   /** config: as ModelConfig; vocabulary: its size; weights: name in the state dict -> Float32Array. */
   constructor(config, vocabulary, weights) {
     const { layers, dim, heads, context } = config;
     Object.assign(this, { config, weights });
     this.absolute = ["learned", "sinusoidal"].includes(config.positions);
-    this.span = Math.min(config.window ?? context, context);
-    // Keys lie one after the other, so that loops over them need no end of a ring; when the slots are full, the oldest
-    // third makes room. Queries are kept to show the attention of earlier places, too.
-    this.slots = this.absolute ? Math.min(context, 3 * this.span) : 3 * this.span;
+    this.window = Math.min(config.window ?? context, context);
+    // Keys are contiguous, so that loops over them need no wrap-around; when the slots are full, the oldest third is
+    // dropped. Queries are stored to show the attention of earlier tokens, too.
+    this.slots = this.absolute ? Math.min(context, 3 * this.window) : 3 * this.window;
     this.blocks = Array.from({ length: layers }, (_, i) => {
       const block = {};
       for (const name in weights)
         if (name.startsWith(`blocks.${i}.`)) block[name.slice(`blocks.${i}.`.length)] = weights[name];
-      // Most outputs of relu2 are 0: with columns as rows, theirs are never touched.
+      // Most outputs of relu2 are 0: transposed, their weights are never read.
       block["mlp.down.weight"] = transposed(block["mlp.down.weight"], dim, 4 * dim);
       for (const name of ["q", "k", "v"]) block[name] = new Float32Array(this.slots * dim);
       return { ...block, moved: new Float64Array(dim) };
@@ -108,14 +108,14 @@ class GPT {
     this.queries = Array.from({ length: heads }, (_, h) => this.qkv.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
     this.mixed = vector(dim);
     this.mixedHeads = Array.from({ length: heads }, (_, h) => this.mixed.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
-    this.scores = vector(this.span);
+    this.scores = vector(this.window);
     this.branch = vector(dim);
     this.hidden = vector(4 * dim);
     this.logits = vector(vocabulary);
     const size = dim / heads;
-    const turned = config.key_offset ? Math.floor(size / 2) : size;
+    const rotated = config.key_offset ? Math.floor(size / 2) : size;
     this.frequencies = config.positions === "rotary"
-      ? Array.from({ length: turned / 2 }, (_, i) => 10000 ** ((-2 * i) / turned))
+      ? Array.from({ length: rotated / 2 }, (_, i) => 10000 ** ((-2 * i) / rotated))
       : [];
     this.cos = vector(this.frequencies.length);
     this.sin = vector(this.frequencies.length);
@@ -126,8 +126,8 @@ class GPT {
   /** Forget the text. */
   reset() {
     this.tokens = [];
-    this.begin = 0; // the place in the text where positions are counted from
-    this.origin = 0; // the place in the text of what lies in slot 0
+    this.begin = 0; // index in the text of position 0
+    this.origin = 0; // index in the text of slot 0
   }
 
   /** Read one more token. */
@@ -136,7 +136,7 @@ class GPT {
     const last = this.tokens.push(token) - 1;
     if (!this.absolute || last - this.begin < context) return this.encode(last);
     this.begin = this.origin = last - Math.floor(context / 2);
-    for (let place = this.begin; place <= last; place++) this.encode(place);
+    for (let index = this.begin; index <= last; index++) this.encode(index);
   }
 
   /** Logits of the token that follows the text; the array is reused. */
@@ -148,11 +148,11 @@ class GPT {
     return this.logits;
   }
 
-  /** The weights that a place gives to the places from `from` up to itself; null where they are no longer known. */
-  attention(layer, head, place) {
-    const slot = place - this.origin;
+  /** The attention weights of the token at an index, from index `from` to its own; null if they are no longer stored. */
+  attention(layer, head, index) {
+    const slot = index - this.origin;
     const first = this.first(slot);
-    if (slot < 0 || place >= this.tokens.length || (first === 0 && this.origin > this.begin)) return null;
+    if (slot < 0 || index >= this.tokens.length || (first === 0 && this.origin > this.begin)) return null;
     const { dim, heads } = this.config;
     const block = this.blocks[layer], size = dim / heads, start = slot * dim + head * size;
     const weights = new Float64Array(slot - first + 1);
@@ -160,25 +160,25 @@ class GPT {
     return { from: this.origin + first, weights };
   }
 
-  /** The first slot that a slot sees. */
+  /** The first slot that a slot attends to. */
   first(slot) {
-    return Math.max(0, slot - this.span + 1);
+    return Math.max(0, slot - this.window + 1);
   }
 
-  /** Work through the token at a place of the text: its keys and values go to a slot, what it has become ends in x. */
-  encode(place) {
-    const { config, weights, x, normed, branch, hidden, span } = this;
+  /** Compute the token at an index of the text: store its keys and values in a slot, leave the residual stream in x. */
+  encode(index) {
+    const { config, weights, x, normed, branch, hidden, window } = this;
     const { dim } = config;
-    if (place - this.origin === this.slots) {
-      for (const block of this.blocks) for (const name of ["q", "k", "v"]) block[name].copyWithin(0, span * dim);
-      this.origin += span;
+    if (index - this.origin === this.slots) {
+      for (const block of this.blocks) for (const name of ["q", "k", "v"]) block[name].copyWithin(0, window * dim);
+      this.origin += window;
     }
-    const slot = place - this.origin, position = place - this.begin;
+    const slot = index - this.origin, position = index - this.begin;
     const embedding = weights["embedding.weight"];
-    for (let c = 0, row = this.tokens[place] * dim; c < dim; c++) x[c] = embedding[row + c];
+    for (let c = 0, row = this.tokens[index] * dim; c < dim; c++) x[c] = embedding[row + c];
     if (config.token_shift && slot > 0) {
       const shift = weights["shift"];
-      for (let c = 0, row = this.tokens[place - 1] * dim; c < dim; c++) x[c] += shift[c] * embedding[row + c];
+      for (let c = 0, row = this.tokens[index - 1] * dim; c < dim; c++) x[c] += shift[c] * embedding[row + c];
     }
     this.frequencies.forEach((frequency, i) => { // fp32, as the tables of gpt/positions.py
       this.cos[i] = Math.fround(Math.cos(position * frequency));
@@ -235,7 +235,7 @@ class GPT {
       rotate(qkv, start, this.cos, this.sin);
     }
     const row = slot * dim;
-    const own = config.key_offset ? size - Math.floor(size / 2) : size; // channels of a key from its own place
+    const own = config.key_offset ? size - Math.floor(size / 2) : size; // channels of a key from its own position
     for (let c = 0; c < dim; c++) {
       const key = qkv[dim + c];
       block.q[row + c] = qkv[c];
@@ -271,11 +271,11 @@ function add(out, what) {
 function unitRms(values, start, size) {
   let square = 0;
   for (let n = start; n < start + size; n++) square += values[n] * values[n];
-  const scale = 1 / Math.sqrt(square / size + 2 ** -23); // the epsilon of torch's rms_norm: that of fp32
+  const scale = 1 / Math.sqrt(square / size + 2 ** -23); // the epsilon of rms_norm in torch: that of fp32
   for (let n = start; n < start + size; n++) values[n] *= scale;
 }
 
-/** Turn the pairs (n, n + half) from `start`, as gpt/positions.py does. */
+/** Rotate the pairs (n, n + half) from `start`, as gpt/attention.py does. */
 function rotate(values, start, cos, sin) {
   const half = cos.length;
   for (let i = 0, n = start; i < half; i++, n++) {
@@ -285,14 +285,14 @@ function rotate(values, start, cos, sin) {
   }
 }
 
-/** How much the scores of each head fall with distance, as gpt/positions.py does. */
+/** By how much the scores of each head fall with distance, as in gpt/positions.py. */
 function alibiSlopes(heads) {
-  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two that is no more than heads
+  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two up to heads
   const exponent = (h) => (h < below ? (8 * (h + 1)) / below : (4 * (2 * (h - below) + 1)) / below);
   return Float32Array.from({ length: heads }, (_, h) => 2 ** -exponent(h));
 }
 
-/** The distribution that a token is drawn from: temperature 0 is greedy, topK 0 keeps all. */
+/** The distribution to sample from: temperature 0 is greedy, topK 0 keeps all. */
 function probabilities(logits, temperature, topK) {
   const out = new Float64Array(logits.length);
   let best = 0;
@@ -313,26 +313,26 @@ function ranked(values) {
   return Uint32Array.from(values.keys()).sort((a, b) => values[b] - values[a] || a - b);
 }
 
-/** The token at which the sum of the probabilities passes `share`, 0 <= share < 1. */
-function pick(probabilities, share) {
+/** The token at which the cumulative probability passes `number`, 0 <= number < 1. */
+function pick(probabilities, number) {
   let last = 0;
   for (let token = 0; token < probabilities.length; token++) {
     if (probabilities[token] > 0) last = token;
-    share -= probabilities[token];
-    if (share < 0) break;
+    number -= probabilities[token];
+    if (number < 0) break;
   }
-  return last; // rounding may leave a trace of the share: then the last one possible
+  return last; // after rounding errors: the last possible token
 }
 
-/** A number in [0, 1) for each seed and place: the text of a seed is the same in one go or in several. */
-function random(seed, place) {
+/** A number in [0, 1) for each seed and index: a text is the same when it is generated in several parts. */
+function random(seed, index) {
   // Two rounds of the mixing function of MurmurHash3, whose every output bit depends on every input bit.
   const mix = (n) => {
     n = Math.imul(n ^ (n >>> 16), 0x85ebca6b);
     n = Math.imul(n ^ (n >>> 13), 0xc2b2ae35);
     return n ^ (n >>> 16);
   };
-  return (mix(mix(seed + 0x9e3779b9) ^ Math.imul(place + 1, 0x9e3779b1)) >>> 0) / 2 ** 32;
+  return (mix(mix(seed + 0x9e3779b9) ^ Math.imul(index + 1, 0x9e3779b1)) >>> 0) / 2 ** 32;
 }
 
 /** One token per character: code points, not the halves of surrogate pairs. */

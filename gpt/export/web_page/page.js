@@ -1,29 +1,29 @@
-/* The page: what is typed goes to the model of gpt.js, what comes of it is shown, always as textContent. */
+/* The page: gives the input to the model of gpt.js and shows its output, always as textContent. */
 
-const SLICE = 40; // milliseconds of computing between two looks at what the person does
+const SLICE = 40; // milliseconds of computing between two checks for input
 const BARS = 12;
 const NUMBERS = ["length", "top-k", "seed"];
-const MANY = 128; // characters out of attention's reach that become plain text at once, for elements are slow
+const MANY = 128; // characters beyond the attention window that become plain text at once: elements are slow
 
 const element = (id) => document.getElementById(id);
 const { config, vocabulary, size, tensors, name, facts } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
-let model; // a GPT, once the weights are there
+let model; // a GPT, once the weights are loaded
 let decode; // from a token to the text that it completes
-let units; // the characters that attention may reach: {place, end, element}; those of several bytes have as many tokens
+let units; // characters that attention may cover: {index, end, element}; one of several bytes has several tokens
 let unfinished; // the last of them while bytes of it are missing
 let given; // how many tokens are the prompt's
-let empty; // whether nothing was typed, and the prompt is a line break that only the model sees
+let empty; // whether nothing was typed: the prompt is then a line break that is not shown
 let looked = null; // the unit whose attention is shown; null for the last
-let task = 0; // number of what is being computed; a newer one ends the older
-let speed = null; // a function that says how fast the text is being written, while it is
+let task = 0; // number of the current computation; a newer one ends the older
+let speed = null; // while generating, a function that returns its speed in words
 
-/* Computing without holding up the page. */
+/* Computing without blocking the page. */
 
 const channel = new MessageChannel();
 
-/** Let the page answer; goes on at once, where setTimeout would wait for milliseconds. */
+/** Let the page respond; resumes at once, where setTimeout would wait for milliseconds. */
 function pause() {
   return new Promise((resolve) => {
     channel.port1.onmessage = resolve;
@@ -31,7 +31,7 @@ function pause() {
   });
 }
 
-/** Take `step` while `wanted`, showing how far it is after each slice; false when a newer task took its place. */
+/** Repeat `step` while `wanted`, updating the page after each slice; false if a newer task has begun. */
 async function inSlices(wanted, step) {
   const mine = ++task;
   while (wanted()) {
@@ -44,7 +44,7 @@ async function inSlices(wanted, step) {
   return true;
 }
 
-/** The weights that the page carries: name -> Float32Array. */
+/** Decode the weights in the page: name -> Float32Array. */
 async function loadWeights() {
   const source = element("weights"), base64 = source.textContent;
   const bytes = new Uint8Array((base64.length / 4) * 3);
@@ -64,40 +64,40 @@ async function loadWeights() {
   return weights;
 }
 
-/* What is chosen. */
+/* Settings. */
 
-/** The whole number in a field, moved into its range; where there is none, what it held first, or 0. */
+/** The whole number in a field, clamped to its range; if empty, its default or 0. */
 function whole(id) {
   const { valueAsNumber, defaultValue, min, max } = element(id);
   if (Number.isNaN(valueAsNumber)) return Number(defaultValue);
   return Math.min(max, Math.max(min, Math.trunc(valueAsNumber)));
 }
 
-/** Say which fields hold what cannot be, and what is taken instead. */
+/** Show which fields are invalid, and what is used instead. */
 function sayWrong() {
   const wrong = NUMBERS.map(element).filter(({ validity }) => !validity.valid);
   element("wrong").hidden = wrong.length === 0;
   element("wrong").textContent = wrong.map(({ id, labels, min, max, placeholder }) => {
     const range = `must be a whole number from ${min} to ${max}`;
-    return `${labels[0].textContent.trim()}: ${range}; ${whole(id) || placeholder || 0} is taken`;
+    return `${labels[0].textContent.trim()}: ${range}; ${whole(id) || placeholder || 0} is used`;
   }).join(". ");
 }
 
-/** What the next token is drawn from. */
+/** The probabilities of the next token. */
 function odds() {
   return probabilities(model.predict(), element("temperature").valueAsNumber, whole("top-k"));
 }
 
 /* The text. */
 
-/** Make the text that of the prompt; what has been read of it already is not read again. */
+/** Make the text the prompt; tokens that the model has read already are not read again. */
 function readPrompt() {
   const { tokens, unknown } = tokenizer.encode(prompt.value);
   element("unknown").hidden = unknown.length === 0;
-  element("unknown").textContent = `Left out, for this model does not know it: ${unknown.map(named).join(", ")}`;
+  element("unknown").textContent = `Left out, not in the vocabulary of this model: ${unknown.map(named).join(", ")}`;
   const wanted = tokens.length ? tokens : [tokenizer.start];
-  const goesOn = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
-  if (!goesOn || empty !== (tokens.length === 0)) forget();
+  const continues = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
+  if (!continues || empty !== (tokens.length === 0)) forget();
   empty = tokens.length === 0;
   given = wanted.length;
   looked = null;
@@ -116,46 +116,46 @@ function forget() {
 
 /** Read one more token and put the character that it begins or ends on the page. */
 function append(token) {
-  const place = model.tokens.length;
+  const index = model.tokens.length;
   model.read(token);
-  if (empty && place === 0) return say(addUnit(place), "");
+  if (empty && index === 0) return say(addUnit(index), "");
   let said = decode(token);
-  if (said && tokenizer.begins(token)) { // said of the bytes before it, which turn out to be no character
+  if (said && tokenizer.begins(token)) { // it replaces the bytes before, which are no character
     say(unfinished, said);
     unfinished = null;
     said = "";
   }
-  const unit = unfinished ?? addUnit(place);
-  unit.end = place;
+  const unit = unfinished ?? addUnit(index);
+  unit.end = index;
   unfinished = said ? null : unit;
   say(unit, said || "\ufffd");
 }
 
-/** Show a unit as what it says; nothing for the line break of an empty prompt. */
+/** Show the text of a unit; none for the line break of an empty prompt. */
 function say(unit, said) {
   unit.element.textContent = said;
   unit.element.classList.toggle("break", said === "" || said === "\n");
 }
 
-/** A new character at the end of the text, which begins with the token at `place`. */
-function addUnit(place) {
-  const unit = { place, end: place, share: "0.00", element: document.createElement("i") };
+/** Append a character to the text, which begins with the token at `index`. */
+function addUnit(index) {
+  const unit = { index, end: index, share: "0.00", element: document.createElement("i") };
   unit.element.unit = unit;
-  unit.element.classList.toggle("prompt", place < given);
-  if (units.length === 0 || units.at(-1).element.textContent === "\n") { // lines of their own, so that the last alone is laid out anew
+  unit.element.classList.toggle("prompt", index < given);
+  if (units.length === 0 || units.at(-1).element.textContent === "\n") { // an element for each line, so that only the last one is laid out again
     text.append(document.createElement("div"));
     text.lastChild.dir = "auto";
   }
   text.lastChild.append(unit.element);
   units.push(unit);
   if (units.length === model.slots + 2 * MANY) {
-    for (const old of units.splice(0, MANY)) if (old.place >= given) old.element.replaceWith(old.element.textContent);
+    for (const old of units.splice(0, MANY)) if (old.index >= given) old.element.replaceWith(old.element.textContent);
     text.normalize();
   }
   return unit;
 }
 
-/** Write on from where the text ends. */
+/** Continue the text. */
 async function write() {
   const first = model.tokens.length, last = first + whole("length"), seed = whole("seed");
   const begun = performance.now();
@@ -186,14 +186,14 @@ function stop() {
 
 const NAMES = { "\n": "newline", " ": "space", "\t": "tab", "\r": "return", "\u00a0": "no-break space" };
 
-/** What to call a character, which may not be visible. */
+/** The name of a character, which may be invisible. */
 function named(character) {
   const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
   if (/^[\p{C}\p{Z}]/u.test(character)) return NAMES[character] ?? code;
   return /^\p{M}/u.test(character) ? `\u25cc${character}` : character;
 }
 
-/** What to call a token. */
+/** The name of a token. */
 function tokenName(token) {
   if (vocabulary.kind === "char") return named(tokenizer.characters[token]);
   return token < 0x80 ? named(String.fromCharCode(token)) : `byte ${token.toString(16).toUpperCase()}`;
@@ -202,7 +202,7 @@ function tokenName(token) {
 const percent = (share) => (0 < share && share < 5e-5 ? "<0.01 %" : `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
-/** Say what goes on, with the buttons that fit it. */
+/** Show a status, and update the buttons. */
 function sayState(said) {
   element("status").textContent = said;
   generate.textContent = speed ? "Stop" : "Generate";
@@ -210,7 +210,7 @@ function sayState(said) {
   element("looking").ariaLive = speed ? "off" : "polite";
 }
 
-/** Bring all that follows from text and choices up to date. */
+/** Update everything that depends on the text and the settings. */
 function show() {
   const heat = element("temperature").valueAsNumber;
   element("heat").textContent = heat ? heat.toFixed(2) : "greedy";
@@ -238,7 +238,7 @@ function showOdds() {
   element("others").textContent = `${count(others.length, "other")} together: ${percent(sum)}`;
 }
 
-/** Shade each character by the weight that the one looked at gives it; the largest weight is darkest. */
+/** Shade each character by its attention weight from the selected one; the largest is darkest. */
 function showAttention() {
   const unit = looked ?? units.at(-1);
   const seen = shade.checked && model.attention(element("layer").selectedIndex, element("head").selectedIndex, unit.end);
@@ -247,15 +247,15 @@ function showAttention() {
   unit.element.classList.add("looked");
   element("looking").textContent = element("most").textContent = "";
   if (!seen) return;
-  const weights = units.map(({ place, end }) => {
+  const weights = units.map(({ index, end }) => {
     let sum = 0;
-    for (let at = Math.max(place, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
+    for (let at = Math.max(index, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
     return sum;
   });
   const most = weights.reduce((a, b) => Math.max(a, b));
   units.forEach((each, i) => {
     const share = (weights[i] / most).toFixed(2);
-    if (each.share === share) return; // most stay without shade, and styles are slow
+    if (each.share === share) return; // most have no shade, and styles are slow
     each.share = share;
     each.element.style.setProperty("--share", share);
   });
@@ -266,9 +266,9 @@ function showAttention() {
   element("looking").textContent = `${called(unit)} looks most at ${called(units[top])}${where}: ${percent(most)}`;
 }
 
-/* What a person can do. */
+/* Input. */
 
-/** A bar that goes on with its token when it is chosen. */
+/** Make a bar that continues the text with its token when it is clicked. */
 function makeBar() {
   const item = document.createElement("li"), button = document.createElement("button");
   for (const part of ["name", "bar", "percent"]) {
@@ -287,7 +287,7 @@ function makeBar() {
   return item;
 }
 
-/** Write anew from the prompt. */
+/** Generate again from the prompt. */
 async function begin() {
   stop();
   if (await readPrompt()) write();
@@ -333,7 +333,7 @@ function listen() {
   };
   text.onclick = ({ target }) => look(target.unit ?? null); // a tap, too
   text.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && target.unit && look(target.unit);
-  text.oncopy = (event) => { // as it is, where the browser would add line breaks between the lines
+  text.oncopy = (event) => { // without the line breaks that the browser would add between lines
     event.clipboardData.setData("text/plain", getSelection().getRangeAt(0).cloneContents().textContent);
     event.preventDefault();
   };
@@ -353,7 +353,7 @@ async function start() {
   forget();
   listen();
   await readPrompt();
-  /* For tests and the curious: what the model says after each of some tokens. */
+  /* For tests and the curious: the logits after each of some tokens. */
   window.chargpt = {
     model,
     logits(tokens) {
@@ -361,7 +361,7 @@ async function start() {
       return tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
     },
   };
-  sayWrong(); // a browser may keep what was typed before the page was loaded anew
+  sayWrong(); // a browser may keep input across a reload
   sayState("");
   for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
 }

@@ -33,8 +33,8 @@ CONTEXT = 16
 def small(monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 8_000)
     monkeypatch.setattr(shards, "BLOCK", 30_000)
-    monkeypatch.setattr(store, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(shard_cache, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(store, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(shard_cache, "WAIT_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def get(cache, name, count=100, make=None, more=0):
 
 
 def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_cache, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shard_cache, "WAIT_SECONDS", 0.1)
     cache = Cache(tmp_path, 350)
     kept = get(cache, "a/0")
     for name in ("a/1", "a/2"):
@@ -343,7 +343,7 @@ def test_a_document_that_changes_is_named_or_read_anew(tmp_path, request, opened
 def open_and_hang(config):
     """Read a text in two processes, and hang when five documents are noted as read."""
     os.cpu_count = os.process_cpu_count = lambda: 2
-    manifest.EACH, noted = 1, count()
+    manifest.MIN_BYTES, noted = 1, count()
     faults.before(manifest, "asdict", lambda _: time.sleep(600) if next(noted) == 5 else None)
     open_text(config, CONTEXT)
 

@@ -84,14 +84,14 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         wanted = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
         if config.positions == "alibi":
             wanted["positions"] = "learned"
-        if config.positions != "rotary" and config.span < config.context:
+        if config.positions != "rotary" and config.attention_window < config.context:
             wanted["window"] = None
         wrong = {key: value for key, value in wanted.items() if getattr(config, key) != value}
         named = [f"model.{key}={shown(getattr(config, key))} (must be {shown(value)})" for key, value in wrong.items()]
         with pytest.raises(InputError) if wrong else nullcontext() as caught:
             check(config, nearest(config)[0])
         if wrong:
-            said = "--to hf: no architecture of transformers is the same maths: "
+            said = "--to hf: no equivalent architecture in transformers: "
             assert str(caught.value) == said + ", ".join(named)
         changed = dataclasses.replace(config, **wrong)
         needed, convert = nearest(changed)

@@ -83,5 +83,5 @@ def test_the_file_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_table_far_larger_than_the_weights_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^model.context=1048576: its table of positions may have at most \d+ rows$"):
+    with pytest.raises(InputError, match=r"^model.context=1048576: its position table may have at most \d+ rows$"):
         trace(GPT(tiny(positions="sinusoidal", context=2**20), 11))

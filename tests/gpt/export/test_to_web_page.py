@@ -262,7 +262,7 @@ def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
         fill(page, **{"length": 20, "temperature": 2, "top-k": "", "seed": 1, field: typed})
         page.click("#generate")
         text = written(page)
-        assert page.inner_text("#wrong") == f"{label}: must be a whole number from {bounds}; {taken} is taken"
+        assert page.inner_text("#wrong") == f"{label}: must be a whole number from {bounds}; {taken} is used"
         assert page.input_value(f"#{field}") == typed and len(text) == 3 + int(taken if field == "length" else 20)
         page.fill(f"#{field}", taken)
         assert not page.is_visible("#wrong")
@@ -306,8 +306,8 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
             break
         known += 1
         np.testing.assert_allclose(seen, shares[1, 2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
-        assert len(seen) == min(place + 1, model.config.span)
-    assert model.config.span <= known < len(tokens)
+        assert len(seen) == min(place + 1, model.config.attention_window)
+    assert model.config.attention_window <= known < len(tokens)
     page.locator("#text i").nth(len(tokens) - 1 - known).hover()
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 

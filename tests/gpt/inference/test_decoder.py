@@ -40,7 +40,7 @@ EACH = pytest.mark.parametrize("configs", [SOME, pytest.param(OTHERS, marks=pyte
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches that begin with two slots and grow, tables of two places: no text here is as long as those of 256."""
-    monkeypatch.setattr(gpt.inference.decoder, "PIECE", 2)
+    monkeypatch.setattr(gpt.inference.decoder, "CHUNK", 2)
 
 
 def build(config: ModelConfig) -> GPT:
@@ -117,7 +117,7 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
         tokens, wanted, ready = text(config), expected(config), weights(config)
         for length in range(1, len(tokens) + 1):
             start = first_needed(ready, length)
-            held = config.context if config.absolute else config.layers * config.span + 2
+            held = config.context if config.absolute else config.layers * config.attention_window + 2
             assert 0 <= start < length and length - start <= held, (name(config), length)
             same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config)
 
@@ -127,7 +127,7 @@ def test_a_long_context_takes_memory_as_text_is_read_in_pieces_that_fit(monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(gpt.inference.decoder, "MAX_SCORES", 2 * config.heads * config.context * 3)
             same(Decoder(weights(config)).read(text(config)[None])[0], expected(config), config)
-    monkeypatch.setattr(gpt.inference.decoder, "PIECE", 256)
+    monkeypatch.setattr(gpt.inference.decoder, "CHUNK", 256)
     for positions in ("sinusoidal", "rotary", "alibi", "none"):
         ready = weights(tiny(positions=positions, context=2**20, heads=3))
         tracemalloc.start()
