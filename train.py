@@ -41,7 +41,7 @@ def dispatch(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         return answer("train.py", lambda: print(usage()), out_of_memory="")
     try:
-        processes.join()
+        processes.adopt_srun()
         search, typed = take_search(arguments)
         flags, overrides, literals, sweep = check_command(typed, search=search is not None)
         if search:

@@ -134,7 +134,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
         `data.tokenizer.tokenizer_from` takes), `step`, `val_loss` and so on; see `gpt.model_file.FIELDS`.
 
     Raises:
-        RunError: there is none.
+        InputError: there is none.
         CheckpointError: damaged, not a chargpt model, or its parts do not fit together.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))

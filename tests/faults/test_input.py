@@ -96,8 +96,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     # names and runs
     "name=": "name=", "name=a/b/c": "or SWEEP/TRIAL", "name=..": "or SWEEP/TRIAL", "name=a\nb": "name=",
     f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "no such run",
-    "resume=auto": "no unfinished run", "resume=book.txt": "is no run that can go on",
-    "resume=.": "is no run that can go on",
+    "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
+    "resume=.": "is not a run that can continue",
     **{f"trainer.{name}=1": f"trainer.{name}: is not taken" for name in REFUSED},
 }  # fmt: skip
 

@@ -164,7 +164,7 @@ def _resume_each(folder: str) -> None:
         except InputError as error:
             results.append(str(error))
         finally:
-            run_lock.let_go()
+            run_lock.release()
     Path("results").write_bytes(pickle.dumps(results))
 
 

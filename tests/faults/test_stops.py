@@ -63,7 +63,7 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
 
 def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str, str]) -> None:
     first = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=slurm)
-    assert first.status == 138 and "SLURM job 4711 is requeued, to go on with this run" in first.out, first
+    assert first.status == 138 and "SLURM job 4711 is requeued, to continue this run" in first.out, first
     assert Path("asked").read_text() == "requeue 4711\n"
     second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
     (cut,) = Path("runs").iterdir()
