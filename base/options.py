@@ -57,6 +57,8 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     kind, item, optional = _unpack(hint)
     words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "any value")
     bounds = " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
+    if {"least", "most"} <= metadata.keys():
+        bounds = f"{metadata['least']} to {metadata['most']}"
     if bounds:
         words += f", each {bounds}" if kind is list else f", {bounds}"
     return words + (", or null" if optional else "")

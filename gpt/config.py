@@ -13,29 +13,27 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
-    layers: int = option(4, "number of blocks", least=1, most=4096)
+    layers: int = option(4, "number of transformer blocks", least=1, most=4096)
     heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
-    context: int = option(256, "longest window in characters", least=1, most=2**20)
+    context: int = option(256, "context length in tokens", least=1, most=2**20)
     dropout: float = option(
         0.0, "dropout on embeddings, attention and residual branches", least=0, below=1, on_resume="allow"
     )
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option(
-        "rotary", "how a character's place enters", choices=("learned", "sinusoidal", "rotary", "alibi", "none")
-    )
+    positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"))
     window: int | None = option(
-        None, "how many characters each one attends to, itself the last; null is all", least=1, most=2**20
+        None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
     )
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
-    key_offset: bool = option(True, "half of each key comes from the character before and carries no rotary place")
-    token_shift: bool = option(True, "add to each embedding the one before it, times a learned factor for each channel")
-    tied: bool = option(False, "use the token embedding as the output head, too")
+    key_offset: bool = option(True, "take half of each key's channels from the previous position, not rotated")
+    token_shift: bool = option(True, "add the previous token's embedding, times a learned factor per channel")
+    tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
-        "attention kernel; auto is explicit on a CPU, but for 1024 places or more at once, and sdpa elsewhere",
+        "attention kernel; auto: explicit matmuls on CPU below 1024 tokens, otherwise SDPA",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
     )
@@ -119,19 +117,19 @@ class OptimConfig:
 
     name: str = option(
         "muon",
-        "muon for the matrices of the blocks, adamw for the rest or all",
+        "optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest",
         choices=("muon", "adamw"),
         on_resume="fixed",
     )
-    lr: float = option(6.0e-3, "highest learning rate of adamw", above=0)
-    muon_lr: float = option(0.01, "highest learning rate of muon, which follows the same schedule", above=0)
-    min_lr: float = option(0.0, "learning rate of adamw at the last step", least=0)
-    warmup: int = option(50, "steps of linear warm-up", least=0)
-    schedule: str = option("trapezoid", "shape after the warm-up", choices=("cosine", "trapezoid"))
-    cooldown: float = option(0.5, "share of all steps that a trapezoid falls over", least=0, most=1)
-    weight_decay: float = option(0.1, "decoupled decay of matrices and embeddings", least=0)
-    betas: list[float] = option([0.9, 0.99], "decay rates of adamw's two moments", least=0, below=1)
-    clip: float = option(1.0, "largest gradient norm; 0 clips nothing", least=0)
+    lr: float = option(6.0e-3, "peak learning rate of AdamW", above=0)
+    muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
+    min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
+    warmup: int = option(50, "linear warm-up steps", least=0)
+    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
+    cooldown: float = option(0.5, "trapezoid: fraction of all steps in which the rate falls", least=0, most=1)
+    weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
+    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
+    clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
 
     def __post_init__(self) -> None:
         check(self, "optim")

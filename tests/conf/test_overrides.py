@@ -23,7 +23,7 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "model.steps=3": "nearest: trainer.max_steps", "trainer.timeout=1500000": "above 0 and at most 1000000",
     "lr=0.1": "lr.*nearest: optim.lr", "head=8": "head.*nearest: model.heads", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=3": "model.bias=3.*true or false",
-    "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1", "optim.lr=nan": "optim.lr=nan.*number, above 0",
+    "model.layers=4.5": "model.layers=4.5.*a whole number, 1 to 4096", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, alibi, none.*nearest: rotary",
     "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
     "trainer.accumulate_grad_batches=2": "data.micro_batch", "trainer.precision=16-mixed": "16-mixed.*bf16-mixed",

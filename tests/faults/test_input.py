@@ -84,7 +84,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "numbers are for GPUs",
     "trainer.strategy=bogus": "must be one of auto, ddp, fsdp", "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
-    "trainer.max_steps=1000000000000": "at most 1000000000", "workers=2": "workers: goes with -m",
+    "trainer.max_steps=1000000000000": "1 to 1000000000", "workers=2": "workers: goes with -m",
     "allow=[seeed]": "goes with resume=", "allow=seed": "a list", "allow=[seed]": "resume",
     ("model.dim=131072", "model.heads=1024"): "out of memory",
     # text
