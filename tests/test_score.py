@@ -167,7 +167,7 @@ WRONG = {
     "model.st latin.txt": "latin.txt: byte 1 is not utf-8",
     "model.st ./latin.txt": "name its encoding with --encoding, such as latin-1",
     "model.st text.txt --encoding utf-9": "--encoding utf-9: is no encoding", "model.st empty.txt": "empty.txt: is",
-    "bytes.st text.txt --encoding latin-1": "--encoding latin-1: is not for a byte model", "model.st .": ".: cannot be read: Is",
+    "bytes.st text.txt --encoding latin-1": "latin-1: is not for a byte model", "model.st .": ".: cannot be read: Is",
     "model.st txet.txt": "txet.txt: no such file; nearest: text.txt", "modle.st text.txt": "modle.st: no such model",
     "text.txt text.txt": "is damaged or no model file", "model.st text.txt --stride 8": "--stride 8: must be at most 7",
     "model.st text.txt --compare nothing": "nothing: no such model or run",

@@ -12,7 +12,7 @@ from torch import Tensor
 from base.errors import one_line
 from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
-from reports.picture_data import Shown, histograms, learned
+from reports.picture_data import Shown, histograms, plots
 from reports.picture_process import Renderer
 from reports.tensorboard import Summary
 from training.callbacks.samples import boards, to_boards
@@ -70,7 +70,7 @@ class Pictures(L.Callback):
                     self.say("pictures   are drawn more slowly than validations come: some are left out")
                 self.behind = True
                 return
-            self._send(learned(model, self.totals, self.shown, self.config.heads(), step))
+            self._send(plots(model, self.totals, self.shown, self.config.heads(), step))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
