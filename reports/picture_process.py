@@ -47,7 +47,7 @@ def serve(parent: int, niceness: int) -> None:
 
 
 class Renderer:
-    """The rendering process: put what `picture_data.plots` yields into `wanted`, take it and a PNG or error from `drawn`."""
+    """The rendering process: put plots of `picture_data.plots` into `wanted`, take them with a PNG from `drawn`."""
 
     def __init__(self) -> None:
         self.complaints = tempfile.TemporaryFile()

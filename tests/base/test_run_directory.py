@@ -10,10 +10,9 @@ from tests.conftest import refusal
 def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("empty", "bare", "sweep"):
         Path("runs", name, "checkpoints").mkdir(parents=True)
-    Path("runs/empty/config.yaml").touch()
     Path("elsewhere/checkpoints").mkdir(parents=True)
-    Path("elsewhere/config.yaml").touch()
-    Path("runs/sweep/sweep.csv").touch()
+    for file in ("runs/empty/config.yaml", "elsewhere/config.yaml", "runs/sweep/sweep.csv"):
+        Path(file).touch()
     Path("loop").symlink_to("loop")
     for resume, name, said in (
         ("runs/first", "other", "name=other: cannot be given with resume=runs/first"),
