@@ -1,4 +1,4 @@
-"""Take a model elsewhere: `python export.py MODEL --to onnx model.onnx`."""
+"""Export a model to another format: `python export.py MODEL --to onnx model.onnx`."""
 
 import argparse
 import os
@@ -14,31 +14,30 @@ from gpt.export.formats import FORMATS, load_writer
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    """Run the command line; return the exit status."""
     options = parse(arguments)
-    several = "the model is in memory more than once while it is written and checked; use a machine with more"
+    several = "an export needs the model in memory more than once; use a machine with more memory"
     return answer("export.py", lambda: work(options), out_of_memory=several)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = Parser(
         prog="export.py",
         usage="export.py MODEL --to FORMAT OUT",
-        description="Write a model in a format that other programs load. Nothing that exists is written over.",
-        epilog="onnx: NAME.onnx; torch: NAME.pt2, of torch.export; hf: a new folder for the library transformers; "
-        "web: NAME.html, one page for any browser.",
+        description="Write a model in a format that other programs load. Existing files are not overwritten.",
+        epilog="onnx: NAME.onnx; torch: NAME.pt2 (torch.export); hf: a new folder for transformers; web: NAME.html",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add("out", metavar="OUT", help="what to write: a file that ends as the format's do, a folder for hf")
+    add("out", metavar="OUT", help="file to write, with the suffix of the format; a folder for hf")
     return parser.parse_args(arguments)
 
 
 def work(options: argparse.Namespace) -> None:
-    """Export, and say in one line what was written."""
+    """Export and print one line about the result."""
     out = Path(options.out)
     suffix, use, _ = FORMATS[options.to]
     if out.suffix != suffix and suffix:
@@ -46,11 +45,11 @@ def work(options: argparse.Namespace) -> None:
     if os.path.lexists(out):
         raise InputError(f"OUT {out}: exists; give another name or remove it first")
     if not out.parent.is_dir():
-        raise InputError(f"OUT {out}: there is no folder {out.parent}")
+        raise InputError(f"OUT {out}: no such folder: {out.parent}")
 
     try:
         with atomic(out) as new:
-            (new.touch if suffix else new.mkdir)()  # before the work: a name or folder that cannot be written
+            (new.touch if suffix else new.mkdir)()  # fail before the work if it cannot be written
             note = export(options, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
@@ -59,7 +58,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace, new: Path) -> str:
-    """Write a model in another format, and say what is in it."""
+    """Write a model in another format and check it; return a note about it."""
     file = run_directory.find_model(options.source)
     with Progress("loading the model"):
         from gpt.checkpoint import load_checkpoint

@@ -20,83 +20,60 @@ if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
     from gpt.inference.weights import Weights
 
-HELP = """Type a prompt and press Enter: the model goes on from it. Ctrl-C stops a text.
-:set                      what is set
-:set temperature 0.7      any option below without its dashes; :set top-k alone puts it back
+HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
+:set                      show the options
+:set temperature 0.7      set an option; without a value: its default
 :quit                     or Ctrl-D"""
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    """Run the command line; return the exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    given = f"--num-samples {options.num_samples} of --num-chars {options.num_chars}"
-    too_much = f"{given} are too many at once; lower one of them"
+    too_much = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
     return answer("sample.py", lambda: sample(parser, options), out_of_memory=too_much)
 
 
 def make_parser() -> Parser:
-    """What the command line takes."""
+    """Make the parser of the command line."""
     parser = Parser(prog="sample.py", description="Write text with a trained model.", allow_abbrev=False)
-    parser.add_argument(
-        "checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest)"
-    )
-    add = parser.add_argument_group("what to go on from").add_argument
-    add("--prompt", metavar="TEXT", action="append", default=[], help="text; several are gone on from side by side")
-    add(
-        "--prompt-file",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="text of a file; - is what comes in by a pipe",
-    )
+    add = parser.add_argument
+    add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
+    add = parser.add_argument_group("prompts").add_argument
+    add("--prompt", metavar="TEXT", action="append", default=[], help="prompt text; repeat it for a batch")
+    add("--prompt-file", metavar="FILE", action="append", default=[], help="file with a prompt; - is standard input")
     unknown = ("error", "skip", "replace")
-    add("--unknown", choices=unknown, default="error", help="what to do with characters that the model does not know")
-    add = parser.add_argument_group("how to write").add_argument
-    add(
-        "--num-chars",
-        type=number(int, 0, 10**9),
-        default=500,
-        metavar="N",
-        help="length; of a model of bytes, in bytes (default 500)",
-    )
-    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
+    add("--unknown", choices=unknown, default="error", help="prompt characters outside the vocabulary (default error)")
+    add = parser.add_argument_group("sampling").add_argument
+    length = "characters, or bytes with a byte model (default 500)"
+    add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help=length)
+    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts per prompt (default 1)")
     add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    add("--top-k", type=number(int, 1, 2**31), metavar="K", help="draw from the K most likely characters")
-    add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help="draw from the likeliest that make up P")
-    add(
-        "--min-p",
-        type=number(float, 0, 1),
-        default=0.0,
-        metavar="P",
-        help="draw from those P times as likely as the first",
-    )
+    add("--top-k", type=number(int, 1, 2**31), metavar="K", help="sample from the K most likely characters")
+    nucleus = "nucleus sampling: keep the smallest set of characters with total probability P"
+    add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
+    relative = "drop characters that are less than P times as probable as the most likely one"
+    add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
     penalty = number(float, 1e-3, 1000)
-    add(
-        "--repetition-penalty", type=penalty, default=1.0, metavar="R", help="above 1: what has occurred is less likely"
-    )
-    add(
-        "--stop", metavar="TEXT", action="append", default=[], help="end a text before this; may be given several times"
-    )
-    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="the same seed and prompt give the same text")
-    add = parser.add_argument_group("where to").add_argument
+    add("--repetition-penalty", type=penalty, default=1.0, metavar="R", help="above 1: repetition is less likely")
+    add("--stop", metavar="TEXT", action="append", default=[], help="end the text before TEXT; repeatable")
+    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed; the same seed repeats the text")
+    add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write to a file")
-    add("--json", action="store_true", help="a line of JSON for each text, with the log-probability of each character")
-    add("--interactive", action="store_true", help="ask for prompts")
-    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
+    add("--json", action="store_true", help="one line of JSON per text, with the log-probability of each character")
+    add("--interactive", action="store_true", help="type prompts in the terminal")
+    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
     return parser
 
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
-    """Open a checkpoint and do as the options say."""
+    """Load the model and generate texts, or talk in the terminal."""
     checkpoint = run_directory.find_model(options.checkpoint)
     others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and others:
-        raise InputError(
-            f"--interactive: asks for prompts and shows the texts; leave out {others[0].replace('_', '-')}"
-        )
+        raise InputError(f"--interactive: cannot be combined with {others[0].replace('_', '-')}")
     if "" in options.stop:
-        raise InputError("--stop '': must be a text, at least one character long")
+        raise InputError("--stop '': must have at least one character")
     from data.tokenizer import tokenizer_from
     from gpt.inference.weights import load_weights
 
@@ -105,52 +82,43 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if options.interactive:
-        print(f"{printable(checkpoint)}, step {meta['step']}; :help says more", file=sys.stderr)
-        return talk(weights, tokenizer, parser, options)
-    newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # bytes are read as they are
+        print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
+        return converse(weights, tokenizer, parser, options)
+    newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # a byte model gets line ends unchanged
     prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
-    prompts = [known(prompt, options.unknown, tokenizer) for prompt in prompts]
+    prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
-        raise InputError("--prompt: one is empty, or holds no character that the model knows")
+        raise InputError("--prompt: one is empty, or has no character of the vocabulary")
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
     files = [checkpoint, *map(Path, options.prompt_file)]
-    with (
-        writing_to(options.output, "--output", files) if options.output is not None else nullcontext(sys.stdout) as out
-    ):
+    output = nullcontext(sys.stdout) if options.output is None else writing_to(options.output, "--output", files)
+    with output as out:
         write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
 
 
 def read_prompt(name: str, newline: str | None) -> str:
-    """The text of a file, or of standard input, without a byte-order mark; see `io.TextIOWrapper` for `newline`.
-
-    Raises:
-        InputError: it cannot be read, is empty or no UTF-8.
-    """
+    """Read a file or standard input as UTF-8, without a byte-order mark; `newline` as in `io.TextIOWrapper`."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"is no UTF-8: {error}"
+        reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
         raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
     if not text:
-        raise InputError(f"--prompt-file {name}: is empty, must hold at least one character")
+        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
     return text
 
 
-def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
-    """The prompt in characters that the model knows.
-
-    Raises:
-        InputError: it has others, and they are neither to be skipped nor to be replaced.
-    """
+def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
+    """Handle the characters of a prompt that are not in the vocabulary as `--unknown` says."""
     from data.tokenizer import UnknownCharacter
 
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; --unknown skip leaves out, --unknown replace takes what is nearest") from None
+            raise InputError(f"{error}; --unknown skip drops it, --unknown replace takes the nearest") from None
         return prompt
     return tokenizer.adapt(prompt, replace=unknown == "replace")
 
@@ -158,7 +126,7 @@ def known(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
 def continuations(
     weights: "Weights", prompts: list[Any], seeds: list[int], tokenizer: "Tokenizer", options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Write after prompts, side by side; yields the same list after each token."""
+    """Continue prompts in one batch; yield the same list after each token."""
     from gpt.inference.generate import stream
     from gpt.inference.sampling import SamplingParams, log_probabilities
 
@@ -186,10 +154,10 @@ def write(
     out: TextIO,
     checkpoint: str,
 ) -> None:
-    """Write the texts: one as it is drawn, several one below the other."""
+    """Write the texts: a single one as it grows, several one after the other."""
     from gpt.inference.parallel import generate_many
 
-    # Something has to come first: a line break, where nothing is asked for. It is not shown.
+    # Without a prompt, the model continues a line break, which is not shown.
     characters = tokenizer.vocabulary.get("characters", "\n")
     begin = "\n" if "\n" in characters else characters[0]
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
@@ -217,7 +185,7 @@ def write(
 
 
 def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
-    """Write one text as it grows."""
+    """Print one text as it grows."""
     out.flush()
     shown = 0
     for (text,) in texts:
@@ -227,10 +195,10 @@ def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
         shown = len(text.pieces)
 
 
-def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
-    """Ask for prompts until there are no more; Ctrl-C stops a text, not the loop."""
+def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
+    """Read prompts from the terminal and continue each; Ctrl-C stops a text, not the loop."""
     with suppress(ImportError):
-        import readline  # noqa: F401 - gives input() a history and keys to edit a line with
+        import readline  # noqa: F401 - gives input() a history and line editing
     while True:
         try:
             line = input("> ").lstrip()
@@ -239,9 +207,9 @@ def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: ar
                     return
                 command(line, parser, options)
             elif line:
-                prompt = known(line, options.unknown, tokenizer)
+                prompt = adapt(line, options.unknown, tokenizer)
                 if not prompt:
-                    raise InputError("the model knows none of these characters")
+                    raise InputError("none of these characters is in the vocabulary")
                 seed = secrets.randbits(32) if options.seed is None else options.seed
                 sys.stdout.write(for_output(prompt, sys.stdout))
                 show(continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options), sys.stdout)
@@ -256,7 +224,7 @@ def talk(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: ar
 
 
 def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Do what a line that begins with a colon says."""
+    """Run a line that begins with a colon."""
     names = ("num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "stop", "seed", "unknown")
     word, _, rest = line.partition(" ")
     name, _, value = rest.strip().partition(" ")
@@ -267,14 +235,13 @@ def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
         setattr(options, key, parser.get_default(key))
         try:
             parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except SystemExit:  # the parser has said what is wrong
+        except SystemExit:  # the parser has printed the error
             vars(options).update(before)
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))
     else:
-        raise InputError(
-            f"{line}: must be :set NAME VALUE, :help or :quit, with a NAME of {', '.join(names)}{nearest(name, names)}"
-        )
+        near = nearest(name, names)
+        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, NAME one of {', '.join(names)}{near}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How surprised is a model? `python score.py MODEL FILE`: nats and bits per character, bits per byte, exactly."""
+"""Score a text: `python score.py MODEL FILE` prints exact nats and bits per character, and bits per byte."""
 
 import argparse
 import io
@@ -14,56 +14,58 @@ from base.command_line import Parser, answer, device, number, writing_to
 from base.errors import InputError, nearest
 from base.progress import hidden
 from reports.score_lines import Differences, count, difference, figures, json_lines, row
-from reports.scoring import Reader, called, describe, measure, pieces, read
+from reports.scoring import Reader, describe, display_name, measure, pieces, read
 
 if TYPE_CHECKING:
     from gpt.evaluation import Score
 
 MODES = ("disjoint", "strided", "sample")
-BOTH = MODES[:2]  # what is scored unless one is chosen
+BOTH = MODES[:2]  # scored by default
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run from the command line; what a person typed wrong is answered in one line with exit status 2."""
+    """Run the command line; return the exit status."""
     options = parse(arguments)
     return answer("score.py", lambda: run(options), out_of_memory="the text or the model is too large for this machine")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(prog="score.py", description="How well a trained model predicts a text.", allow_abbrev=False)
+    """Parse the command line."""
+    parser = Parser(
+        prog="score.py", description="Measure how well a trained model predicts a text.", allow_abbrev=False
+    )
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
-    add("file", help="the text; - is standard input")
-    add("--compare", metavar="OTHER", help="a second model or run, on the same text")
-    add("--window", choices=MODES, help="score in this mode alone (default: disjoint and strided)")
+    add("file", help="text file; - is standard input")
+    add("--compare", metavar="OTHER", help="score a second model or run on the same text")
+    add("--window", choices=MODES, help="windows to score in (default: disjoint, then strided)")
     stride = number(int, 1, 2**20)
-    add("--stride", type=stride, metavar="N", help="from one strided window to the next (default: half the context)")
+    add("--stride", type=stride, metavar="N", help="tokens between strided windows (default: context / 2)")
     context = number(int, 1, 2**20)
-    add("--context", type=context, metavar="N", help="characters in a window (default: the model's own context)")
-    add("--per-char", action="store_true", help="print JSON lines, one a character; the figures go to stderr")
-    add("--html", metavar="OUT", help="write a page with the text coloured by surprisal")
-    add("--encoding", default="utf-8", metavar="E", help="of the text (default utf-8)")
-    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1, mps (default cpu)")
+    add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
+    add("--per-char", action="store_true", help="print one JSON line per character; the table goes to stderr")
+    add("--html", metavar="OUT", help="write an HTML page with the text coloured by surprisal")
+    add("--encoding", default="utf-8", metavar="E", help="encoding of the text (default utf-8)")
+    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check what was typed, and do the work with the page open: a name that cannot be used is known at once."""
+    """Check the options, open the page to find a wrong name early, and score."""
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     text = Path(options.file)
     if options.file != "-" and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
     if options.stride and options.window not in (None, "strided"):
-        raise InputError(f"--stride {options.stride}: has no meaning for --window {options.window}, only for strided")
+        raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
     page = nullcontext() if options.html is None else writing_to(options.html, "--html", [*checkpoints, text])
     with page as out:
-        tell(checkpoints, options, out)
+        print_scores(checkpoints, options, out)
 
 
-def tell(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
-    """Load, read, score and show."""
+def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
+    """Load the models, read the text, score it and print the table."""
     readers = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -72,39 +74,43 @@ def tell(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO
     for letter, reader in zip(letters, readers, strict=True):
         print(letter + reader.name, file=out)
     if len({reader.model.config.context for reader in readers}) > 1:
-        print("their contexts differ: the model that sees more characters has it easier", file=out)
+        print("their contexts differ: the longer context is an advantage", file=out)
 
     begun = time.perf_counter()
-    # Where lines are to come as they are computed, nothing is computed before them.
+    # With --per-char, score in detail first, so that lines are printed as they are computed.
     modes = [options.window] if options.window else list(reversed(BOTH) if options.per_char else BOTH)
     for mode in modes:
         in_detail = mode == (options.window or "strided") and (options.per_char or page_file or options.compare)
-        scores, lines = (
-            show(readers, mode, options, page_file) if in_detail else ([measure(each, mode) for each in readers], [])
-        )
+        if in_detail:
+            scores, lines = score_in_detail(readers, mode, options, page_file)
+        else:
+            scores, lines = [measure(each, mode) for each in readers], []
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
-            print(f"{called(options.file)}: {length}", file=out)
+            print(f"{display_name(options.file)}: {length}", file=out)
             print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
         for letter, reader, score in zip(letters, readers, scores, strict=True):
             print(row(letter + describe(reader, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(*scores)), file=out)
         if lines:
-            print(f"{mode} windows differ most in the lines (bits per character; +: B is the more surprised)", file=out)
+            print(
+                f"{mode} windows: lines that differ most (bits per character; + means B has the higher surprisal)",
+                file=out,
+            )
         for line in lines:
             print(line, file=out)
     seconds, total = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
     print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
 
 
-def show(
+def score_in_detail(
     readers: list[Reader], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> "tuple[list[Score], list[str]]":
-    """Score the text, and say what each of its characters costs: as JSON lines, as a page, as lines that differ.
+    """Score the text and write the surprisal of each character, as JSON lines and as a page, as the options say.
 
     Returns:
-        The score of each reader, and lines to print below them.
+        The score of each model, and with --compare the lines that differ most, as rows to print.
     """
     import torch
 
@@ -130,20 +136,12 @@ def show(
                 column.add(costs)
     scores = [score(total) for total in sums]
     if page_file:
-        about = {
-            "title": called(options.file),
-            "characters": scores[0].characters,
-            "models": [
-                {
-                    "name": reader.name,
-                    "mode": describe(reader, mode),
-                    "figures": figures(each),
-                    "vocabulary": vocabulary,
-                }
-                for reader, each, vocabulary in zip(readers, scores, names, strict=True)
-            ],
-            "difference": difference(*scores) if options.compare else None,
-        }
+        models = [
+            {"name": reader.name, "mode": describe(reader, mode), "figures": figures(each), "vocabulary": vocabulary}
+            for reader, each, vocabulary in zip(readers, scores, names, strict=True)
+        ]
+        about = {"title": display_name(options.file), "characters": scores[0].characters, "models": models}
+        about["difference"] = difference(*scores) if options.compare else None
         page_file.write(page(about, whole.getvalue(), columns))
     return scores, differences.most() if options.compare else []
 

@@ -1,7 +1,4 @@
-"""Train a character-level GPT.
-
-`python train.py --help` lists what can be changed; training/run.py tells what a run does, sweeps/ makes many.
-"""
+"""Train a character-level GPT, one run or many; `python train.py --help` lists the options."""
 
 import io
 import os
@@ -20,11 +17,11 @@ from sweeps.search import begin_search
 from sweeps.search_space import take_search
 from training.exit_status import fail, refuse, requeue_before_start, run_one
 
-STARTED = time.perf_counter() - time.process_time()  # when this process began, from which `minutes` counts
+STARTED = time.perf_counter() - time.process_time()  # start of this process, for `minutes`
 
 
 def cli() -> int:
-    """Run the command line; answer wrong input in one line with exit status 2."""
+    """Run the command line; return the exit status."""
     if sweep := os.environ.pop("CHARGPT_SWEEP", None):  # the sweep that started this trial
         processes.end_with(int(sweep))
     to_console()
@@ -37,13 +34,13 @@ def cli() -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run what was typed: help, one run, a sweep (`-m`) or a search (`hparams_search=`)."""
+    """Print the help, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+        sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show a character
     if {"-h", "--help"} & set(arguments):
         return answer("train.py", lambda: print(usage()), out_of_memory="")
     try:
-        processes.join()
+        processes.adopt_srun()
         search, typed = take_search(arguments)
         flags, overrides, literals, sweep = check_command(typed, search=search is not None)
         if search:
@@ -55,7 +52,7 @@ def dispatch(arguments: list[str]) -> int:
         return refuse(error)
     except OSError as error:
         return fail(error)
-    return run_one(runs[0].config, runs[0].keys, STARTED) if runs else 0  # none where Hydra was to show it
+    return run_one(runs[0].config, runs[0].keys, STARTED) if runs else 0  # none with --cfg
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the commands that work on a checkpoint share: sample.py, score.py and export.py. Imports nothing heavy."""
+"""Shared by the commands that load a model: exit statuses, output files, option types. Imports nothing heavy."""
 
 import argparse
 import os
@@ -14,10 +14,10 @@ from base.files import atomic
 
 
 def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
-    """Do the work of a command; what goes wrong is said in one line.
+    """Do the work of a command and report an error in one line.
 
     Returns:
-        The exit status: 0, 2 for what a person gave wrong, 1 for a file or terminal that failed, 130 for Ctrl-C.
+        The exit status: 0; 2 for wrong input or too little memory, 1 for a failed file or terminal, 130 for Ctrl-C.
     """
     try:
         work()
@@ -41,11 +41,11 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextIO]:
-    """A text file that takes its name when all is written, and on Ctrl-C with what there is, if anything.
+    """Open a text file that takes its name when the block ends, or on Ctrl-C if something has been written.
 
     Args:
-        name: of the file; what a link names and a device are written to as they are.
-        option: that named it.
+        name: path of the file; links are followed, and a device is written to directly.
+        option: the option it was given with, for error messages.
         inputs: files that are being read.
 
     Raises:
@@ -74,22 +74,22 @@ def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextI
 
 
 def _forget_output() -> None:
-    """What standard output still holds is not written when Python ends: it would fail again."""
-    with suppress(OSError):  # in a test, it is no file
+    """Send buffered output to os.devnull, so that flushing it at exit does not fail again."""
+    with suppress(OSError):  # in a test, standard output is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(program: str, reason: object) -> int:
-    """Answer wrong input in one line."""
+    """Report wrong input in one line and return exit status 2."""
     print(f"{program}: {one_line(reason)}", file=sys.stderr)
     return 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers in one line and names the nearest option."""
+    """An argument parser that reports an error in one line and suggests the nearest option."""
 
     def error(self, message: str) -> Any:
-        """Leave with exit status 2."""
+        """Exit with status 2."""
         words = message.rpartition("unrecognized arguments: ")[2].split()
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """A parser of numbers from `least` to `most`."""
+    """Return an argparse type for numbers from `least` to `most`."""
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
@@ -113,7 +113,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """A parser of names of devices that can compute."""
+    """Check the name of a device (argparse type)."""
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and how they are written on one line."""
+"""Errors caused by input, and their messages on one line."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import TextIO
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device or the machine has no memory left."""
+    """Whether a device or the machine has run out of memory."""
     words = ("not enough memory", "can't allocate memory")  # torch's CPU allocator on Windows, and elsewhere
     return (
         type(error).__name__ == "OutOfMemoryError"
@@ -16,7 +16,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InputError(ValueError):
-    """What a person gave cannot be used; the message is one line that says why."""
+    """Input that cannot be used; the message says why in one line."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -26,12 +26,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def printable(text: object) -> str:
-    """Text as a terminal can show it on one line, also a file's name with line breaks or bytes that are no text."""
+    """Replace line breaks and what a terminal cannot print, such as undecodable bytes of a file name."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Text as it may be written to `out`: a terminal, which would obey control characters, gets pictures of them."""
+    """Replace control characters by visible symbols if `out` is a terminal, which would obey them."""
     if not out.isatty():
         return text
     pictures = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
@@ -40,5 +40,5 @@ def for_output(text: str, out: TextIO) -> str:
 
 
 def one_line(text: object) -> str:
-    """Someone else's message on one line."""
+    """Put another library's message on one line."""
     return printable(" ".join(str(text).split()))

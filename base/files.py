@@ -1,4 +1,4 @@
-"""Write files and folders so that a reader finds either the old one or the whole new one."""
+"""Write files and folders atomically: a reader finds the old version or the whole new one."""
 
 import os
 import shutil
@@ -10,11 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends, it takes the name `path` in one step.
+    """Yield a temporary path beside `path`, for a file or folder; sync it and rename it to `path` when the block ends.
 
-    The block writes a file or makes a folder there; its contents reach the disk before it takes the name. If the block
-    raises, nothing is left behind and what was at `path` stays. A process that is killed leaves `.NAME.*.tmp`, which
-    `remove_unfinished` deletes.
+    If the block raises, `path` stays as it was. A killed process leaves `.NAME.*.tmp`; see `remove_unfinished`.
 
     Args:
         path: a file, which is replaced, or a folder, which must be empty or missing.
@@ -45,7 +43,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut; Windows does so by itself and cannot be asked."""
+    """Make a rename in `directory` survive a power cut; Windows has no such call."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -55,31 +53,31 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "*", *, seconds: float = 0) -> None:
-    """Remove what killed processes had not finished writing in `directory`.
+    """Remove the temporary files and folders that killed processes left in `directory`.
 
     Args:
-        directory: where they were writing.
-        name: of the file or folder, which no other process may be writing.
-        seconds: spare what is younger, which may belong to a process that is still at work.
+        directory: the folder.
+        name: of the file or folder that was being written.
+        seconds: keep what is younger, because a running process may still be writing it.
     """
     for temporary in directory.glob(f".{name}.*.tmp"):
-        with suppress(FileNotFoundError):  # another process was quicker
+        with suppress(FileNotFoundError):  # another process has removed it
             if not seconds or time.time() - temporary.stat().st_mtime > seconds:
                 _remove(temporary)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder as far as that is possible; what is left is tried again by `remove_unfinished`."""
+    """Remove a file or a folder; ignore errors, `remove_unfinished` tries again."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Give `source` the further name `target`, at once; a copy where the file system has no hard links."""
+    """Make `target` a hard link to `source`, atomically; a copy where the file system has no hard links."""
     target = Path(target)
     if target.exists() and os.path.samefile(source, target):
-        return  # a rename between two names of one file would do nothing and leave both
+        return  # renaming one hard link to another does nothing and would leave the temporary one
     with atomic(target) as temporary:
         try:
             os.link(source, temporary)

@@ -1,4 +1,4 @@
-"""JSON and hashes as an HTML page without external files needs them."""
+"""JSON and hashes for self-contained HTML pages."""
 
 import base64
 import hashlib
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def embedded(value: Any) -> str:
-    """JSON that cannot end the element of the page that holds it, whatever its texts say."""
+    """Return JSON that is safe inside a `<script>` element: no text in it can close the element."""
     text = json.dumps(value)  # ASCII, so U+2028 and the like are escaped already
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def sha256(source: str) -> str:
-    """The name by which a Content-Security-Policy allows an inline style or script."""
+    """Return the hash source that allows an inline style or script in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

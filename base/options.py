@@ -1,10 +1,10 @@
-"""Declare, check and describe the options of a configuration.
+"""Options of a configuration: dataclass fields with a meaning, a range and rules for resume and sweeps.
 
-A field is declared with `option(...)`. `check` enforces the declaration, `train.py --help` prints it,
-and error messages quote it.
+`check` enforces them, `train.py --help` prints them, and error messages quote them.
 """
 
 import dataclasses
+import operator
 import sys
 import types
 import typing
@@ -14,6 +14,10 @@ from typing import Any
 from base.errors import InputError, nearest
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LIMITS = {
+    "least": ("at least", operator.ge), "above": ("above", operator.gt),
+    "most": ("at most", operator.le), "below": ("below", operator.lt),
+}  # fmt: skip
 
 
 def option(
@@ -24,22 +28,21 @@ def option(
     on_resume: str = "",
     literal: bool = False,
     per_trial: bool = True,
-    **limits: float | None,
+    **limits: float,
 ) -> Any:
-    """Declare a dataclass field together with its meaning, its range and where it may change.
+    """Declare a dataclass field.
 
     Args:
         default: value when nothing is given; lists are copied per instance.
         meaning: one line, shown by `--help`.
         choices: allowed values, for text.
-        on_resume: whether a resumed run may have another value: `free`, `allow` (with allow=) or `fixed` (never);
-            empty for what the field of the whole group says, or `allow`.
-        literal: whether the value is taken as it is typed, without Hydra's grammar.
-        per_trial: whether it may differ between the trials of a sweep; else it says where and how they run, and is
-            free on resume.
-        limits: `least` and `most` allowed value, or what it must be `above` and `below`; of each item, for a list.
+        on_resume: whether a resumed run may change it: `free`, `allow` (only with allow=) or `fixed` (never); empty
+            for the rule of its group, or `allow`.
+        literal: take the value as typed, without Hydra's grammar.
+        per_trial: whether it may differ between the trials of a sweep; if not, it is free on resume.
+        limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
-    assert limits.keys() <= {"least", "most", "above", "below"}
+    assert limits.keys() <= LIMITS.keys()
     metadata = {"help": meaning, "choices": tuple(choices), "on_resume": on_resume, "literal": literal}
     metadata |= {"per_trial": per_trial, **limits}
     if isinstance(default, list):
@@ -52,19 +55,13 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     if metadata.get("choices"):
         return "one of " + ", ".join(metadata["choices"])
     kind, item, optional = _unpack(hint)
-    bounds = [
-        f"{word} {metadata[key]}"
-        for key, word in (("least", "at least"), ("above", "above"), ("most", "at most"), ("below", "below"))
-        if metadata.get(key) is not None
-    ]
     words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "any value")
-    if kind is list and bounds:
-        bounds[0] = "each " + bounds[0]
-    return (
-        words
-        + ("".join(f", {bound}" for bound in bounds[:1]) + "".join(f" and {b}" for b in bounds[1:]))
-        + (", or null" if optional else "")
-    )
+    bounds = " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
+    if {"least", "most"} <= metadata.keys():
+        bounds = f"{metadata['least']} to {metadata['most']}"
+    if bounds:
+        words += f", each {bounds}" if kind is list else f", {bounds}"
+    return words + (", or null" if optional else "")
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
@@ -79,34 +76,22 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
     return hint, None, optional
 
 
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` is a `kind` as people mean it: true is not a number, 3 is a float, nan is nothing."""
-    if kind is Any:
-        return True
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Whether `value` has the type `hint` and lies in the range given by `metadata`."""
+    """Whether `value` has the type `hint` and is in the range given by `metadata`."""
     kind, item, optional = _unpack(hint)
     if value is None:
         return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
         return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
-    if not _is_a(value, kind):
+    if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
+        return False
+    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):  # NaN, infinite
+        return False
+    if kind not in (Any, float) and not isinstance(value, kind):
         return False
     if metadata.get("choices"):
         return shown(value) in metadata["choices"]
-    return (
-        (metadata.get("least") is None or value >= metadata["least"])
-        and (metadata.get("most") is None or value <= metadata["most"])
-        and (metadata.get("above") is None or value > metadata["above"])
-        and (metadata.get("below") is None or value < metadata["below"])
-    )
+    return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
 
 
 def shown(value: Any) -> str:
@@ -119,17 +104,17 @@ def shown(value: Any) -> str:
 
 
 def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
-    """Raise `ValueError` in one line unless `value` is one that the field `key` takes."""
+    """Raise an `InputError` unless the field `key` takes `value`."""
     if not fits(value, hint, metadata):
         near = nearest(str(value), metadata.get("choices", ()))
         raise InputError(f"{key}={shown(value)}: must be {allowed(hint, metadata)}{near}")
 
 
 def check(config: Any, group: str = "") -> None:
-    """Check every field of a dataclass made with `option`.
+    """Check every field of a dataclass that was made with `option`.
 
     Raises:
-        ValueError: one line with the key, the value and what is allowed.
+        InputError: a field has a wrong value; says the key, the value and what is allowed.
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):

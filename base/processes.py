@@ -1,11 +1,7 @@
-"""The processes that train one run together, as known before any of them has talked to another.
+"""The processes of one run, as environment variables describe them. Imports nothing heavy.
 
-torchrun starts them itself, on each machine; so does SLURM's srun. Otherwise Lightning starts, from the first, one
-for each further device of this machine. Imports nothing heavy.
-
-Our environment variables, each set by a process for those that it starts: CHARGPT_PARENT (process id of rank 0),
-CHARGPT_RUN (name made up for a run), CHARGPT_RESUMED (run that resume=auto found), CHARGPT_SWEEP (process id of the
-sweep of this trial), CHARGPT_TRIAL (number of this trial in its search).
+torchrun or SLURM's srun starts all of them; otherwise Lightning starts, from rank 0, one for each further device of
+this machine. docs/architecture.md lists our environment variables.
 """
 
 import ctypes
@@ -20,23 +16,23 @@ from base.errors import InputError
 
 
 class JobError(InputError):
-    """Processes that cannot work together, in one line."""
+    """Wrong environment variables of torchrun or srun; every process reports them."""
 
 
-def join() -> None:
-    """Give a task of srun's the variables that torchrun gives its processes: torch, Lightning and we read these.
+def adopt_srun() -> None:
+    """Set torchrun's environment variables in a task of srun, for torch, Lightning and this module.
 
     Raises:
-        JobError: the machines have not all the same number of tasks, or a variable is no number.
+        JobError: the machines have different numbers of tasks, or a variable is not a number.
     """
-    launched(), rank()  # raise what is wrong with torchrun's own
+    launched(), rank()  # check torchrun's own variables
     if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
-        return  # not started by srun, or alone
+        return  # not started by srun, or a single task
     tasks, machines = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_STEP_NUM_NODES")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks % machines or "," in layout:
-        raise JobError(f"srun: {tasks} tasks on {machines} machines ({layout}): give every machine as many")
-    # The first of node[5-7,9],other1 is node5.
+        raise JobError(f"srun: {tasks} tasks on {machines} machines ({layout}): give every machine the same number")
+    # The first host of node[5-7,9],other1 is node5.
     first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[0]
     os.environ |= {
         "RANK": str(_number("SLURM_PROCID")),
@@ -45,7 +41,7 @@ def join() -> None:
         "WORLD_SIZE": str(tasks),
         "LOCAL_WORLD_SIZE": str(tasks // machines),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", first),
-        # The same for all tasks of a step, another for the next step.
+        # The same for all tasks of a step, different for the next step.
         "MASTER_PORT": os.environ.get(
             "MASTER_PORT", str(15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000)
         ),
@@ -53,11 +49,7 @@ def join() -> None:
 
 
 def launched() -> tuple[int, int] | None:
-    """How many processes torchrun or srun has started on each machine, and on how many; None where neither has.
-
-    Raises:
-        JobError: a variable is no number.
-    """
+    """Return (processes per machine, machines) as started by torchrun or srun; None if neither has."""
     if "RANK" not in os.environ:
         return None
     here = max(1, _number("LOCAL_WORLD_SIZE"))
@@ -65,20 +57,17 @@ def launched() -> tuple[int, int] | None:
 
 
 def rank() -> int:
-    """This process' number among all that train the run.
-
-    Raises:
-        JobError: a variable that should hold it holds something else.
-    """
+    """Return the global rank of this process."""
     return _number("RANK" if "RANK" in os.environ else "LOCAL_RANK", otherwise="0")
 
 
 def first_here() -> bool:
-    """Whether this is the first of this machine's processes."""
+    """Whether this process has local rank 0."""
     return _number("LOCAL_RANK", otherwise="0") == 0
 
 
 def _number(variable: str, otherwise: str = "1") -> int:
+    """Read an environment variable; raise `JobError` unless it is a whole number."""
     value = os.environ.get(variable, otherwise)
     if not value.isdecimal():
         raise JobError(f"{variable}={value}: this environment variable must be a whole number")
@@ -86,12 +75,12 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def adopt() -> None:
-    """Have the processes that Lightning starts from here know that it was this one that started them."""
+    """Set CHARGPT_PARENT, by which the ranks that Lightning starts know that this process started them."""
     os.environ["CHARGPT_PARENT"] = str(os.getpid())
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process with the one that started it, even while it hangs; Linux can."""
+    """On Linux, have the kernel kill this process when `parent` ends, even if this process hangs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
@@ -99,41 +88,36 @@ def end_with(parent: int) -> None:
 
 
 def disown() -> None:
-    """What this process starts from now on has no part in the run."""
+    """Unset CHARGPT_PARENT so that later children are not taken for ranks of this run."""
     if os.environ.get("CHARGPT_PARENT") == str(os.getpid()):
         del os.environ["CHARGPT_PARENT"]
 
 
 def started_by_another_rank() -> bool:
-    """Whether rank 0 has started this process itself, and not torchrun or SLURM, which look after theirs."""
+    """Whether rank 0 started this process, not torchrun or SLURM, which end their processes themselves."""
     return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
 
 
 def restarted() -> bool:
-    """Whether SLURM has requeued this job, or torchrun has started its processes again."""
+    """Whether SLURM has requeued this job or torchrun has restarted its processes."""
     return any(_number(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def identity() -> str | None:
-    """What names this job: the same in all its processes, and when it is started again; None where nothing does."""
+    """Return the job's id, the same in all its processes and after a restart; None without SLURM or torchrun."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     name = next((name for name in names if name != "none"), None)
-    return name[:8] if name and re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name) else name  # made up
-
-
-def cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return name[:8] if name and re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name) else name  # a UUID
 
 
 def cores() -> int:
-    """How many threads may compute at the same time; OMP_NUM_THREADS says so for NumPy and torch, too."""
+    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(os.environ.get("OMP_NUM_THREADS") or usable)
 
 
 def end_with_parent() -> None:
-    """Have this process, which a Ctrl-C reaches too, end with the one that has started it, however that ends."""
+    """Ignore Ctrl-C and exit when the parent process ends; for worker processes of multiprocessing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,7 +1,4 @@
-"""Run directories: `runs/<name>/` with config.yaml, checkpoints/, event files, train.log and summary.json.
-
-Imports nothing heavy: a wrong name is answered before torch is loaded.
-"""
+"""Find, name and compare run directories, `runs/<name>/`. Imports nothing heavy: errors come before torch is loaded."""
 
 import hashlib
 import json
@@ -17,43 +14,38 @@ from base import processes
 from base.errors import InputError, one_line
 
 RUNS = Path("runs")
-DEBUG = "debug-"  # a run whose name begins so gives way to the next of its name, and is never meant by none
-
-
-class RunError(InputError):
-    """A run that cannot be made or found, in one line."""
+DEBUG = "debug-"  # scratch runs: replaced by the next run of the same name, skipped when no run is named
 
 
 def new_name(settings: str) -> str:
-    """Make up a name from the time and a short unique id; every process of a job gets the same one.
+    """Make up a name, the same in all processes: from the time, or from the job's id and a hash of `settings`.
 
-    Args:
-        settings: what the run is to be. A job may make several; started again, it finds each of them by this.
+    A restarted job finds each of its runs by `settings`, the configuration as text.
     """
     if "CHARGPT_RUN" not in os.environ:
         identity = processes.identity()
         if identity is None and processes.launched() not in (None, (1, 1)):
-            raise RunError("name=null: processes on several machines need one directory; give name=…")
+            raise InputError("name=null: processes on several machines need one directory; give name=…")
         if identity is None:
             name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
         else:
             name = f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
-        os.environ["CHARGPT_RUN"] = name  # inherited by the processes that Lightning starts
+        os.environ["CHARGPT_RUN"] = name  # inherited by the ranks that Lightning starts
     return os.environ["CHARGPT_RUN"]
 
 
 def forget_name() -> None:
-    """Let the next run of this process make up a name of its own."""
+    """Let the next run of this process make up a new name."""
     os.environ.pop("CHARGPT_RUN", None)
 
 
 def model_of(run: Path, name: str) -> Path:
-    """Where a run keeps its model `best` or `last`."""
+    """Return the path of a run's model `best` or `last`."""
     return run / "checkpoints" / f"{name}.safetensors"
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """The run's summary.json; empty when there is none yet or it cannot be read."""
+    """Read a run's summary.json; empty if it is missing or unreadable."""
     try:
         summary = json.loads((run / "summary.json").read_text("utf-8"))
         return summary if isinstance(summary, dict) else {}
@@ -62,12 +54,12 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def all_runs() -> list[Path]:
-    """Every run with a checkpoint or a model, trials of sweeps included, the most recently written one first."""
+    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently written first."""
 
     def written(run: Path) -> int:
         times = [0]
         for file in (file for kind in ("*.ckpt", "*.safetensors") for file in (run / "checkpoints").glob(kind)):
-            with suppress(OSError):  # a run that is going on has just removed it
+            with suppress(OSError):  # the run that is training there has just removed it
                 times.append(file.stat().st_mtime_ns)
         return max(times)
 
@@ -76,71 +68,69 @@ def all_runs() -> list[Path]:
 
 
 def unfinished() -> list[Path]:
-    """Every run with a checkpoint that has not come to its end, the most recently written one first."""
+    """List the runs that have not finished, without scratch runs, the most recently written first."""
     over = ("finished", "pruned")
     return [run for run in all_runs() if summary_of(run).get("status") not in over and not is_debug(run.name)]
 
 
 def is_debug(name: str) -> bool:
-    """Whether a name is that of a run made to look for faults."""
+    """Whether a name is that of a scratch run."""
     return name.startswith(DEBUG)
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Find the run that `resume` means.
+    """Find the run directory that `resume` means.
 
     Args:
         resume: `auto` with a name, a run directory or a checkpoint file.
-        name: the name given beside it.
+        name: the value of `name=`.
 
     Returns:
-        The run's directory, or None for a fresh start, which only `resume=auto` with a name allows.
+        The directory; None if `resume=auto` with a name starts a fresh run.
 
     Raises:
-        RunError: there is no such run, or it has nothing to go on from.
+        InputError: there is no such run, or it has no checkpoint.
     """
     if resume == "auto":
         run = RUNS / str(name)
         _check_place(run, str(name))
         return run if any((run / "checkpoints").glob("*.ckpt")) else None
     if name is not None:
-        raise RunError(f"name={name}: has no meaning with resume={resume}, which goes on in that run's own directory")
+        raise InputError(f"name={name}: cannot be given with resume={resume}, which continues in that run's directory")
     path = Path(resume)
     try:
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
-        raise RunError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
+        raise InputError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
-        raise RunError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
+        raise InputError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
     if is_sweep(run):
-        raise RunError(
-            f"resume={resume}: is a sweep; its own command goes on with it, resume={run}/TRIAL with one trial"
-        )
+        raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not (run / "config.yaml").exists():
-        raise RunError(f"resume={resume}: is no run that can go on (without {run / 'config.yaml'})")
+        raise InputError(f"resume={resume}: is not a run that can continue (without {run / 'config.yaml'})")
     if not list((run / "checkpoints").glob("*.ckpt")):
         inside = run.resolve().is_relative_to(RUNS.resolve())
         fresh = f"; name={name_of(run)} resume=auto starts it afresh" if inside else ""
-        raise RunError(f"resume={resume}: has no checkpoint to go on from yet{fresh}")
+        raise InputError(f"resume={resume}: has no checkpoint to continue from yet{fresh}")
     return run
 
 
 def check_free(name: str) -> None:
-    """Raise `RunError` when a run of that name exists, unless it is there to be replaced, or cannot be."""
+    """Raise an `InputError` if a run of that name exists, unless it is a scratch run, or cannot be made."""
     _check_place(RUNS / name, name)
     if is_debug(name) and not (RUNS / name).is_symlink() and (RUNS / name).is_dir():
         return
     if os.path.lexists(RUNS / name):
-        raise RunError(f"name={name}: {RUNS / name} exists; resume=auto goes on with it, another name starts afresh")
+        raise InputError(f"name={name}: {RUNS / name} exists; resume=auto continues it, another name starts afresh")
 
 
 def _check_place(run: Path, name: str) -> None:
     if is_sweep(run):
-        raise RunError(f"name={name}: is a sweep; its own command goes on with it, name={name}/TRIAL with one trial")
+        raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
     if "/" in name and (run.parent / "config.yaml").exists():
-        raise RunError(f"name={name}: {run.parent} is a run, in which there is no place for another")
+        raise InputError(f"name={name}: {run.parent} is a run and cannot contain another run")
 
 
 def is_sweep(directory: Path) -> bool:
@@ -149,37 +139,34 @@ def is_sweep(directory: Path) -> bool:
 
 
 def name_of(run: Path) -> str:
-    """What `name=` a run has: SWEEP/TRIAL for a trial."""
+    """Return the run's value of `name=`: SWEEP/TRIAL for a trial."""
     whole, inside = run.resolve(), RUNS.resolve()
     return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
 
 
 def rank_of(run: Path) -> float:
-    """What runs are compared by: validation bits per character of the best checkpoint; infinite where there is none.
+    """Return the validation bits per character of the best checkpoint; infinite if there is none.
 
-    Where the tokens are the same, that is the order of the losses; where they are not, it still is one.
+    Runs are compared by it and not by their loss, which depends on the tokenizer.
     """
     bits = summary_of(run).get("val_bpc")
     return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
 
 
 def find_model(argument: str | None) -> Path:
-    """Find the model file that a person means.
+    """Find a model file: the best of a run, and of a sweep that of its best trial.
 
     Args:
-        argument: a model file, a training checkpoint beside one, the directory or the name of a run or a sweep, or None
+        argument: a model file, a training checkpoint beside one, the directory or name of a run or a sweep, or None
             for the newest run.
 
-    Returns:
-        The model file; of a run its best, of a sweep that of its best trial.
-
     Raises:
-        RunError: there is none.
+        InputError: there is none.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
-            raise RunError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a model file")
+            raise InputError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a model file")
         return _best(runs[0])
     path = Path(argument)
     try:
@@ -190,17 +177,17 @@ def find_model(argument: str | None) -> Path:
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]
     except OSError as error:  # such as a name that is too long
-        raise RunError(f"{argument[:80]}: {error.strerror}") from None
+        raise InputError(f"{argument[:80]}: {error.strerror}") from None
     if found:
         return _best(found[0])
-    raise RunError(f"{argument}: no such model or run{_known_runs()}")
+    raise InputError(f"{argument}: no such model or run{_known_runs()}")
 
 
 def _best(run: Path) -> Path:
     if is_sweep(run):
         trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
         if rank_of(trial) == math.inf:
-            raise RunError(f"{run}: no trial of this sweep has finished yet; name one of them")
+            raise InputError(f"{run}: no trial of this sweep has finished yet; name one of them")
         run = trial
     folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     return _first_model(run, [folder / "best.safetensors", folder / "last.safetensors"])
@@ -210,7 +197,7 @@ def _first_model(path: Path, files: list[Path]) -> Path:
     for file in files:
         if file.is_file():
             return file
-    raise RunError(f"{path}: has no model file ({' or '.join(map(str, files))})")
+    raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
 
 
 def _known_runs() -> str:

@@ -1,55 +1,55 @@
-"""Locks of run directories: one process trains in a run at a time."""
+"""Lock run directories: one process trains in a run at a time."""
 
 from pathlib import Path
 from typing import Any
 
 from base import processes
-from base.run_directory import RunError
+from base.errors import InputError
 
-_held: dict[Path, Any] = {}  # the run that this process works in, and its lock
+_held: dict[Path, Any] = {}  # this process' run directory and its lock
 
 
-def hold(run: Path) -> None:
-    """Keep other processes out of a run until `let_go`, or until this process has ended, however it ends.
+def lock(run: Path) -> None:
+    """Lock a run directory until `release` or the end of this process.
 
     Raises:
-        RunError: another process is at work there.
+        InputError: another process is training there.
         OSError: the directory cannot be written.
     """
     if run in _held:
         return
-    lock = _lock(run)
-    if lock is None:
-        raise RunError(f"{run}: another process is training there; wait for it or stop it first")
-    _held[run] = lock
+    acquired = _acquire(run, ".lock")
+    if acquired is None:
+        raise InputError(f"{run}: another process is training there; wait for it or stop it first")
+    _held[run] = acquired
 
 
-def let_go() -> None:
-    """Let the next process in; what this one starts from now on has no part in the run."""
+def release() -> None:
+    """Unlock the run directory; later child processes are not ranks of this run."""
     processes.disown()
     while _held:
         _held.popitem()[1].release()
 
 
 def claim(run: Path) -> Any | None:
-    """Keep other processes from starting this run, until the lock is released; None when one has it in hand."""
-    return _lock(run, ".claim")
+    """Keep other processes from starting this run until the returned lock is released; None if one has claimed it."""
+    return _acquire(run, ".claim")
 
 
-def _lock(run: Path, name: str = ".lock") -> Any | None:
+def _acquire(run: Path, name: str) -> Any | None:
     from filelock import FileLock, Timeout
 
+    file_lock = FileLock(run / name, blocking=False)
     try:
-        lock = FileLock(run / name, blocking=False)
-        lock.acquire()
-        return lock
+        file_lock.acquire()
     except Timeout:
         return None
+    return file_lock
 
 
 def in_use(run: Path) -> bool:
     """Whether another process is training there."""
-    lock = _lock(run)
-    if lock is not None:
-        lock.release()
-    return lock is None
+    acquired = _acquire(run, ".lock")
+    if acquired is not None:
+        acquired.release()
+    return acquired is None

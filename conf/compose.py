@@ -1,4 +1,4 @@
-"""Turn what was typed after `train.py` into configurations, with Hydra."""
+"""Compose the configurations that a command line asks for, with Hydra."""
 
 import io
 import os
@@ -17,12 +17,12 @@ from conf.schema import Config, from_dict, to_dict
 
 @dataclass(frozen=True)
 class ParsedRun:
-    """What was typed, for one run.
+    """One run of a command line.
 
     Attributes:
-        config: the configuration that it makes.
-        keys: the keys that it decides.
-        overrides: it, without what is taken literally.
+        config: its configuration.
+        keys: the keys that were typed, or that a typed group sets.
+        overrides: the typed overrides, without literals.
     """
 
     config: Config
@@ -32,12 +32,12 @@ class ParsedRun:
 
 @contextmanager
 def hydra_errors(where: str = "") -> Iterator[None]:
-    """Turn what Hydra and OmegaConf refuse into an `InputError` of one line."""
+    """Turn errors of Hydra and OmegaConf into an `InputError` of one line that begins with `where`."""
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what went wrong instead of printing it
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
     ConfigStore.instance().store("schema", node=Config)
     try:
         yield
@@ -48,17 +48,17 @@ def hydra_errors(where: str = "") -> Iterator[None]:
 def compose_command(
     arguments: list[str], flags: list[str], rest: list[str], literals: dict[str, str | None], sweep: bool
 ) -> list[ParsedRun]:
-    """Compose the configuration of each run that a command asks for; none where Hydra was to show it.
+    """Compose each run of a command line; none if Hydra only shows the configuration (`--cfg`).
 
     Args:
-        arguments: the whole command line, which is in sys.argv again afterwards.
-        flags: the options in it.
-        rest: the overrides in it.
-        literals: the values that Hydra's grammar must not read, by key.
+        arguments: the whole command line; sys.argv has it again afterwards.
+        flags: its flags, as `conf.overrides.check_command` returns them, and so on.
+        rest: its overrides.
+        literals: its literal values, by key.
         sweep: whether it asks for several runs.
 
     Raises:
-        InputError: what is wrong, in one line.
+        InputError: an override is wrong.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -71,12 +71,12 @@ def compose_command(
         composed.append((config, list(HydraConfig.get().overrides.task)))
 
     with hydra_errors():
-        # Hydra leaves a file of its own for a sweep.
+        # For a sweep, Hydra writes a file of its own.
         with tempfile.TemporaryDirectory() if sweep else nullcontext() as folder:
             sys.argv[1:] = [*flags, *rest, *([f"hydra.sweep.dir='{folder}'"] if sweep else [])]
-            with redirect_stderr(io.StringIO()):  # Hydra says what goes wrong in lines of its own, too
+            with redirect_stderr(io.StringIO()):  # Hydra prints errors, too
                 compose()
-        sys.argv[1:] = arguments  # Lightning starts its other processes with the command as it was typed
+        sys.argv[1:] = arguments  # Lightning starts the other ranks with this command
         typed = [
             ParsedRun(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
             for config, given in composed
@@ -91,7 +91,7 @@ def compose_configs(commands: list[list[str]], literals: dict[str, str | None]) 
     """Compose one configuration for each list of overrides.
 
     Raises:
-        HydraException, OmegaConfBaseException, ValueError: an override is wrong.
+        HydraException, OmegaConfBaseException, InputError: an override is wrong; see `hydra_errors`.
     """
     import hydra
     from omegaconf import OmegaConf
@@ -102,7 +102,7 @@ def compose_configs(commands: list[list[str]], literals: dict[str, str | None]) 
 
 
 def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
-    """The configuration with the literal values in place."""
+    """Return the configuration with the literal values."""
     values = to_dict(config)
     for key, value in literals.items():
         set_leaf(values, key, value)
@@ -110,7 +110,7 @@ def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
 
 
 def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[str]:
-    """The keys that the typed overrides decide: a group decides whatever any of its files sets."""
+    """List the keys that the overrides set; a group counts for each key that any of its files sets."""
     known, choices = fields(), groups()
     keys = list(literals)
 
@@ -139,10 +139,10 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
 
 
 def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
-    """Make Lightning's own callbacks or loggers from their `_target_` and arguments.
+    """Make callbacks or loggers from their `_target_` and arguments.
 
     Raises:
-        InputError: the class or a package it needs is missing, or an argument is wrong.
+        InputError: the class or a package that it needs is missing, or an argument is wrong.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -152,4 +152,4 @@ def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
     except (InstantiationException, ModuleNotFoundError, TypeError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
-        raise InputError(f"{', '.join(entries)}: cannot be made: {reason}{extra}") from None
+        raise InputError(f"{', '.join(entries)}: cannot be created: {reason}{extra}") from None

@@ -1,4 +1,4 @@
-"""What a run has otherwise than a plain `python train.py`, and the command that makes it again."""
+"""The settings of a run that differ from the defaults, and the command that repeats the run."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from conf.schema import Config, from_dict, to_dict
 
 
 class Difference(NamedTuple):
-    """A setting as one would type it: what the run has, and what a plain `python train.py` does."""
+    """A key with the value of a run and the default, as they are typed."""
 
     key: str
     value: str
@@ -19,7 +19,7 @@ class Difference(NamedTuple):
 
 
 def plain() -> Config:
-    """The configuration of `python train.py` without a word."""
+    """Return the configuration of `python train.py` without arguments."""
     values = to_dict(Config())
     for entry in choice_values("", "train")["defaults"]:
         for group, choice in entry.items() if isinstance(entry, dict) else ():
@@ -29,7 +29,7 @@ def plain() -> Config:
 
 
 def differences(config: Config) -> list[Difference]:
-    """What a run has otherwise, whether it was typed or chosen automatically."""
+    """List the settings that differ from the defaults, whether they were typed or chosen automatically."""
     values, defaults = to_dict(config), to_dict(plain())
     found = [
         Difference(key, shown(value), shown(default))
@@ -42,23 +42,20 @@ def differences(config: Config) -> list[Difference]:
 
 
 def overrides(config: Config) -> list[str]:
-    """What to type after `train.py` for the same run under another name, on any machine.
-
-    What `minutes` has settled is typed instead of it.
-    """
+    """List the overrides that repeat a run under another name, with what `minutes` chose instead of `minutes`."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
 
 
 def typed_again(config: Config) -> list[str]:
-    """What to type after `resume=`: of what a run has, that which its config.yaml may not decide."""
+    """List the overrides that a resumed run needs on the command line, because its config.yaml may not set them."""
     again = untrusted(config)
     paths = [f"data.path={config.data.path}"] if "data.path" in again else []
-    groups = [each for group in again if group in PLUGGED for each in _plugged(group, getattr(config, group), {})]
-    return paths + [f"{key}={value}" for key, value, _ in groups]
+    plugged = [each for group in again if group in PLUGGED for each in _plugged(group, getattr(config, group), {})]
+    return paths + [f"{key}={value}" for key, value, _ in plugged]
 
 
 def _plugged(group: str, entries: dict[str, Any], defaults: dict[str, Any]) -> Iterator[Difference]:
-    """Someone else's classes: which files of the group name them, and what is otherwise than there."""
+    """Compare the classes of a group, such as callbacks, with the defaults: its files first, then single arguments."""
     chosen, before = ([name for name in names if name in groups()[group]] for names in (entries, defaults))
     if chosen != before:
         yield Difference(group, shown(chosen) if chosen else "none", shown(before))
@@ -71,7 +68,7 @@ def _plugged(group: str, entries: dict[str, Any], defaults: dict[str, Any]) -> I
 
 
 def _quoted(value: Any) -> str:
-    """A value of someone else's, which may be any text, as Hydra's grammar reads it back."""
+    """Quote a value for Hydra's grammar."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
     return shown(value)

@@ -5,18 +5,18 @@ from conf.keys import SEARCH, fields, groups
 
 
 def usage() -> str:
-    """The text of `train.py --help`: every group and every key with its meaning, default and range."""
+    """Return the help: every group, and every key with its default, meaning and range."""
     lines = [
         "usage: python train.py [group=choice ...] [key=value ...]",
         "",
         "Train a character-level GPT. Without arguments: a small model on Python's standard library.",
         "  python train.py data.path=book.txt         your own text",
-        "  python train.py model.heads=8              another shape",
-        "  python train.py resume=auto                go on with the newest unfinished run",
+        "  python train.py model.heads=8              more attention heads",
+        "  python train.py resume=auto                continue the newest unfinished run",
         "  python train.py init_from=runs/first       start from a trained model",
-        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: a run for each, and a table",
+        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: one run per value, and a table",
         "",
-        "groups (a named set of values; single keys go on top)",
+        "groups (named sets of values; single keys override them)",
     ]
     lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
     section = None

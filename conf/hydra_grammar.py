@@ -1,7 +1,4 @@
-"""Hydra's grammar of overrides: the only file that imports its parser, which Hydra does not document.
-
-The names are those of hydra-core 1.3. tests/conf/test_overrides.py fails when one is gone.
-"""
+"""Hydra's parser of overrides, which Hydra does not document; imported in this file only (hydra-core 1.3)."""
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, ValueType
@@ -10,9 +7,5 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "ValueType
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse overrides as Hydra will.
-
-    Raises:
-        HydraException: one of them is not in its grammar.
-    """
+    """Parse overrides as Hydra does; raise `HydraException` if one is not in its grammar."""
     return OverridesParser.create().parse_overrides(arguments)

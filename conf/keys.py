@@ -1,4 +1,4 @@
-"""Every key of the configuration, every group and its presets."""
+"""List the keys of the configuration, its groups and their presets."""
 
 import dataclasses
 import typing
@@ -12,14 +12,13 @@ from conf.schema import Config, EarlyStopping, Ema, SearchConfig
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
-# Groups whose files set keys of the whole configuration.
-GLOBAL = ("experiment", "debug")
-PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are those of someone else's classes
-SHAPE = {"layers", "heads", "dim"}  # what presets that `minutes` chooses from differ in
+GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
+PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are arguments of other libraries' classes
+SHAPE = {"layers", "heads", "dim"}  # keys of the presets that `minutes` chooses from
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; each of `PLUGGED` counts as one value."""
+    """Yield every `(dotted key, value)` of nested dicts; a group of `PLUGGED` is one value."""
     for key, value in values.items():
         if isinstance(value, dict) and key not in PLUGGED:
             yield from leaves(value, f"{prefix}{key}.")
@@ -28,7 +27,7 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Every key of a configuration with its type and its field."""
+    """Map every dotted key of a dataclass to its type and field."""
     found: dict[str, tuple[Any, dataclasses.Field]] = {}
     for name, hint in typing.get_type_hints(config).items():
         inner = dataclasses.is_dataclass(hint)
@@ -37,16 +36,16 @@ def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, data
     return found
 
 
-# Their values are text in which Hydra's grammar would give commas, quotes, brackets or `=` a meaning.
+# Keys whose values Hydra's grammar must not read: a path may have commas, quotes, brackets or `=`.
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
-# They say where and how the trials of a sweep run, not what they are.
+# Keys that say where and how the trials of a sweep run, not what they compute.
 HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
 PLUGINS = fields(EarlyStopping, "callbacks.early_stopping.") | fields(Ema, "callbacks.ema.")
 SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
 
 
 def groups() -> dict[str, list[str]]:
-    """Every configuration group with its choices."""
+    """Map every configuration group to its choices."""
     return {
         folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
         for folder in sorted(CONF.iterdir())
@@ -55,12 +54,12 @@ def groups() -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """What a file of conf/ sets."""
+    """Read a file of conf/."""
     return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 
 def presets() -> list[ModelConfig]:
-    """The presets of `model=` that differ in their shape alone, from small to large."""
+    """Return the presets of `model=` that set nothing but the shape, from small to large."""
     found = [values for name in groups()["model"] if (values := choice_values("model", name)).keys() <= SHAPE]
     return sorted((ModelConfig(**each) for each in found), key=lambda preset: preset.layers * preset.dim**2)
 

@@ -1,4 +1,4 @@
-"""Going on with a run, or from its model: which settings stay, and what must be as it was for the bits of a run."""
+"""Merge and compare configurations when a run is resumed or started from a trained model."""
 
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,12 @@ def _rule(key: str, field: Any) -> str:
     return "free" if key in HOW else field.metadata.get("on_resume") or group.metadata.get("on_resume", "allow")
 
 
-# What `on_resume` of `option` says of each key: its own, or its group's.
+# `on_resume` of each key: its own, its group's, or `allow`.
 RULES = {key: _rule(key, field) for key, (_, field) in fields().items()}
 
 
 def read_config(run: Path) -> Config:
-    """Read a run's config.yaml as plain data.
-
-    Raises:
-        InputError: it is not there or cannot be used, in one line.
-    """
+    """Read a run's config.yaml as plain data; raise an `InputError` if it is missing or wrong."""
     path = run / "config.yaml"
     try:
         if not path.is_file():
@@ -31,14 +27,14 @@ def read_config(run: Path) -> Config:
         with open(path, encoding="utf-8") as file:
             return from_yaml(file.read(MAX_YAML + 1))
     except (OSError, ValueError) as error:
-        raise InputError(f"{run}: cannot go on: {one_line(error)[:300]}") from None
+        raise InputError(f"{run}: cannot continue: {one_line(error)[:300]}") from None
 
 
 def untrusted(config: Config) -> list[str]:
-    """List the keys of a run's configuration that count only if they are typed again.
+    """List the keys of a run's config.yaml that count only if they are typed again.
 
-    They are addresses of text, which would be requested, and callbacks and loggers, which are code: those that differ
-    from the files in conf/ by more than values within the ranges of `PLUGINS`.
+    These are text addresses, which would be requested, and callbacks and loggers, which are code, unless they are
+    those of conf/ with arguments in the ranges of `PLUGINS`.
     """
 
     def own(group: str, name: str, entry: Any) -> bool:
@@ -57,26 +53,26 @@ def untrusted(config: Config) -> list[str]:
 
 
 def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
-    """Put what was typed, the values of `keys`, on top of the configuration of the run that is resumed."""
+    """Set the typed `keys` in the configuration of the resumed run."""
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
-    # Compiled code is kept there and run: a place for whoever resumes to name, not for a run from somewhere else.
+    # Compiled code in cache_dir is executed, so it is never taken from the config.yaml of a run.
     set_leaf(values, "data.cache_dir", typed.data.cache_dir)
-    set_leaf(values, "trainer.num_nodes", typed.trainer.num_nodes)  # torchrun and srun say it anew
+    set_leaf(values, "trainer.num_nodes", typed.trainer.num_nodes)  # torchrun and srun set it
     for key in keys:
-        # What was chosen automatically stays as it was chosen; `minutes` chose the steps, whatever an experiment says.
+        # A typed auto keeps what was chosen; `minutes` chose the steps, even if an experiment sets them.
         if key != "name" and new[key] != "auto" and not (key == "trainer.max_steps" and "minutes" in keys):
             set_leaf(values, key, new[key])
     return from_dict(values | {"resume": typed.resume, "allow": typed.allow})
 
 
 def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokenizer: str) -> Config:
-    """Put the shape of the trained model that a run starts from into its configuration.
+    """Set the shape and tokenizer of the trained model (`init_from=`) in the configuration.
 
-    Dropout, the attention kernel, its window and the context can be typed: no weight depends on them, but for the
-    learned positions, of which fewer will do.
+    Dropout, the attention kernel, its window and the context may be typed, because no weight depends on them; learned
+    positions allow a shorter context only.
 
     Raises:
-        ValueError: one line that lists what was typed and is otherwise in the trained model.
+        InputError: lists the typed values that the trained model contradicts.
     """
     values, new = to_dict(typed), dict(leaves(to_dict(typed)))
     trained = {f"model.{key}": value for key, value in model.items()} | {"data.tokenizer": tokenizer}
@@ -94,10 +90,9 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
 
 
 def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
-    """Compare a run with a command that would make it afresh.
+    """List what a command would make differently from the run `old`, as `key=value (the run has value)`.
 
-    Returns:
-        What the command means otherwise, as `key=value (the run has value)`; typing more steps only goes on longer.
+    More steps do not count: they continue the run.
     """
     ours, theirs = (dict(leaves(to_dict(from_yaml(to_yaml(config))))) for config in (typed, old))
     chosen = ["model.", "data.batch", "trainer.max_steps"] if typed.minutes else []
@@ -115,23 +110,23 @@ def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Every setting that the bits of a run depend on, by its key."""
+    """Return every setting that the result of a run depends on, by key."""
     return {key: value for key, value in leaves(to_dict(config)) if RULES[key] != "free"}
 
 
 def is_fixed(name: str) -> bool:
-    """Whether no `allow` can change it: the weights would not fit, or mean something else."""
+    """Whether `allow=` cannot permit a change: the weights would not fit or mean something else."""
     return name == "vocabulary" or RULES.get(name) == "fixed"
 
 
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:
-    """Compare what the bits of a run depend on with what it was.
+    """Compare the fingerprint of a run with that of the process that resumes it.
 
     Returns:
-        What differs, for people; empty when nothing does, and the run goes on bit for bit.
+        The differences as text; empty if the run continues bit for bit.
 
     Raises:
-        ValueError: one line that lists all that differs and may not, with both values.
+        InputError: lists all differences, with both values, if one is not in `allow`.
     """
     for name in allow:
         if name not in now:
@@ -144,5 +139,5 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     for name in filter(is_fixed, allow):
         raise InputError(f"allow=[{name}]: cannot be allowed: the weights would not fit or mean something else")
     if set(differing) - set(allow):
-        raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] goes on all the same")
+        raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] continues all the same")
     return listed

@@ -11,32 +11,28 @@ CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
 
 @dataclass
 class DataConfig:
-    """Source, tokenizer and split of the text, and the batch size."""
+    """The text, its tokenizer and splits, and the batch size."""
 
-    corpus: str = option(
-        "stdlib", "built-in corpus, used when data.path is not given", choices=CORPORA, on_resume="free"
-    )
+    corpus: str = option("stdlib", "built-in corpus, used without data.path", choices=CORPORA, on_resume="free")
     path: str | None = option(
         None,
-        "your own text: file, directory or glob, here or at s3://, https://; or [a,b]",
+        "your own text: file, directory, glob or a list [a,b] of them; local, s3:// or https://",
         on_resume="free",
         literal=True,
     )
     encoding: str = option("utf-8", "encoding of the text files")
-    tokenizer: str = option(
-        "char", "what a token is: a character, or a byte of the file", choices=("char", "byte"), on_resume="fixed"
-    )
-    split: list[float] = option([0.9, 0.05, 0.05], "fractions for train, validation and test", least=0, most=1)
+    tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
+    split: list[float] = option([0.9, 0.05, 0.05], "fractions for training, validation and test", least=0, most=1)
     overfit: int | None = option(
-        None, "train, validate and test on the same first N tokens, to see them memorised", least=2
+        None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
     batch: int = option(8, "batch size: windows per optimizer step, over all devices", least=1, most=2**24)
-    micro_batch: int | None = option(None, "windows per forward and backward on one device; null: all", least=1)
+    micro_batch: int | None = option(None, "windows per forward and backward pass on one device; null: all", least=1)
     cache_dir: str | None = option(
-        None, "folder for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
+        None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
     )
     cache_gb: float = option(
-        20.0, "disk space there for text from s3:// or https://, in 10^9 bytes", above=0, on_resume="free"
+        20.0, "cache size for text from s3:// or https://, in GB (10^9 bytes)", above=0, on_resume="free"
     )
 
     def __post_init__(self) -> None:

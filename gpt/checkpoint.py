@@ -112,7 +112,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
         `data.tokenizer.tokenizer_from`, `step`, `val_loss` and the other `gpt.model_file.FIELDS`.
 
     Raises:
-        RunError: there is no such model or run.
+        InputError: there is no such model or run.
         CheckpointError: see `gpt.model_file.read`.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))

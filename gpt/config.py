@@ -13,10 +13,10 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
-    layers: int = option(4, "number of blocks", least=1, most=4096)
+    layers: int = option(4, "number of transformer blocks", least=1, most=4096)
     heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
-    context: int = option(256, "context length: longest window in characters", least=1, most=2**20)
+    context: int = option(256, "context length in tokens", least=1, most=2**20)
     dropout: float = option(
         0.0, "dropout on embeddings, attention and residual branches", least=0, below=1, on_resume="allow"
     )
@@ -25,14 +25,12 @@ class ModelConfig:
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
     positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"))
     window: int | None = option(
-        None, "attention window: the last characters that each one attends to; null: all", least=1, most=2**20
+        None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
     )
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
-    key_offset: bool = option(
-        True, "partial key offset: half of each key comes from the previous position, without rotary encoding"
-    )
-    token_shift: bool = option(True, "add the previous embedding to each, times a learned factor per channel")
-    tied: bool = option(False, "share the weights of the token embedding and the output head")
+    key_offset: bool = option(True, "take half of each key's channels from the previous position, not rotated")
+    token_shift: bool = option(True, "add the previous token's embedding, times a learned factor per channel")
+    tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
         "attention kernel; auto: explicit matmuls on CPU below 1024 tokens, otherwise SDPA",
@@ -119,18 +117,18 @@ class OptimConfig:
 
     name: str = option(
         "muon",
-        "muon: for the matrices of the blocks, with adamw for the rest; adamw: for all",
+        "optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest",
         choices=("muon", "adamw"),
         on_resume="fixed",
     )
-    lr: float = option(6.0e-3, "peak learning rate of adamw", above=0)
-    muon_lr: float = option(0.01, "peak learning rate of muon, on the same schedule", above=0)
-    min_lr: float = option(0.0, "learning rate of adamw at the end", least=0)
-    warmup: int = option(50, "steps of linear warm-up", least=0)
-    schedule: str = option("trapezoid", "learning-rate curve after the warm-up", choices=("cosine", "trapezoid"))
+    lr: float = option(6.0e-3, "peak learning rate of AdamW", above=0)
+    muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
+    min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
+    warmup: int = option(50, "linear warm-up steps", least=0)
+    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
     cooldown: float = option(0.5, "trapezoid: fraction of all steps in which the rate falls", least=0, most=1)
     weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
-    betas: list[float] = option([0.9, 0.99], "decay rates of adamw's two moments", least=0, below=1)
+    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
     clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
 
     def __post_init__(self) -> None:

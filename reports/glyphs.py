@@ -1,4 +1,4 @@
-"""Characters as one can see them: on axes, in tables and in tabs of a browser. Imports nothing heavy."""
+"""Visible stand-ins and kinds of characters, for plots and tables. Imports nothing heavy."""
 
 import unicodedata
 
@@ -7,11 +7,7 @@ SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def visible(character: str) -> str:
-    """Stand in for what cannot be seen by itself: ↵ for a new line, U+200B for a space without width.
-
-    Args:
-        character: one; more, such as the hexadecimal digits of a byte, are left as they are.
-    """
+    """Replace a character that cannot be seen, such as ↵ for a new line; return names of several letters as is."""
     if len(character) != 1:
         return character
     if character in SHOWN:
@@ -24,7 +20,7 @@ def visible(character: str) -> str:
 
 
 def kind(character: str) -> str:
-    """Return vowel, consonant, capital, letter, digit, mark or space; other for several characters, too."""
+    """Return vowel, consonant, capital, letter, digit, mark, space or other; longer names are other."""
     if len(character) != 1:
         return "other"
     if character.isspace():

@@ -1,4 +1,4 @@
-"""What a page needs that holds everything itself and loads nothing."""
+"""Fill the templates of self-contained HTML pages."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from base.html import sha256
 
 ASSETS = Path(__file__).with_name("assets")
-MAX_MILLIBITS = 2**16 - 1  # thousandths of a bit that a page can tell apart
+MAX_MILLIBITS = 2**16 - 1  # largest surprisal of a page, in thousandths of a bit
 
 
 def fill(template: Path, **parts: str) -> str:
-    """Make a page that loads nothing; its policy lets it run its own script and no other.
+    """Make a page that loads nothing; its Content-Security-Policy allows its own style and script only.
 
     Args:
-        template: a page that says where its `{{parts}}` go, and the `{{policy}}`; in its style and its script
-            `{{style}}` and `{{script}}` stand for what all such pages share, `shared.css` and `shared.js`.
-        parts: as they are to stand there.
+        template: a page with `{{part}}` for each part, `{{policy}}`, and `{{style}}` and `{{script}}` for `shared.css`
+            and `shared.js`.
+        parts: their contents, as HTML.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

@@ -1,8 +1,7 @@
-"""The process that renders pictures, from both ends.
+"""Render plots in a process of their own.
 
-`python -m reports.picture_process PARENT NICENESS` reads pickled requests, each the name of a function in
-reports/pictures.py and its arguments, from standard input until that ends. It answers each with the pickled PNG, or
-with a line that says why there is none.
+`python -m reports.picture_process PARENT NICENESS` reads pickled (function of reports/pictures.py, arguments) from
+standard input until its end, and writes for each the pickled PNG, or an error as text.
 """
 
 import os
@@ -20,12 +19,12 @@ from typing import Any
 from base import processes
 from base.errors import one_line
 
-NICENESS = 19  # of the process that draws: it takes the time that nobody else wants
+NICENESS = 19  # lowest priority: training comes first
 
 
 def serve(parent: int, niceness: int) -> None:
-    """Draw until there is nothing more to read; end with the process that asks, whatever ends that."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for training, which ends this process
+    """Render until standard input ends; end with `parent` on Linux, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # training handles Ctrl-C and ends this process
     processes.end_with(parent)
     if hasattr(os, "nice"):
         os.nice(niceness)
@@ -33,7 +32,7 @@ def serve(parent: int, niceness: int) -> None:
 
     from reports import pictures
 
-    matplotlib.rcdefaults()  # not as someone's own settings have it
+    matplotlib.rcdefaults()  # ignore the user's matplotlibrc
     while True:
         try:
             name, arguments = pickle.load(sys.stdin.buffer)
@@ -48,23 +47,23 @@ def serve(parent: int, niceness: int) -> None:
 
 
 class Renderer:
-    """A process that draws, one picture after the other; it ends with this one."""
+    """The rendering process: put plots of `picture_data.plots` into `wanted`, take them with a PNG from `drawn`."""
 
     def __init__(self) -> None:
         self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reports.picture_process", str(os.getpid()), str(NICENESS)],
             cwd=Path(__file__).parents[1],
-            # One core is enough; notebooks name a back end of their own, which may not be there.
+            # Use one core; a notebook may have set a matplotlib backend that is not installed.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.complaints,
-            process_group=0,  # Ctrl-C in a terminal is not for it
+            process_group=0,  # so that Ctrl-C in a terminal does not reach it
         )
         self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.drawn: queue.SimpleQueue[tuple[dict[str, Any], bytes | str]] = queue.SimpleQueue()
-        # Neither end of a pipe may hold up training.
+        # A thread uses the pipes, which may block.
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
 
@@ -73,8 +72,9 @@ class Renderer:
         assert process.stdin and process.stdout
         while (picture := self.wanted.get()) is not None:
             try:
-                plain = {key: as_array(value) for key, value in picture["arguments"].items()}
-                pickle.dump((picture["name"], plain), process.stdin)
+                given = picture["arguments"].items()
+                arrays = {key: value.numpy() if hasattr(value, "numpy") else value for key, value in given}
+                pickle.dump((picture["name"], arrays), process.stdin)
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError):
@@ -83,24 +83,19 @@ class Renderer:
             self.drawn.put((picture, answer))
 
     def _why(self) -> str:
-        """What the process has said last, where it has ended by itself."""
+        """Return the last line of the process' standard error."""
         self.complaints.seek(0)
         said = self.complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
         return "the process that draws has ended" + (f": {said}" if said else "")
 
     def end(self) -> None:
-        """End the process, drawn or not."""
+        """End the process, whether all is rendered or not."""
         self.wanted.put(None)
         self.process.kill()
-        self.thread.join()  # it reads the end of what is drawn
+        self.thread.join()  # it reads the end of the pipe
         with suppress(BrokenPipeError):
             with self.process, self.complaints:  # waits, and closes the pipes
                 pass
-
-
-def as_array(value: Any) -> Any:
-    """A tensor as NumPy has it; anything else as it is."""
-    return value.numpy() if hasattr(value, "numpy") else value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One self-contained HTML page on a finished run, to open, print and mail: `run_page.html` with data in it."""
+"""Write run_page.html: a self-contained report of a finished run."""
 
 import base64
 import html
@@ -17,11 +17,12 @@ from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
 from reports.html_template import ASSETS, MAX_MILLIBITS, fill
+from reports.score_lines import count
 
-MAX_HEADS = 64  # heads at most whose attention is shown
-NUM_ATTENDED = 64  # tokens of the passage that they look at
-MAX_PASSAGE = 1024  # tokens of the passage that is coloured
-NUM_TOP = 5  # how many of the most likely characters are named
+MAX_HEADS = 64  # heads whose attention is shown
+NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
+MAX_PASSAGE = 1024  # tokens of the passage whose surprisal is shown
+NUM_TOP = 5  # most likely characters that are listed
 
 
 def page(
@@ -35,41 +36,35 @@ def page(
     """Make the page.
 
     Args:
-        about: `name text sample differences command config`: of the run, its text in one line, what it wrote in the end
-            as `[temperature, prompt, text]`, `[key, value, default]` of each setting that was changed, the command
-            that makes it again, and its config.yaml.
-        summary: what summary.json says.
-        callbacks: what the last checkpoint keeps of `Metrics` (key Watch) and `Samples`.
+        about: `name`, `text` (a description in one line), `sample` as [temperature, prompt, text], `differences` as
+            [key, value, default] of each changed setting, `command` (which repeats the run) and `config` (YAML).
+        summary: summary.json.
+        callbacks: states of `Metrics` (key Watch) and `Samples` in the last checkpoint.
         model: of the best checkpoint.
-        passage: tokens of the validation text, (T,) int64 with 1 <= T <= context + 1.
+        passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
         tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
     data = {
-        "name": about["name"],
-        "text": about["text"],
+        **about,
         "figures": figures(summary, model.config, unit),
         "measured": measured(summary),
         "made": made(summary),
         "curves": curves(callbacks, summary, unit),
         "samples": callbacks["Samples"]["history"]["entries"],
-        "sample": about["sample"],
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
-        "differences": about["differences"],
-        "command": about["command"],
-        "config": about["config"],
     }
     return fill(ASSETS / "run_page.html", title=html.escape(about["name"]), data=embedded(data))
 
 
 # -- Figures ---------------------------------------------------------------------------------------
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
-    """What stands at the top of the page: a name, a number, and what else there is to say of it."""
+    """Return the tiles at the top of the page: name, value, unit and notes."""
 
     def losses(name: str, nats: float, bits: float, what: str) -> list[str]:
-        shown = f"{bits:.4f}" if math.isfinite(bits) else "–"  # bytes of which none begins a character
+        shown = f"{bits:.4f}" if math.isfinite(bits) else "–"  # a text of bytes without a whole character
         return [name, shown, "bits per character", f"{nats:.4f} nats per {unit}", what]
 
     found = [
@@ -77,30 +72,18 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     ]
     if summary["test_loss"] is not None:
         found.append(losses("Test", summary["test_loss"], summary["test_bpc"], "best checkpoint"))
-    speed = summary["characters_per_second"]
-    found.append(
-        [
-            "Training",
-            clock(summary["seconds"]),
-            "minutes" if summary["seconds"] < 3599.5 else "hours",
-            f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else ""),
-            f"{summary['steps']:,} steps",
-        ]
-    )
-    found.append(
-        [
-            "Model",
-            f"{summary['parameters'] / 1e6:.3g} M" if summary["parameters"] >= 1e5 else f"{summary['parameters']:,}",
-            "parameters",
-            f"{counted(config.layers, 'layer')}, {counted(config.heads, 'head')}, {config.dim} wide",
-            f"context {config.context}",
-        ]
-    )
+    seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
+    read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else "")
+    time_unit = "minutes" if seconds < 3599.5 else "hours"
+    found.append(["Training", clock(seconds), time_unit, read, f"{summary['steps']:,} steps"])
+    size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
+    shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
+    found.append(["Model", size, "parameters", shape, f"context {config.context}"])
     return found
 
 
 def measured(summary: Mapping[str, Any]) -> str:
-    """How the losses were measured, and what the last checkpoint has where it is not the best."""
+    """Say how the losses were measured, and the loss of the last checkpoint if it is not the best."""
     of = summary["evaluation"]
     split = f"all {of['characters']:,} characters of the validation split"
     said = f"Exact: {split}, in {of['mode']} windows of {of['context']}."
@@ -110,20 +93,15 @@ def measured(summary: Mapping[str, Any]) -> str:
 
 
 def made(summary: Mapping[str, Any]) -> str:
-    """What else the numbers depend on, in one line."""
+    """List the device, precision, seed and versions in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
 
 
-def counted(number: int, what: str) -> str:
-    """How many there are, in words."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-# -- How it learned --------------------------------------------------------------------------------
+# -- Curves ----------------------------------------------------------------------------------------
 def curves(callbacks: Mapping[str, Any], summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Losses by step: `losses` as [step, nats], `validations` as [step, nats, bits per character]."""
+    """Return the losses by step: `losses` as [step, nats], `validations` as [step, nats, bits per character]."""
     history = callbacks["Watch"]["history"]
     validations = history["validations"]["entries"]
     return {
@@ -134,24 +112,19 @@ def curves(callbacks: Mapping[str, Any], summary: Mapping[str, Any], unit: str) 
     }
 
 
-# -- What it has learned ---------------------------------------------------------------------------
+# -- Attention and surprisal -----------------------------------------------------------------------
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """What each place of a passage looks at, in all heads or, of very many, some of all layers.
-
-    Args:
-        model: the model.
-        tokens: (T,) int64, at most a context.
-        names: each token as text.
+    """Compute the attention of up to `MAX_HEADS` heads across the layers, for tokens (T,) int64, at most a context.
 
     Returns:
-        `tokens` as text, `heads` by name, `of` how many, and their `weights`: for each head the rows of the lower
-        triangle, each weight w as the byte round(255 √w), which tells small ones apart; in base64.
+        `tokens` as text, `heads` by name, `of` the number of all heads, and `weights` in base64: for each head the
+        lower triangle in rows, each weight w as the byte round(255 √w), which keeps small ones apart.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     total = maps.shape[0] * maps.shape[1]
     shown = torch.linspace(0, total - 1, min(total, MAX_HEADS)).round().long()
-    places = torch.tril_indices(len(tokens), len(tokens))
-    weights = maps.flatten(0, 1)[shown][:, places[0], places[1]]  # (heads, T (T + 1) / 2)
+    rows, columns = torch.tril_indices(len(tokens), len(tokens))
+    weights = maps.flatten(0, 1)[shown][:, rows, columns]  # (heads, T (T + 1) / 2)
     return {
         "tokens": [names[token] for token in tokens.tolist()],
         "heads": [f"L{head // maps.shape[1]}H{head % maps.shape[1]}" for head in shown.tolist()],
@@ -161,15 +134,10 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What each character of a passage costs, read as a text of its own, and what was likely in its place.
-
-    Args:
-        model: the model.
-        tokens: (T,) int64, at most a context and one more.
-        tokenizer: of the text.
+    """Compute the surprisal of each character for tokens (T,) int64, at most context + 1, without text before them.
 
     Returns:
-        `letters`, one code point for each character; `bits` in thousandths; `likely` as lists of [name, probability].
+        `letters`, one code point per character; `bits` in thousandths; `likely` as lists of [name, probability].
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

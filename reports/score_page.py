@@ -1,4 +1,4 @@
-"""One self-contained HTML page that shows a text coloured by what it costs a model: `score_page.html` with data."""
+"""Write score_page.html: a self-contained page with a text coloured by its surprisal."""
 
 import base64
 import html
@@ -14,10 +14,10 @@ from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 
 
 class Columns:
-    """What the characters of a text cost one model, as the page keeps it: a few bytes each.
+    """The costs of a text's characters for one model, as the page stores them.
 
     Attributes:
-        bits: thousandths of a bit, uint16, at most `MAX_MILLIBITS`.
+        bits: surprisal in thousandths of a bit, uint16, at most `MAX_MILLIBITS`.
         likely: the most likely tokens, uint8 for a vocabulary of at most 256, else uint16.
         chances: their probabilities in thousandths, uint16.
     """
@@ -35,13 +35,12 @@ class Columns:
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Make the page. It loads nothing, and its policy lets it run its own script and no other.
+    """Make the page.
 
     Args:
-        about: what stands at its top: `title characters models difference`; of each model `name mode figures
-            vocabulary`, the figures as they are to be read, the vocabulary as a list of text.
+        about: `title characters models difference`, and `name mode figures vocabulary` of each model.
         text: one code point for each character.
-        columns: of each model.
+        columns: the costs for each model.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]

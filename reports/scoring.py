@@ -1,4 +1,4 @@
-"""Read a text with one model or several: what each character costs them."""
+"""Score a text with one model or several, as a whole and character by character."""
 
 import argparse
 import sys
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from gpt.evaluation import Score
     from gpt.model import GPT
 
-NUM_TOP = 5  # how many of the most likely characters are named
-PIECE = 4096  # characters that are shown at a time
-MAX_PAGE = 10_000_000  # characters
-BATCH = 2**12  # tokens: enough to keep two cores busy, few enough for their caches
-LOGITS = 2**25  # numbers that the logits of a batch may be, where the vocabulary is large
+NUM_TOP = 5  # most likely characters that are listed
+PIECE = 4096  # characters that are written at a time
+MAX_PAGE = 10_000_000  # characters in an HTML page
+BATCH = 2**12  # tokens per batch: keeps two cores busy and fits into their caches
+MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
 class Reader(NamedTuple):
-    """A model and the text as it reads it.
+    """A model with the text in its tokens.
 
     Attributes:
-        name: of the checkpoint, for people.
+        name: file and step of the model, for printing.
         model: on its device.
         tokenizer: the model's.
-        tokens: the whole text, uint8 or uint16.
-        stride: from one strided window to the next.
+        tokens: (N,) uint8 or uint16, the whole text.
+        stride: tokens between strided windows.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Reader(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some characters of the text, what they cost each model, and how many came before them."""
+    """Consecutive characters of the text from `position`, with their costs for each model."""
 
     position: int
     text: str
@@ -54,17 +54,13 @@ class Piece(NamedTuple):
 
 
 # -- The text --------------------------------------------------------------------------------------
-def called(file: str) -> str:
-    """What to call the text."""
+def display_name(file: str) -> str:
+    """Return the name of the text for messages."""
     return "standard input" if file == "-" else printable(file)
 
 
 def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
-    """Load the models, and encode the text for each.
-
-    Raises:
-        InputError: a checkpoint, an option or the text cannot be used.
-    """
+    """Load the models and encode the text for each; raise an `InputError` if one or the text cannot be used."""
     with Progress("loading the model"):
         import numpy as np
 
@@ -80,7 +76,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
-    document = Document(called(options.file), Path(options.file))
+    document = Document(display_name(options.file), Path(options.file))
     size = 0 if options.file == "-" else document.path.stat().st_size
     with (
         nullcontext(sys.stdin.buffer) if options.file == "-" else document.open() as file,
@@ -88,15 +84,15 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     ):
         texts = encode(file, tokenizers, options, progress)
     if not texts[0]:
-        raise InputError(f"{document.name}: is empty, there is no character to predict")
+        raise InputError(f"{document.name}: is empty; there is no character to predict")
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
-        raise InputError(f"--html: {document.name} is longer than a page can show, {MAX_PAGE:,} characters")
+        raise InputError(f"--html: {document.name} has more characters than a page can show, {MAX_PAGE:,}")
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['step']}"
         tokens = np.frombuffer(text, tokenizer.dtype)
         if options.context:
-            # Windows longer than the text would only be filled up, at the cost of their whole length.
+            # A window longer than the text would be padded, which costs time.
             context = min(options.context, max(1, len(tokens) - 1))
             try:
                 model = with_context(model, context).eval()
@@ -110,13 +106,12 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
 def encode(
     file: IO[bytes], tokenizers: "list[Tokenizer]", options: argparse.Namespace, progress: Any
 ) -> list[bytearray]:
-    """Encode a text once for each tokenizer: a byte or two for each character is all that is kept.
+    """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
-    As in training, it is decoded, a mark at its start dropped and line ends made LF; where there are none but models
-    of bytes, its bytes are taken as they are.
+    As in training, a byte-order mark is dropped and line ends become LF; byte models alone get the bytes unchanged.
 
     Raises:
-        InputError: it is not in the encoding, or a vocabulary does not have one of its characters.
+        InputError: the text is not in its encoding, or has a character that is not in a vocabulary.
     """
     from data.corpus import CHUNK, decode
     from data.tokenizer import ByteTokenizer, UnknownCharacter
@@ -124,45 +119,45 @@ def encode(
     texts = [bytearray() for _ in tokenizers]
     if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
         if options.encoding != "utf-8":
-            raise InputError(f"--encoding {options.encoding}: has no meaning for a model of bytes, which reads bytes")
+            raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
         while chunk := file.read(CHUNK):
             progress.update(len(chunk))
             for text in texts:
                 text += chunk
         return texts
     position, line = 0, 1
-    for piece in decode(file, called(options.file), options.encoding, progress.update, "--encoding "):
+    for piece in decode(file, display_name(options.file), options.encoding, progress.update, "--encoding "):
         for text, tokenizer in zip(texts, tokenizers, strict=True):
             try:
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
                 what = UnknownCharacter(error.character, position + error.position, error.nearest)
-                raise InputError(f"{called(options.file)}, line {line}: {what}") from None
+                raise InputError(f"{display_name(options.file)}, line {line}: {what}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts
 
 
 # -- Scores ----------------------------------------------------------------------------------------
 def describe(reader: Reader, mode: str) -> str:
-    """A mode in words, with what it depends on."""
+    """Describe a mode with its context and stride."""
     context = reader.model.config.context
     words = {"strided": f", stride {reader.stride}", "sample": ", as sample.py reads"}.get(mode, "")
     return f"{mode} windows of {context}{words}"
 
 
 def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
-    """Logits and targets of every token but the first, in the order of the text; slow work shows how far it is."""
+    """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
     from data.batches import evaluation_windows
     from gpt.evaluation import predictions
 
     context, tokens = reader.model.config.context, reader.tokens
     total = len(tokens) - 1
-    batch = min(BATCH, LOGITS // reader.model.vocabulary)
+    batch = min(BATCH, MAX_LOGITS // reader.model.vocabulary)
     if mode == "sample":
-        batches = decoded(reader, batch)
+        batches = predicted_by_decoder(reader, batch)
     else:
-        rows, context = max(1, batch // context), max(1, min(context, total))  # nothing is computed beyond a short text
+        rows, context = max(1, batch // context), max(1, min(context, total))  # no padding for a short text
         stride = min(reader.stride, context) if mode == "strided" else context
         rows = max(1, min(rows, -(-total // stride)))
         batches = predictions(reader.model, evaluation_windows(tokens, context, rows, stride=stride))
@@ -172,8 +167,8 @@ def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
             progress.update(len(targets))
 
 
-def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
-    """The same as sample.py sees it: the text is read once, by the window rule of `gpt.inference.decoder`."""
+def predicted_by_decoder(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
+    """Yield logits (N, V) and targets (N,) by the window rule of sample.py, `gpt.inference.decoder`."""
     import numpy as np
     import torch
 
@@ -187,14 +182,14 @@ def decoded(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
 
 
 def measure(reader: Reader, mode: str) -> "Score":
-    """The score alone."""
+    """Score the text."""
     from gpt.evaluation import reduce
 
     return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, reader.tokenizer.token_sizes)
 
 
 def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
-    """What the characters of the text cost each reader."""
+    """Yield the text in pieces of `PIECE` characters with their costs for each model."""
     import torch
 
     from gpt.analysis import by_character, costs, letters

@@ -1,4 +1,4 @@
-"""What TensorBoard shows besides the values of each step: which charts come first, and the table of settings."""
+"""Write for TensorBoard: the layout of its charts, the table of hyper-parameters, texts and the projector."""
 
 import os
 import struct
@@ -19,10 +19,10 @@ from reports.glyphs import kind, visible
 
 
 def _chart(*tags: str) -> list[Any]:
-    return ["Multiline", [f"{tag}$" for tag in tags]]  # regular expressions, which are matched from the begin
+    return ["Multiline", [f"{tag}$" for tag in tags]]  # regular expressions, matched from the start
 
 
-# The page CUSTOM SCALARS: charts by their titles, in groups.
+# The page CUSTOM SCALARS: groups of charts by title.
 LAYOUT = {
     "Does it learn?": {
         "loss (nats per token)": _chart("train/loss", "val/loss"),
@@ -44,7 +44,7 @@ LAYOUT = {
 
 
 def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
-    """The page without charts of values that are not known on this machine, for `SummaryWriter.add_custom_scalars`."""
+    """Return `LAYOUT` without the charts of `unknown` tags, for `SummaryWriter.add_custom_scalars`."""
     empty = [_chart(tag) for tag in unknown]
     return {
         group: {title: chart for title, chart in charts.items() if chart not in empty}
@@ -53,31 +53,28 @@ def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Give the run its row in TensorBoard's table of hyper-parameters (HPARAMS), where TensorBoard is written.
-
-    The table finds out by itself which settings differ between runs, and shows those first.
-    """
+    """Write the run's row of TensorBoard's table HPARAMS, if the run has event files."""
     if newest_events(run) is None:
         return
     from torch.utils.tensorboard.summary import hparams
 
     plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
-    _, begun, ended = hparams(plain, {})  # what it has first would name one run's settings for all
+    _, begun, ended = hparams(plain, {})  # the first part would set the columns of all runs
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
-    cut_events(run, step)  # a row that was written before the run's end was
-    # As of a later step, so that the row is cut off where the run goes on.
+    cut_events(run, step)  # removes the row of a previous attempt to finish
+    # Logged at step + 1, so that the row is cut off when the run is resumed.
     for at, summary in ((step + 1, begun), (step, Summary(value=values)), (step + 1, ended)):
         append(run, at, summary)
 
 
 def newest_events(run: Path) -> Path | None:
-    """The file that TensorBoard reads last of a run; None where nothing is written for it."""
+    """Return the event file that TensorBoard reads last; None if the run has none."""
     files = [file for file in run.glob("events.out.tfevents.*") if not file.is_symlink()]
     return max(files, key=lambda file: file.name, default=None)
 
 
 def append(run: Path, step: int, summary: Summary) -> None:
-    """Write what there is to say of a run after its training, when its loggers have closed their files."""
+    """Append a summary to the newest event file, after the loggers have closed it."""
     newest = newest_events(run)
     if newest is not None:
         with open(newest, "ab") as file:
@@ -86,9 +83,9 @@ def append(run: Path, step: int, summary: Summary) -> None:
 
 
 def cut_events(run: Path, step: int) -> None:
-    """Cut off what a killed process logged for TensorBoard after `step`, and records that are not whole.
+    """Cut off the events after `step`, which a killed process logged, and incomplete records.
 
-    A record is its length (8 bytes), a checksum (4), so many bytes of an `Event`, and a checksum (4).
+    A record is its length n (8 bytes), a checksum (4), an `Event` (n) and a checksum (4).
     """
     for file in run.glob("events.out.tfevents.*"):
         if file.is_symlink():
@@ -110,10 +107,10 @@ def cut_events(run: Path, step: int) -> None:
 
 
 def as_markdown(samples: list[tuple[str, str]]) -> str:
-    """Prompts and the texts that go on from them, as TensorBoard shows them character by character.
+    """Format (prompt, text) pairs so that TensorBoard shows every character literally.
 
-    Every character that is no letter or digit of ASCII is written as a number: neither Markdown nor HTML finds anything
-    in it to interpret. What cannot be seen, but for new lines, spaces and tabs, is shown by a stand-in.
+    All but ASCII letters and digits are numeric entities, so Markdown and HTML have nothing to interpret. Invisible
+    characters but new lines, spaces and tabs are replaced by `visible` ones.
     """
 
     def block(text: str) -> str:
@@ -123,7 +120,7 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
 
     parts = []
     for prompt, text in samples:
-        parts += ["**prompt**", block(prompt), "**the model goes on**", block(text)]
+        parts += ["**prompt**", block(prompt), "**the model continues**", block(text)]
     return "\n\n".join(parts)
 
 
@@ -136,14 +133,7 @@ CONFIG = """embeddings {
 
 
 def write_projector(run: Path, embedding: Tensor, names: list[str], counts: Tensor) -> None:
-    """Write what TensorBoard looks for in a run's directory.
-
-    Args:
-        run: the directory.
-        embedding: (V, C).
-        names: each of the V tokens as text.
-        counts: (V,) how often each occurs in the text.
-    """
+    """Write the embedding (V, C) for TensorBoard's PROJECTOR, with the names and counts (V,) of the V tokens."""
     (run / "projector").mkdir(exist_ok=True)
     vectors = ("\t".join(f"{value:.6g}" for value in row) for row in embedding.tolist())
     write_text(run / "projector" / "tensors.tsv", "\n".join(vectors) + "\n")

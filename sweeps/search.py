@@ -149,7 +149,7 @@ def run_search(search: Search, text: str | None) -> int:
         and its number for a signal.
 
     Raises:
-        RunError: another process is at work in it.
+        InputError: another process is at work in it.
     """
     import optuna
 
@@ -157,7 +157,7 @@ def run_search(search: Search, text: str | None) -> int:
     lock = run_lock.claim(search.directory)
     if lock is None:
         busy = f"{search.directory}: another process is searching there; wait for it or stop it first"
-        raise run_directory.RunError(busy)
+        raise InputError(busy)
     try:
         under_way = SearchRun(search, text)
         received = under_way.run()

@@ -11,7 +11,7 @@ from typing import Any
 from base import run_directory, run_lock
 from base.errors import one_line
 from base.log import log
-from base.processes import cpus
+from base.processes import cores
 from sweeps.trial import Outcome, Trial
 
 STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
@@ -27,8 +27,8 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     environment["CHARGPT_SWEEP"] = str(os.getpid())
     if trial.number is not None:
         environment["CHARGPT_TRIAL"] = str(trial.number)
-    if workers > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, cpus() // workers)))
+    if workers > 1 and "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(max(1, cores() // workers))
     trial.directory.mkdir(parents=True, exist_ok=True)
     with open(trial.directory / "console.log", "ab") as console:
         return subprocess.Popen(

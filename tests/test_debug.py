@@ -46,11 +46,11 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
     assert "going on in runs/cut" in train("resume=auto", defaults=False).out
     # It replaces none that another process is training, and none with a name of its own.
     before = sorted(Path("runs/debug-fast").rglob("*"))
-    run_lock.hold(Path("runs/debug-fast").resolve())  # under another name: as another process would
+    run_lock.lock(Path("runs/debug-fast").resolve())  # under another name: as another process would
     try:
         ended = train("debug=fast", *SMALL, defaults=False)
     finally:
-        run_lock.let_go()
+        run_lock.release()
     assert ended.status == 2 and "another process is training there" in ended.err
     assert sorted(Path("runs/debug-fast").rglob("*")) == before
     shutil.move("runs/debug-fast", "runs/mine")

@@ -120,17 +120,17 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     assert sample("--prompt-file", "p.txt", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
-    for content, said in ((b"", "is empty"), (b"\xff\xfe", "is no UTF-8"), (None, "No such file")):
+    for content, said in ((b"", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "No such file")):
         Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
         one_line(sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py")
     settings = ["--num-chars", "0"]
-    said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip leaves out")
+    said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip drops it")
     one_line(sample("--prompt", "né", *settings), 2, *said, program="sample.py")
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out == "ne fi\n"
     assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
     for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
         ended = sample(*empty, *settings)
-        assert ended.status == 2 and "--prompt: one is empty, or holds no character that the model knows" in ended.err
+        assert ended.status == 2 and "--prompt: one is empty, or has no character of the vocabulary" in ended.err
 
 
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:

@@ -167,14 +167,14 @@ WRONG = {
     "model.st latin.txt": "latin.txt: byte 1 is not utf-8",
     "model.st ./latin.txt": "name its encoding with --encoding, such as latin-1",
     "model.st text.txt --encoding utf-9": "--encoding utf-9: is no encoding", "model.st empty.txt": "empty.txt: is",
-    "bytes.st text.txt --encoding latin-1": "--encoding latin-1: has no meaning", "model.st .": ".: cannot be read: Is",
+    "bytes.st text.txt --encoding latin-1": "latin-1: is not for a byte model", "model.st .": ".: cannot be read: Is",
     "model.st txet.txt": "txet.txt: no such file; nearest: text.txt", "modle.st text.txt": "modle.st: no such model",
     "text.txt text.txt": "is damaged or no model file", "model.st text.txt --stride 8": "--stride 8: must be at most 7",
     "model.st text.txt --compare nothing": "nothing: no such model or run",
     "model.st text.txt --compare less.st": "'Ω' (U+03A9) at position 6",
     "less.st text.txt --compare model.st": "'Ω' (U+03A9) at position 6",
     "model.st text.txt --stride 0": "argument --stride: 0: must be a whole number, at least 1",
-    "model.st text.txt --stride 2 --window sample": "--stride 2: has no meaning for --window sample",
+    "model.st text.txt --stride 2 --window sample": "--stride 2: is for --window strided, not sample",
     "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5, the context",
     "learned.st text.txt --context 8": "--context 8: must be at most 7, the number of learned positions",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
@@ -515,7 +515,7 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
     for target, value, status, said in (
         ("score.pieces", Mock(side_effect=KeyboardInterrupt), 130, ""),
         ("reports.score_page.page", Mock(side_effect=OSError("disk on fire")), 1, "score.py: disk on fire\n"),
-        ("reports.scoring.MAX_PAGE", len(TEXT) - 1, 2, "longer than a page can show"),
+        ("reports.scoring.MAX_PAGE", len(TEXT) - 1, 2, "more characters than a page can show"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, value)

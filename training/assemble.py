@@ -20,7 +20,7 @@ from data.batches import VALIDATION_CHARACTERS
 from data.datamodule import TextDataModule
 from data.passages import prompts
 from gpt.transfer import init_from
-from reports.picture_data import what_is_shown
+from reports.picture_data import choose_shown
 from reports.tensorboard import cut_events
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.metrics import Metrics
@@ -117,7 +117,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
         configured=make(config.callbacks),
         prune=_build_prune(plan),
-        pictures=Pictures(config.watch, what_is_shown(text, config.model.context)),
+        pictures=Pictures(config.watch, choose_shown(text, config.model.context)),
         samples=Samples(prompts(text), text.tokenizer.decode),
         checkpoints=stops.checkpoints,
         stops=stops,

@@ -35,7 +35,7 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
         status = known
     finally:
         run_directory.forget_name()
-        run_lock.let_go()
+        run_lock.release()
         if status and processes.started_by_another_rank() and "lightning" in sys.modules:
             from training.strategy import end_parent
 

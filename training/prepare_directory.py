@@ -58,7 +58,7 @@ def make_directory(run: Path, fresh: bool) -> None:
         run.mkdir(parents=True, exist_ok=not fresh)
     except FileExistsError:
         run_directory.check_free(run_directory.name_of(run))
-    run_lock.hold(run)
+    run_lock.lock(run)
     if fresh and run_directory.is_debug(run.name):
         for left in set(run.iterdir()) - {run / ".lock"}:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()

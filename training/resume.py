@@ -31,7 +31,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     run = newest_to_go_on() if newest else run_directory.to_resume(typed.resume, typed.name)
     directory = run or run_directory.RUNS / str(typed.name)
     if directory.is_dir() and processes.rank() == 0:
-        run_lock.hold(directory)
+        run_lock.lock(directory)
     if run is None:
         return typed, None
     old = read_config(run)
@@ -48,7 +48,7 @@ def newest_to_go_on() -> Path:
     """Find the newest unfinished run that can go on, and say which newer ones cannot.
 
     Raises:
-        RunError: there is none.
+        InputError: there is none.
     """
     if processes.started_by_another_rank():  # which has found it, and holds it
         return Path(os.environ["CHARGPT_RESUMED"])
@@ -69,7 +69,7 @@ def newest_to_go_on() -> Path:
                     log.info(f"resume: passes over {line}")
             os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
-    raise run_directory.RunError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *passed])}")
+    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *passed])}")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
     if resume == "auto":
-        what = f"going on in {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
+        what = f"continuing {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
         log.info(f"resume: {printable(what)}")
     share_compiled(config)
     with Progress("loading the model to start from"):

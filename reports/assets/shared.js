@@ -2,14 +2,14 @@
 const element = (id) => document.getElementById(id);
 const make = (tag, name, text) => Object.assign(document.createElement(tag), { className: name ?? "", textContent: text ?? "" });
 
-// -- Characters as people see them ---------------------------------------------------------------
+// -- Characters -----------------------------------------------------------------------------------
 
-const hidden = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u00a0]/u; // cannot be seen, or turns the text around it
-const joiners = "\u200c\u200d"; // words and emoji fall apart without them
+const hidden = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u00a0]/u; // invisible, or changes the direction of the text
+const joiners = "\u200c\u200d"; // parts of words and emoji
 const hex = (letter) => "U+" + letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 const code = (letter) => (letter < "\u0080" ? hex(letter).slice(4) : hex(letter));
 
-/** A character in the text: [its class, what stands there]. */
+/** A character in the text: [class, text to show]. */
 function mark(letter) {
   if (letter === "\n") return ["line", letter];
   if (letter === "\t") return ["tab", letter];
@@ -17,7 +17,7 @@ function mark(letter) {
   return ["", letter];
 }
 
-/** A character on its own. */
+/** The name of a character outside the text. */
 function called(letter) {
   const names = { "\n": "newline", "\t": "tab", " ": "space", "\u00a0": "no-break space" };
   if (names[letter]) return names[letter];
@@ -28,24 +28,24 @@ function called(letter) {
 
 const bits = (thousandths) => (thousandths === 65535 ? "65.5 bits or more" : `${(thousandths / 1000).toFixed(2)} bits`);
 
-/** A probability given as a share. */
+/** A probability in percent. */
 function percent(share) {
   const value = share * 100;
   if (value >= 0.1) return value.toFixed(1) + " %";
   return value >= 0.001 ? value.toPrecision(1) + " %" : "< 0.001 %";
 }
 
-// -- What a character costs ----------------------------------------------------------------------
+// -- Surprisal ------------------------------------------------------------------------------------
 
-const MOST = 20; // steps of the scale of surprisal, each half a bit
+const MAX_STEP = 20; // last step of the surprisal scale; a step is half a bit
 
-/** The step of so many thousandths of a bit. */
-const surprise = (thousandths) => Math.min(MOST, Math.floor(thousandths / 500));
+/** The scale step of a surprisal in thousandths of a bit. */
+const surprise = (thousandths) => Math.min(MAX_STEP, Math.floor(thousandths / 500));
 
-/** The class of a step of the scale; those below 0 have classes of their own. */
+/** The CSS class of a scale step; steps below 0 are those of A. */
 const shade = (step) => (step < 0 ? `a${-step}` : `s${step}`);
 
-/** Make the classes of a scale and show it, with what each step means and what stands at its ends. */
+/** Make the CSS classes of a scale and its legend: the title of each step, the name, the labels of both ends. */
 function scale(least, most, title, name, ends) {
   const swatches = element("legend").firstElementChild, sheet = document.styleSheets[0];
   for (let s = least; s <= most; s++) {
@@ -58,12 +58,12 @@ function scale(least, most, title, name, ends) {
   swatches.after(make("span", "", ends[1]));
 }
 
-/** The scale of surprisal. */
+/** Show the surprisal scale. */
 function surprisal() {
-  scale(0, MOST, (s) => `${s / 2} bits${s === MOST ? " or more" : ` to ${s / 2 + 0.5}`}`, "surprisal", ["0", "10 bits"]);
+  scale(0, MAX_STEP, (s) => `${s / 2} bits${s === MAX_STEP ? " or more" : ` to ${s / 2 + 0.5}`}`, "surprisal", ["0", "10 bits"]);
 }
 
-/** Rows of [name, share], with bars as long as the shares; `own` stands out. */
+/** A bar chart of [name, probability] rows; `own` is highlighted. */
 function bars(rows, own) {
   const list = make("ol", "bars");
   for (const [name, share] of rows) {
@@ -76,7 +76,7 @@ function bars(rows, own) {
   return list;
 }
 
-/** What a character cost, and what was likely in its place: rows of [name, share], null for the first of a text. */
+/** The surprisal of a character and the likely ones: [name, probability] rows, null for the first of a text. */
 function cost(own, thousandths, likely) {
   const found = likely?.find(([name]) => name === own);
   const chance = found ? found[1] : 2 ** (-thousandths / 1000);
@@ -85,7 +85,7 @@ function cost(own, thousandths, likely) {
   return [said, bars(found ? likely : [...likely, [own, chance]], own)];
 }
 
-/** Put a card below or above a box of the screen. */
+/** Place a card below or above a box. */
 function beside(card, box) {
   const own = card.getBoundingClientRect(), high = innerHeight - own.height - 8;
   const under = box.bottom + 12 <= high ? box.bottom + 12 : Math.max(8, box.top - own.height - 12);

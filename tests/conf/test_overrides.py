@@ -18,12 +18,12 @@ def refused(typed: str, sweep: bool = False) -> str:
 WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
     "model.head=8": "model.head: .*nearest: model.heads", "trainer.max_step=5": "nearest: trainer.max_steps",
     "+model.head=8": "model.head: .*nearest: model.heads", "++model.head=8": "model.head: .*nearest: model.heads",
-    "+model.heads=8": "model.heads.*without \\+", "~model.heads": "(?=.*model.heads).*cannot be taken away",
+    "+model.heads=8": "model.heads.*without \\+", "~model.heads": "(?=.*model.heads).*cannot be removed",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "model.steps=3": "nearest: trainer.max_steps", "trainer.timeout=1500000": "above 0 and at most 1000000",
     "lr=0.1": "lr.*nearest: optim.lr", "head=8": "head.*nearest: model.heads", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=3": "model.bias=3.*true or false",
-    "model.layers=4.5": "model.layers=4.5.*a whole number, at least 1", "optim.lr=nan": "optim.lr=nan.*number, above 0",
+    "model.layers=4.5": "model.layers=4.5.*a whole number, 1 to 4096", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, alibi, none.*nearest: rotary",
     "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
     "trainer.accumulate_grad_batches=2": "data.micro_batch", "trainer.precision=16-mixed": "16-mixed.*bf16-mixed",
@@ -51,7 +51,7 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
         check_overrides(*split_literals([typed]), sweep=False)
     check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
     check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
-    assert "optim.lr=interval(0.1,1): names no values" in refused("optim.lr=interval(0.1,1)", sweep=True)
+    assert "optim.lr=interval(0.1,1): an interval is for a search" in refused("optim.lr=interval(0.1,1)", sweep=True)
     assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
     assert "data=shakespear" in refused("data=stdlib,shakespear", sweep=True)
 

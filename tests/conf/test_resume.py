@@ -32,7 +32,7 @@ def test_all_that_differs_is_listed_with_both_values() -> None:
     assert check_unchanged(before, dict(before), []) == ""
     now = before | {"threads": 1, "seed": 7, "data.batch": 4}
     listed = "seed=7 (the run has 0), data.batch=4 (the run has 8), threads=1 (the run has 2)"
-    hint = "allow=[seed,data.batch,threads] goes on all the same"
+    hint = "allow=[seed,data.batch,threads] continues all the same"
     assert refusal(ValueError, check_unchanged, before, now, []) == f"resume: cannot change {listed}; {hint}"
     assert "=[seed,data.batch,threads]" in refusal(ValueError, check_unchanged, before, now, ["seed", "threads"])
     assert check_unchanged(before, now, ["seed", "threads", "data.batch"]) == listed
@@ -75,7 +75,7 @@ def test_what_no_permission_helps_with() -> None:
     assert said.startswith("allow=[vocabulary]: cannot be allowed")
     assert "no such field; nearest: vocabulary" in refusal(ValueError, check_unchanged, same, same, ["vocabular"])
     for heads, wrong in (
-        (["L1"], "L1 is no head"),
+        (["L1"], "L1: must be layer and head"),
         (["L0H9"], "L0H9 is not in the model"),
         (["L9H0"], "L9H0 is not in"),
     ):

@@ -65,13 +65,13 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of", "optim=[muon,adamw]": "must be one of adamw, muon",
     # no key=value, or not as Hydra means it
     "": "must be key=value", "=3": "must be key=value", "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
-    "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot be read",
+    "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot read the value",
     "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
     "hydra/launcher=x": "is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
     "seed=range(0,1000000000)": "seed=range(0,1000000000)", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
     "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
-    "callbacks.ema.decay=0.5": "goes with callbacks=ema",
+    "callbacks.ema.decay=0.5": "needs callbacks=ema",
     (CALLBACKS, "+callbacks.ema.start_step=abc"): "callbacks=ema takes decay",
     (CALLBACKS, "callbacks.ema._target_=nope.Nope"): "callbacks=ema takes decay",
     (CALLBACKS, "+callbacks.early_stopping.divergence_threshold=abc"): "takes monitor, patience, min_delta",
@@ -84,7 +84,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "numbers are for GPUs",
     "trainer.strategy=bogus": "must be one of auto, ddp, fsdp", "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
-    "trainer.max_steps=1000000000000": "at most 1000000000", "workers=2": "workers: goes with -m",
+    "trainer.max_steps=1000000000000": "1 to 1000000000", "workers=2": "workers: goes with -m",
     "allow=[seeed]": "goes with resume=", "allow=seed": "a list", "allow=[seed]": "resume",
     ("model.dim=131072", "model.heads=1024"): "out of memory",
     # text
@@ -96,8 +96,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     # names and runs
     "name=": "name=", "name=a/b/c": "or SWEEP/TRIAL", "name=..": "or SWEEP/TRIAL", "name=a\nb": "name=",
     f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "no such run",
-    "resume=auto": "no unfinished run", "resume=book.txt": "is no run that can go on",
-    "resume=.": "is no run that can go on",
+    "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
+    "resume=.": "is not a run that can continue",
     **{f"trainer.{name}=1": f"trainer.{name}: is not taken" for name in REFUSED},
 }  # fmt: skip
 
@@ -167,7 +167,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"), ("", "seed=1,2 model.context=20,20000", "model.context"),
     ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"), ("", "seed=1,2 name=a/b", "has no slash"),
     ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
-    ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): names no values to try"),
+    ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
     ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one task of SLURM's, and this step has 4"),
 ]  # fmt: skip

@@ -57,12 +57,12 @@ PLUGGED: list[tuple[str, dict[str, Any]]] = [
 NO_CONFIGURATION = [
     (ALIASES, "alias"), ("seed: &a 1\nname: *a\n", "anchor"), ("a: &a [*a]\n", "alias"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "tag"), ("seed: !!bool x", "tag"),
-    ("x: " + "[" * 100_000, "inside each other"), ("x: " + "{a: " * 30_000, "inside each other"),
-    ("- " * 50_000, "inside each other"), ("a: 1\n" * MAX_YAML, "characters"), ("seed: " + "1" * 5_000, "digits"),
+    ("x: " + "[" * 100_000, "nested values"), ("x: " + "{a: " * 30_000, "nested values"),
+    ("- " * 50_000, "nested values"), ("a: 1\n" * MAX_YAML, "characters"), ("seed: " + "1" * 5_000, "digits"),
     ("seed: 0x" + "f" * 5_000, "digits"), ("minutes: " + "1:" * 5_000 + "1.0", "digits"),
     ("callbacks: []", "callbacks"), ("logger: text", "logger"), ("model: []", "config"),
-    ("? [1, 2]\n: 3", "config.yaml"), ("compile: [[], {}]", "compile"), ("text", "holds no configuration"),
-    ("", "holds no configuration"), ("seed: 1\n---\nseed: 2\n", "config.yaml"), ("seed: \x07", "config.yaml"),
+    ("? [1, 2]\n: 3", "config.yaml"), ("compile: [[], {}]", "compile"), ("text", "must be a mapping"),
+    ("", "must be a mapping"), ("seed: 1\n---\nseed: 2\n", "config.yaml"), ("seed: \x07", "config.yaml"),
 ]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def _resume_each(folder: str) -> None:
         except InputError as error:
             results.append(str(error))
         finally:
-            run_lock.let_go()
+            run_lock.release()
     Path("results").write_bytes(pickle.dumps(results))
 
 

@@ -167,16 +167,16 @@ def test_a_task_of_srun_knows_its_place() -> None:
     for change, launched, address in (
         ({}, (2, 2), "node5"), ({"STEP_NODELIST": "a1,b[2-3]"}, (2, 2), "a1"), ({"STEP_NUM_TASKS": "1"}, None, None),
         ({"STEP_NUM_TASKS": "3"}, "srun: 3 tasks on 2 machines", None),
-        ({"STEP_TASKS_PER_NODE": "3,1"}, "(3,1): give every machine as many", None),
+        ({"STEP_TASKS_PER_NODE": "3,1"}, "(3,1): give every machine the same number", None),
     ):  # fmt: skip
         variables = {f"SLURM_{name}": value for name, value in {**step, **change}.items()}
         with mock.patch.dict(os.environ, variables):
             os.environ.pop("MASTER_ADDR", None)
             if isinstance(launched, str):
                 with pytest.raises(processes.JobError, match=re.escape(launched)):
-                    processes.join()
+                    processes.adopt_srun()
                 continue
-            processes.join()
+            processes.adopt_srun()
             assert (processes.launched(), os.environ.get("MASTER_ADDR")) == (launched, address), change
             assert (processes.rank(), processes.first_here()) == ((3, False) if launched else (0, True))
             assert launched is None or os.environ["MASTER_PORT"] == str(15_000 + 7 * 16)

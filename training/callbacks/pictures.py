@@ -13,7 +13,7 @@ from base.errors import one_line
 from base.log import log
 from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
-from reports.picture_data import Shown, histograms, learned
+from reports.picture_data import Shown, histograms, plots
 from reports.picture_process import Renderer
 from reports.tensorboard import Summary
 from training.callbacks.samples import boards, to_boards
@@ -71,7 +71,7 @@ class Pictures(L.Callback):
                     log.info("pictures   are drawn more slowly than validations come: some are left out")
                 self.behind = True
                 return
-            self._send(learned(model, self.totals, self.shown, self.config.heads(), step))
+            self._send(plots(model, self.totals, self.shown, self.config.heads(), step))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
