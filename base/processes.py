@@ -1,7 +1,11 @@
 """The processes of one run, as environment variables describe them. Imports nothing heavy.
 
 torchrun or SLURM's srun starts all of them; otherwise Lightning starts, from rank 0, one for each further device of
-this machine. docs/architecture.md lists our environment variables.
+this machine.
+
+Our environment variables, each set by a process for the processes that it starts: CHARGPT_PARENT (process id of rank
+0), CHARGPT_RUN (generated name of the run), CHARGPT_RESUMED (run that resume=auto found), CHARGPT_SWEEP (process id of
+the sweep of this trial), CHARGPT_TRIAL (number of this trial in its search).
 """
 
 import ctypes

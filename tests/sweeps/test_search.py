@@ -153,7 +153,7 @@ WRONG = {  # what is typed, and what is said of it
     "hparams_search.pruner=medium": "hparams_search.pruner=medium.* nearest: median",
     "optim.lrr=interval(1,2)": "optim.lrr.* nearest: optim.lr", "model=glob(*)": r"model=glob\(\*\).* list the values",
     "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\).* holds no values",
-    "seed=range(5,1)": r"seed=range\(5,1\).* holds no values", "model.heads=0,2": "model.heads=0.* at least 1",
+    "seed=range(5,1)": r"seed=range\(5,1\).* holds no values", "model.heads=0,2": "model.heads=0.* 1 to 4096",
     "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=0.* above 0",
     "optim.min_lr=tag(log,interval(0,0.001))": r"tag\(log.* above 0",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1", "workers=0": "workers=0.* at least 1",
