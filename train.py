@@ -37,8 +37,8 @@ def dispatch(arguments: list[str]) -> int:
     """Print the help, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show a character
-    if {"-h", "--help"} & set(arguments):
-        return answer("train.py", lambda: print(usage()), out_of_memory="")
+    if wanted := {"-h", "--help", "--help=all"} & set(arguments):
+        return answer("train.py", lambda: print(usage("--help=all" in wanted)), out_of_memory="")
     try:
         processes.adopt_srun()
         search, typed = take_search(arguments)

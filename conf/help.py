@@ -1,24 +1,32 @@
-"""The text of `train.py --help`."""
+"""The text of `train.py --help` and `train.py --help=all`."""
 
 from base.options import allowed, shown
 from conf.keys import SEARCH, fields, groups
 
+TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
 
-def usage() -> str:
-    """Return the help: every group, and every key with its default, meaning and range."""
-    lines = [
-        "usage: python train.py [group=choice ...] [key=value ...]",
-        "",
-        "Train a character-level GPT. Without arguments: a small model on Python's standard library.",
-        "  python train.py data.path=book.txt         your own text",
-        "  python train.py model.heads=8              more attention heads",
-        "  python train.py resume=auto                continue the newest unfinished run",
-        "  python train.py init_from=runs/first       start from a trained model",
-        "  python train.py -m optim.lr=1e-3,3e-3      a sweep: one run per value, and a table",
-        "",
-        "groups (named sets of values; single keys override them)",
-    ]
-    lines += [f"  {name + '=':13}{'|'.join(choices)}" for name, choices in groups().items()]
+Train a character-level GPT. Without arguments: a small model on Python's standard library.
+
+  python train.py data.path=book.txt         train on your own text
+  python train.py minutes=5                  choose model, batch and steps for a time budget
+  python train.py model.heads=8              change one setting
+  python train.py name=first                 name the run directory: runs/first
+  python train.py resume=auto                continue the newest unfinished run
+  python train.py init_from=runs/first       start from a trained model
+  python train.py -m optim.lr=1e-3,3e-3      run every combination, then print a table
+  python train.py hparams_search=default     search for settings with Optuna
+  python train.py debug=overfit              check that the model can memorise a short text
+
+groups and their presets (conf/<group>/<preset>.yaml)"""
+
+
+def usage(everything: bool) -> str:
+    """Return the help: tasks and groups, and on request every key with its default, meaning and range."""
+    lines = [TASKS, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
+    if not everything:
+        return "\n".join(
+            [*lines, "", "python train.py --help=all lists every key: default, meaning, range"]
+        )
     section = None
     for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:
@@ -26,7 +34,7 @@ def usage() -> str:
         group = key.rpartition(".")[0]
         if group != section:
             section = group
-            lines += ["", f"{group or 'run'}"]
+            lines += ["", group or "run"]
         default = field.default_factory() if callable(field.default_factory) else field.default
         lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
     return "\n".join(lines)

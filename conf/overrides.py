@@ -13,7 +13,7 @@ from conf.hydra_grammar import Override, OverrideType, ValueType, parse
 from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, groups
 from conf.schema import REFUSED
 
-FLAGS = ("-m", "--multirun", "-h", "--help", "--cfg=job", "--cfg=all", "--resolve")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "--cfg=job", "--cfg=all", "--resolve")
 MAX_VALUES = 10_000  # values of one key in a sweep
 KNOWN = fields() | SEARCH
 

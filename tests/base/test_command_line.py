@@ -31,8 +31,9 @@ def test_train_py_is_interrupted_before_there_is_a_run(train: Call, monkeypatch:
 
 
 def test_help_is_an_answer_and_options_are_typed_in_full(train: Call, trained: Path, sample: Call) -> None:
-    ended = train("--help", defaults=False)
-    assert ended.status == 0 and ended.err == "" and "model.heads" in ended.out
+    for flag, key in (("--help", "model.heads=8"), ("--help=all", "model.heads=2")):
+        ended = train(flag, defaults=False)
+        assert ended.status == 0 and ended.err == "" and key in ended.out
     ended = sample("--num-char", "3")
     assert ended.status == 2 and "unrecognized arguments: --num-char" in ended.err
     assert "nearest: --num-chars" in ended.err

@@ -77,12 +77,12 @@ def test_text_is_taken_as_it_is() -> None:
 
 
 def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given() -> None:
-    text = usage()
+    text, short = usage(everything=True), usage(everything=False)
     for key, (_, field) in fields().items():
         if "help" in field.metadata:
             assert f"  {key}=" in text and field.metadata["help"] in text
     for group, choices in groups().items():
-        assert f"{group}=" in text and "|".join(choices) in text
+        assert f"{group}=" in short and " ".join(choices) in short and short.count("\n") < 30
     config = Config()
     config.optim.lr = 1e-5
     assert from_yaml(to_yaml(config)) == config
