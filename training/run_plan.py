@@ -1,4 +1,4 @@
-"""All that is settled before the first step of a run."""
+"""What is settled before the first step of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class RunPlan:
 
     Attributes:
         directory: `runs/<name>/`.
-        config: the configuration; `minutes` and a fallback of `compile` still change it.
+        config: the configuration; `settle_minutes` and a fallback of `compile` still change it.
         keys: the keys that were typed.
         text: the tokenized text.
         runtime: device, precision and compilation, each with its reason.
