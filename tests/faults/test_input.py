@@ -160,7 +160,7 @@ def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPa
 
 
 SWEEPS = [  # an environment variable, what is typed, and what is said of it
-    ("", "resume=runs/first seed=1,2", "resume=runs/first: a sweep goes on with the command that began it"),
+    ("", "resume=runs/first seed=1,2", "resume=runs/first: a sweep continues by its first command"),
     ("", "seed=range(0,1000000)", "more than 10,000 values"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
@@ -169,7 +169,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): names no values to try"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
-    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one task of SLURM's, and this step has 4"),
+    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one SLURM task, and this step has 4"),
 ]  # fmt: skip
 
 

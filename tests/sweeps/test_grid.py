@@ -188,7 +188,7 @@ def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, m
     finally:
         first.kill()
     assert first.returncode == 0 and not processes_in(workplace), err
-    assert "another process has it in hand" in out + second.out
+    assert "another process is running it" in out + second.out
     for seed in range(3):
         assert Path(f"runs/s/seed={seed}/train.log").read_text().count("10 steps of 8 windows") == 1
     assert len(table("s")) == 3

@@ -78,7 +78,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         assert len(states) == 3 and states[2] == "RUNNING"
         ended = run(*COMMAND)
         assert ended.status == 0 and ended.err == "", ended
-        assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
+        assert re.search(r"trial-002 of 4 .*: resumed", ended.out)
         assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
         assert trials(killed) == trials(directory) and len(table("found")) == 4
         # Once it is whole, nothing is left to do.
