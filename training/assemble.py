@@ -39,9 +39,9 @@ from training.study import make_pruner
 class Callbacks:
     """The callbacks of a run. Their order carries meaning, see `in_order`."""
 
-    waits: Waiting
+    waiting: Waiting
     same_start: SameStart
-    watch: Metrics
+    metrics: Metrics
     step_profiler: StepProfiler | None
     configured: list[L.Callback]
     prune: Prune | None
@@ -53,11 +53,11 @@ class Callbacks:
     def in_order(self) -> list[L.Callback]:
         """Return the callbacks in the order in which Lightning must call them.
 
-        Waiting comes first, to show what the others do after a validation. Metrics comes before Samples and Checkpoints
-        and Checkpoints after all whose state it saves. StopSignals comes last, because it ends the run.
+        Waiting comes first, to show what the others do after a validation. Metrics comes before all that save, so that
+        its state is complete; Checkpoints after all whose state it saves. StopSignals comes last, because it ends the run.
         """
         order = [
-            self.waits, self.same_start, self.watch, self.step_profiler, *self.configured, self.prune,
+            self.waiting, self.same_start, self.metrics, self.step_profiler, *self.configured, self.prune,
             self.pictures, self.samples, self.checkpoints, self.stops,
         ]  # fmt: skip
         return [callback for callback in order if callback is not None]
@@ -67,7 +67,7 @@ def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
     config, text, point = plan.config, plan.text, plan.resume_point
     before = point.contents["conditions"] if point else {}
-    asked = {key: before[key] for key in ("compile_asked",) if key in before}
+    asked = {key: value for key, value in before.items() if key == "compile_asked"}
     inspected = config.trainer.profiler is not None or config.trainer.detect_anomaly
 
     def save_fallback(compiled: str, saved: bool) -> None:
@@ -95,12 +95,12 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
     config, text, point, devices = plan.config, plan.text, plan.resume_point, plan.runtime.devices
     trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
     return Callbacks(
-        waits=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
+        waiting=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
         same_start=SameStart(
             conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
             config.trainer.timeout,
         ),
-        watch=Metrics(
+        metrics=Metrics(
             config.data.batch * config.model.context,
             len(text.train) / text.characters["train"],
             warn=config.minutes is None,

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -20,15 +20,13 @@ from conf.keys import presets
 from conf.schema import Config
 from data.batches import VALIDATION_CHARACTERS
 from data.datamodule import TextDataModule
+from data.text import Text
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
 from training.module import LitGPT
 from training.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from data.text import Text
 
 TIMED_SECONDS = 2.0  # seconds of steps to time
 WARMUP_STEPS = 3  # steps before that, which are slower
@@ -191,7 +189,7 @@ def choose_budget(
     return Budget(chosen, max(0, steps), validations, cost)
 
 
-def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
+def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
     """Set the model, batch, steps and validation interval in the configuration to fit into `minutes`.
 
     Args:
@@ -207,7 +205,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
     config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
     if plan.runtime.devices > 1:
-        raise InputError(f"minutes={minutes:g}: needs a single device; use trainer.devices=1 or trainer.max_steps=N")
+        raise InputError(f"minutes={minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
 
     def measured(model: ModelConfig) -> Cost:
         config.model = model
@@ -243,7 +241,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
     return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
 
 
-def work_besides_steps(config: Config, keys: list[str], text: "Text") -> Work:
+def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:
     """Return what a run with this configuration evaluates and generates."""
     validated = min(VALIDATION_CHARACTERS, len(text.validation))
     return Work(

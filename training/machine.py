@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,12 +17,10 @@ from base.errors import InputError
 from base.options import shown
 from conf.resume import settings
 from conf.schema import Config
+from data.text import Text
 from gpt.cuda_graph import Capture, capture
 from gpt.model import GPT
 from training.devices import rows_per_device
-
-if TYPE_CHECKING:
-    from data.text import Text
 
 COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/results.md)
 
@@ -160,7 +158,7 @@ class Runtime:
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 
-def choose(config: Config, text: "Text") -> Runtime:
+def choose(config: Config, text: Text) -> Runtime:
     """Choose for this machine; precision and compilation are set in `config`.
 
     Raises:
@@ -178,7 +176,7 @@ def choose(config: Config, text: "Text") -> Runtime:
     return Runtime(device, devices, why_precision, compiled, why_compiled)
 
 
-def conditions(config: Config, text: "Text", runtime: Runtime) -> dict[str, Any]:
+def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
     """Return the run fingerprint: all that the bits of a run depend on, by name, as plain data."""
     sharded = config.trainer.strategy == "fsdp" and runtime.devices > 1
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
@@ -190,13 +188,13 @@ def conditions(config: Config, text: "Text", runtime: Runtime) -> dict[str, Any]
     }
 
 
-def untrained(config: Config, text: "Text") -> GPT:
+def untrained(config: Config, text: Text) -> GPT:
     """Return the model of a configuration on the meta device."""
     with torch.device("meta"):
         return GPT(config.model, text.tokenizer.size)
 
 
-def flops(config: Config, text: "Text") -> float:
+def flops(config: Config, text: Text) -> float:
     """Return the floating-point operations of all steps of a run."""
     per_token = untrained(config, text).flops_per_token()
     return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context

@@ -67,7 +67,7 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
         if stops.received:  # torch re-raises `Stopped` as another error while it copies weights
             summary["status"] = "interrupted"
             raise Stopped(stops.received) from None
-        if point is None or callbacks.waits.restored or isinstance(error, InputError) or is_lost_process(error):
+        if point is None or callbacks.waiting.restored or isinstance(error, InputError) or is_lost_process(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"[:200]
         raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
@@ -75,8 +75,8 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
         # "finished" only after the evaluation, which pruned trials do not get
         summary["status"] = "pruned" if callbacks.prune and callbacks.prune.pruned else "interrupted"
     finally:
-        callbacks.waits.end()
-        summary |= as_trained(plan, trainer.global_step, callbacks.watch.state_dict())
+        callbacks.waiting.end()
+        summary |= as_trained(plan, trainer.global_step, callbacks.metrics.state_dict())
         # An error that has ended the run goes before one of writing this.
         with suppress(OSError) if summary["status"] == "failed" else nullcontext():
             if processes.rank() == 0:

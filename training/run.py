@@ -126,7 +126,7 @@ def fit(plan: "RunPlan") -> float | None:
             if first_process:
                 open_directory(plan, trainer, module.net.num_parameters(), notes)
             with recording(plan, callbacks, trainer) as summary:
-                callbacks.waits.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
+                callbacks.waiting.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
                 data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
                 point = plan.resume_point
                 trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)

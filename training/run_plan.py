@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema import Config
+from data.text import Text
 from training.init_from import InitModel
 from training.machine import Runtime
 from training.resume import ResumePoint
-
-if TYPE_CHECKING:
-    from data.text import Text
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class RunPlan:
     directory: Path
     config: Config
     keys: list[str]
-    text: "Text"
+    text: Text
     runtime: Runtime
     init_model: InitModel | None
     resume_point: ResumePoint | None

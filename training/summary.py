@@ -2,10 +2,11 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base.files import write_text
 from conf.keys import HOW, leaves
@@ -14,9 +15,6 @@ from conf.schema import Config, to_dict
 from gpt.evaluation import Score, measured
 from training.machine import untrained
 from training.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ class Summary:
     versions: dict[str, str] | None = None
 
 
-def write_summary(run: Path, values: "Mapping[str, Any]") -> None:
+def write_summary(run: Path, values: Mapping[str, Any]) -> None:
     """Write summary.json from the known fields of `Summary`."""
     write_text(run / "summary.json", json.dumps(asdict(Summary(**values)), indent=2) + "\n")
 
 
-def as_trained(plan: RunPlan, step: int, counted: "Mapping[str, Any]") -> dict[str, Any]:
+def as_trained(plan: RunPlan, step: int, counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Summary` about training.
 
     Args:

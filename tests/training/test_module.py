@@ -169,10 +169,9 @@ def test_where_steps_are_captured_and_what_is_done_instead(capsys: pytest.Captur
         line = f"compile=graph: failed (RuntimeError: one); the run continues with compile={now}\n"
         assert capsys.readouterr().out == line
         module.on_fallback.assert_called_once_with(now, False)
-        assert module.compile_step is compile and module.capture is None
-        assert not module.compile_pending and module.fallback_unsaved
+        changed = (module.compile_step, module.capture, module.compile_pending, module.fallback_unsaved)
+        assert changed == (compile, None, False, True)
         assert module.conditions == {"compile": now, "compile_asked": "graph"}
-    two = SimpleNamespace(world_size=2)
-    module = SimpleNamespace(capture=None, compile_step=True, compile_pending=True, trainer=two)
+    module = SimpleNamespace(compile_step=True, compile_pending=True, capture=None, trainer=Mock(world_size=2))
     with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); use compile=false$"):
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
