@@ -54,7 +54,7 @@ class Callbacks:
         """Return the callbacks in the order in which Lightning must call them.
 
         Waiting comes first, to show what the others do after a validation. Metrics comes before all that save, so that
-        its state is complete; Checkpoints after all whose state it saves. StopSignals comes last, because it ends the run.
+        its state is complete; Checkpoints after all whose state it saves. StopSignals comes last: it ends the run.
         """
         order = [
             self.waiting, self.same_start, self.metrics, self.step_profiler, *self.configured, self.prune,

@@ -27,7 +27,7 @@ from training.errors import Diverged
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the seed of one forward pass' dropout masks, so that a resumed run has the same masks."""
+    """Return the seed of the dropout masks of one forward pass, so that a resumed run has the same masks."""
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -96,7 +96,7 @@ class LitGPT(L.LightningModule):
             # Only training steps are compiled: evaluation and samples have other shapes, each a recompilation.
             torch.compiler.set_stance("force_eager")
         (optimizer,) = self.trainer.optimizers
-        for state in optimizer.state.values():  # Lightning leaves it on the CPU
+        for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
         if self.asynchronous:
