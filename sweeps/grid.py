@@ -31,7 +31,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
     if not varied_keys(arguments):
         raise InputError("-m: needs several values of a key, such as optim.lr=1e-3,3e-3")
     if literals.get("resume") not in (None, "auto"):
-        raise InputError(f"resume={literals['resume']}: a sweep continues by its first command, without resume")
+        raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume")
     for key in varied_keys(arguments):
         if group(key) in HOW:
             raise InputError(f"{key}: is the same for all trials of a sweep")
@@ -76,9 +76,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         progress.update(1)
         log.info(f"{number[trial.name]}  {describe(trial, result)}")
 
-    log.info(
-        f"sweep      {table.parent}: {len(trials)} trials; the output of each is in {table.parent}/TRIAL/console.log"
-    )
+    log.info(f"sweep      {table.parent}: {len(trials)} trials; output: {table.parent}/TRIAL/console.log")
     fresh = not table.parent.exists()
     table.parent.mkdir(parents=True, exist_ok=True)
     write_table(sweep, trials, outcomes)

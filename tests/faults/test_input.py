@@ -160,7 +160,7 @@ def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPa
 
 
 SWEEPS = [  # an environment variable, what is typed, and what is said of it
-    ("", "resume=runs/first seed=1,2", "resume=runs/first: a sweep continues by its first command"),
+    ("", "resume=runs/first seed=1,2", "resume=runs/first: to continue a sweep, repeat its command"),
     ("", "seed=range(0,1000000)", "more than 10,000 values"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),

@@ -187,9 +187,12 @@ class Metrics(L.Callback):
 
     def on_train_end(self, *_: Any) -> None:
         self._read_losses()
-        self.on_exception()
+        self._stop()
 
     def on_exception(self, *_: Any) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         if self.started:
             self.seconds += time.perf_counter() - self.started
             self.started = None
