@@ -15,7 +15,7 @@ from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, learned
 from reports.picture_process import Renderer
 from reports.tensorboard import Summary
-from training.callbacks.samples import boards, to_boards
+from training.callbacks.samples import boards
 from training.module import LitGPT
 from training.strategy import whole_model
 
@@ -70,7 +70,11 @@ class Pictures(L.Callback):
             self._send(learned(model, self.totals, self.shown, self.config.heads(), step))
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        while self._write(to_boards(trainer)):
+        def write(step: int, summary: Summary) -> None:
+            for board in boards(trainer):
+                board.experiment.file_writer.add_summary(summary, step)
+
+        while self._write(write):
             pass
 
     def on_exception(self, *_: Any) -> None:

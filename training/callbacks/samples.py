@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from gpt.inference.generate import generate
-from reports.tensorboard import Summary, as_markdown
+from reports.tensorboard import as_markdown
 from training.history import History
 from training.module import LitGPT
 from training.strategy import whole_model
@@ -60,13 +60,3 @@ class Samples(L.Callback):
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
     """Return the TensorBoard loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-
-def to_boards(trainer: L.Trainer) -> Callable[[int, Summary], None]:
-    """Return a function that writes a summary for a step to all TensorBoard loggers."""
-
-    def write(step: int, summary: Summary) -> None:
-        for board in boards(trainer):
-            board.experiment.file_writer.add_summary(summary, step)
-
-    return write
