@@ -81,7 +81,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     "data.encoding=klingon": "is no encoding", "trainer.devices=0": "trainer.devices=0",
-    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "numbers are for GPUs",
+    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     "trainer.strategy=bogus": "must be one of auto, ddp, fsdp", "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
     "trainer.max_steps=1000000000000": "at most 1000000000", "workers=2": "workers: goes with -m",

@@ -258,7 +258,7 @@ def test_launchers_and_shapes_that_cannot_be(
         (here, "launcher=slrum", "launcher=slrum: must be one of slurm; nearest: slurm"),
         (here, "launcher=slurm,slurm", "launcher: is the same for all trials"),
         (here, "+launcher.timeout_min=5", "+launcher.timeout_min=5: goes with launcher=slurm"),
-        (here, "debug=fast", "debug: looks for faults in one run, and is not taken with -m"),
+        (here, "debug=fast", "debug: is for one run, not for -m"),
         (slurm, "launcher=slurm +launcher.partitions=x", "launcher=slurm: "),
         (slurm, "launcher=slurm +launcher.nodes=2", "launcher.nodes: a trial is one task"),
         (slurm, "launcher=slurm launcher.timeout_min=soon", "launcher=slurm: "),
