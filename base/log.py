@@ -1,4 +1,4 @@
-"""The log of a run: lines on the console, which also go to its train.log. Imports nothing heavy."""
+"""The log: lines on the console and in a run's train.log. Imports nothing heavy."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append lines to a file once its directory exists. An error of the disk ends the run."""
+    """Append lines to a file once its directory exists; an error of the disk ends the run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _LogFile(logging.Handler):
 
 
 def to_console() -> None:
-    """Show the log on the console, and nowhere else."""
+    """Send the log to the console only."""
     log.setLevel(logging.INFO)
     log.propagate = False
     log.handlers[:] = [_Console()]
@@ -52,7 +52,7 @@ def to_console() -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Have rank 0 append what is logged to a file as well."""
+    """Have rank 0 append the log to a file, too."""
     handler = _LogFile(path) if processes.rank() == 0 else logging.NullHandler()
     log.addHandler(handler)
     try:
@@ -62,6 +62,6 @@ def to_file(path: Path) -> Iterator[None]:
 
 
 def discard(out: TextIO) -> None:
-    """Discard what a stream still holds and will be given: its reader has left."""
-    with suppress(OSError):  # in a test, it is no file
+    """Send a stream whose reader has left to /dev/null, with what it still buffers."""
+    with suppress(OSError):  # in a test, it is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

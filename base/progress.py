@@ -1,4 +1,4 @@
-"""Shows how far slow work is: in a terminal from its third second on. Imports nothing heavy."""
+"""Progress of slow work. Imports nothing heavy."""
 
 import sys
 import threading
@@ -10,7 +10,7 @@ from base import processes
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as people read it: 0:42, 12:05, 3:07:00."""
+    """Format a duration: 0:42, 12:05, 3:07:00."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -21,17 +21,16 @@ LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """A context in which something slow is done.
+    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal a bar, or where no end is known the time that has passed, is kept up to date by a thread and removed
-    in the end; elsewhere there is a line on standard error every ten seconds, in the long run less often. Of several
-    processes, the first shows.
+    In a terminal a thread shows a bar, or the elapsed time without `total`, and removes it at the end. Elsewhere it
+    prints a line to standard error every `LINE_SECONDS`, later less often.
 
     Args:
         what: is being done, in a word or two.
-        total: how much there is to do; 0 where that is not known.
-        unit: what `total` counts, such as `B`.
-        lines: whether to write lines where there is no terminal; not where others say how far it is.
+        total: amount of work; 0: unknown.
+        unit: of `total`, such as `B`.
+        lines: whether to print lines where there is no terminal.
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
@@ -52,26 +51,26 @@ class Progress:
             self._thread.join()
 
     def update(self, done: float) -> None:
-        """So much more is done; takes no time, in any thread."""
+        """Add to the work done; cheap, and safe in any thread."""
         self.count += done
 
     def reset(self) -> None:
-        """Begin to count anew, as downloads do in the end."""
+        """Count from 0 again; pooch calls this at the end of a download."""
         self.count = 0.0
 
     def close(self) -> None:
-        """Of downloads, which close what shows them; the context goes on."""
+        """Do nothing; pooch calls this at the end of a download."""
 
     def _show(self) -> None:
         if self._over.wait(PATIENCE_SECONDS):
             return
-        with suppress(OSError):  # whoever was to see it is gone
+        with suppress(OSError):  # the reader has left
             if sys.stderr.isatty():
-                self._draw()
+                self._show_bar()
             elif self.lines:
-                self._tell()
+                self._print_lines()
 
-    def _draw(self) -> None:
+    def _show_bar(self) -> None:
         from tqdm import tqdm
 
         shape = "{desc}  {elapsed}"
@@ -80,7 +79,7 @@ class Progress:
         with tqdm(
             desc=self.what, total=self.total or None, unit=self.unit and f" {self.unit}", unit_scale=self.total >= 1000,
             leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=shape,
-            delay=1e-9,  # nothing is drawn before the time that has passed is right
+            delay=1e-9,  # no first bar with a wrong elapsed time
         ) as bar:  # fmt: skip
             bar.start_t -= PATIENCE_SECONDS
             while True:
@@ -89,7 +88,7 @@ class Progress:
                 if self._over.wait(0.25):
                     return
 
-    def _tell(self) -> None:
+    def _print_lines(self) -> None:
         passed = 0.0
         while not self._over.wait(max(LINE_SECONDS, passed / 10)):
             passed, done = time.perf_counter() - self.begun, self._done()
@@ -103,6 +102,6 @@ class Progress:
 
 
 def hidden() -> AbstractContextManager[None]:
-    """A context in which text can be written to a terminal: what is shown there steps aside."""
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # loaded when there is something to show
+    """Return a context in which bars are hidden, for printing to a terminal."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # only loaded once there is a bar
     return bars.external_write_mode() if bars else nullcontext()

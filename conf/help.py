@@ -24,9 +24,7 @@ def usage(everything: bool) -> str:
     """Return the help: tasks and groups, and on request every key with its default, meaning and range."""
     lines = [TASKS, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:
-        return "\n".join(
-            [*lines, "", "python train.py --help=all lists every key: default, meaning, range"]
-        )
+        return "\n".join([*lines, "", "python train.py --help=all lists every key: default, meaning, range"])
     section = None
     for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:

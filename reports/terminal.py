@@ -1,4 +1,4 @@
-"""What a run says: while it goes on, when it ends, and when memory runs out."""
+"""The lines that a run logs: its introduction, its results, and what to change when memory runs out."""
 
 import shlex
 import sys
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from data.text import Text
 
 WIDTH = 40  # characters of a sparkline
-BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"
-FIRST_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"  # TensorBoard's page of reports/tensorboard.py
+BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # marks from low to high
+MEMORISED_NATS = 25  # loss of a window of memorised text, until its position is clear: 11 to 16 were seen
+CUSTOM_SCALARS = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"  # TensorBoard, see reports/tensorboard.py
 
 
 def python() -> str:
-    """How to call the Python that runs this, as one would type it here."""
+    """Return the command of this Python, as one would type it here."""
     local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else "python"
 
 
 def describe_score(name: str, score: Score, context: int, which: str) -> str:
-    """One line with an exact loss and how it was measured."""
+    """Return a line with an exact loss and how it was measured."""
     bits = f"{score.bpc:.4f} bits per character"
     if score.bytes != score.characters:
         bits += f", {score.bpb:.4f} bits per byte"
@@ -39,26 +40,16 @@ def describe_score(name: str, score: Score, context: int, which: str) -> str:
 
 
 def sparkline(values: Sequence[float], marks: str) -> str:
-    """Draw a series in one line of at most `WIDTH` characters, each the mean of its share of the values.
-
-    Args:
-        values: at least one.
-        marks: from low to high.
-    """
+    """Plot at least one value in a line of up to `WIDTH` characters, each the mean of a part of the values."""
     width = min(WIDTH, len(values))
-    borders = [len(values) * place // width for place in range(width + 1)]
+    borders = [len(values) * column // width for column in range(width + 1)]
     means = [fmean(values[begin:end]) for begin, end in pairwise(borders)]
     low, high = min(means), max(means)
     return "".join(marks[round((mean - low) / (high - low or 1) * (len(marks) - 1))] for mean in means)
 
 
 def describe_training(losses: Sequence[float], speed: float | None) -> list[str]:
-    """How the loss fell and how fast training was, a line each.
-
-    Args:
-        losses: of training, in their order.
-        speed: characters per second; None where it was not measured.
-    """
+    """Return a line of the training losses and one of the speed in characters per second, where it was measured."""
     try:
         BLOCKS.encode(sys.stdout.encoding or "ascii")
         marks = BLOCKS
@@ -69,39 +60,33 @@ def describe_training(losses: Sequence[float], speed: float | None) -> list[str]
 
 
 def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> None:
-    """Show a sample, where everything is, and the commands that come next."""
-    log.info("sample     of the best checkpoint, going on from lines in the middle of the validation text")
-    log.info("")
-    log.info(sample)
-    log.info("")
-    log.info(f"kept in    {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
+    """Log a sample, where the files are, and the commands to continue with."""
+    log.info("sample     of the best checkpoint, continuing lines in the middle of the validation text")
+    log.info(f"\n{sample}\n")
+    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
         log.info(f"report     {reported}")
     log.info(f"more text  {python()} sample.py {shlex.quote(str(run))}")
-    board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
     if watched:
+        board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
         log.info(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
-        log.info(f"           {FIRST_PAGE}")
+        log.info(f"           {CUSTOM_SCALARS}")
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
-    """One line that names the key to lower."""
-    # Bytes of activations kept for the backward pass, by the shapes in gpt/model.py.
-    per_block = 20 * model.dim + 3 * model.heads * model.attention_window
-    per_window = 4 * model.context * (model.layers * per_block + 3 * vocabulary)
-    need = f"{windows} windows of {model.context} need about {windows * per_window / 2**30:.2g} GiB for activations"
+    """Return an error line that names the key to lower."""
+    # Activations of a character that the backward pass needs, by the shapes in gpt/model.py
+    floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
+    size = 4 * windows * model.context * floats / 2**30
+    need = f"{windows} windows of {model.context} need about {size:.2g} GiB for activations"
     if windows > 1:
         smaller = max(size for size in range(1, windows) if windows % size == 0)
         return f"out of memory: {need}; data.micro_batch={smaller} trains the same in smaller parts"
     return f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
 
 
-# Nats that a window of a memorised text costs, until it is clear where the window stands: 11 to 16 were seen.
-MEMORISED_NATS = 25
-
-
 def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
-    """Say what will be trained, on what, and how it will be measured."""
+    """Log what is trained, on which text and machine, and how it is evaluated."""
     from data.batches import VALIDATION_CHARACTERS
 
     shape = config.model
@@ -118,7 +103,7 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
     if config.data.overfit is not None:
         log.info(
             f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
-            f"known by heart, they cost less than {MEMORISED_NATS / shape.context:.1g} nats each"
+            f"once memorised, they cost less than {MEMORISED_NATS / shape.context:.1g} nats each"
         )
     for note in notes:
         log.info(note)
@@ -126,7 +111,7 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
 
 
 def describe(text: "Text") -> str:
-    """Sizes of the splits in one line."""
+    """Return the sizes of the splits in one line."""
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"
     return f"{', '.join(sizes)} {unit}, {text.tokenizer.size} distinct"

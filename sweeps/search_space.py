@@ -1,4 +1,4 @@
-"""What a search may try: ranges as typed, checked at both ends."""
+"""What a search may try: the ranges as typed, checked at both ends."""
 
 import hashlib
 import importlib.util
@@ -26,14 +26,7 @@ GROUP = "hparams_search"
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Take what concerns the search itself out of what was typed.
-
-    Returns:
-        The search, None where none was asked for, and the other arguments.
-
-    Raises:
-        ValueError: what is wrong, in one line.
-    """
+    """Split the command line into the search, None where none was typed, and the other arguments."""
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
     check_overrides(own, {})
     typed = {each.key_or_group: each.value() for each in parse(own)}
@@ -55,11 +48,11 @@ class Range:
     """The values of one key that a search may take.
 
     Attributes:
-        text: it, as in `choice(2,4)`.
+        text: the override as typed.
         low: the first value, as it is typed.
         high: the last value.
-        kind: name of one of Optuna's distributions.
-        arguments: of that.
+        kind: the name of an Optuna distribution.
+        arguments: of that distribution.
     """
 
     text: str
@@ -70,11 +63,7 @@ class Range:
 
 
 def make_range(override: Override) -> Range:
-    """Read a range, and check both of its ends.
-
-    Raises:
-        ValueError: it is no range that can be searched, in one line.
-    """
+    """Read a range, and check both of its ends."""
     key, text, value = override.get_key_element(), str(override.input_line), override.value()
     hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
     metadata = field.metadata if field else {}
@@ -112,7 +101,7 @@ def make_range(override: Override) -> Range:
 
 
 def as_typed(value: Any) -> str:
-    """A proposed value as one would type it; six digits are what a person reads."""
+    """Return a proposed value as one would type it, with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -122,10 +111,10 @@ class Search:
 
     Attributes:
         name: of its directory.
-        config: how it goes about.
+        config: number of trials, seed, pruner and so on.
         space: the ranges, by key.
         fixed: overrides that are the same for all trials.
-        literal: those whose values are taken as they are.
+        literal: the same for keys whose values Hydra does not parse, such as `data.path`.
         workers: how many trials run at a time.
     """
 
@@ -138,32 +127,26 @@ class Search:
 
     @property
     def directory(self) -> Path:
-        """Its directory."""
+        """The directory of the search."""
         return run_directory.RUNS / self.name
 
     def corners(self) -> list[list[str]]:
-        """The overrides, without literals, of a trial with all first values, and of one with all last ones."""
+        """Return the overrides, without literals, of a trial with all first values and of one with all last values."""
         ends = [[f"{key}={getattr(each, end)}" for key, each in self.space.items()] for end in ("low", "high")]
         return [[*self.fixed, *end] for end in ends]
 
     def trial(self, number: int, proposed: Mapping[str, Any]) -> Trial:
-        """The trial with a number and the values proposed for it."""
+        """Return the trial of a number and its proposed values."""
         values = {key: as_typed(value) for key, value in proposed.items()}
         overrides = (*self.fixed, *(f"{key}={value}" for key, value in values.items()), *self.literal)
         return Trial(self.name, f"trial-{number:03}", overrides, values, number)
 
 
 def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> Search:
-    """Put together what a search may try.
-
-    Raises:
-        ValueError: what is wrong, in one line.
-    """
+    """Put together what a search may try."""
     given = {override.key_or_group: override for override in parse(arguments)}
     if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
-        raise InputError(
-            "launcher: goes with -m; the trials of a search are processes of this machine, workers=N at a time"
-        )
+        raise InputError("launcher: goes with -m; the trials of a search are processes of this machine, see workers=N")
     for key in set(given) & HOW:
         if given[key].is_sweep_override():
             raise InputError(f"{key}: is the same for all trials of a search")
@@ -183,19 +166,14 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
         raise InputError(f"{GROUP}: needs optuna: pip install -c constraints.txt -e '.[search]'")
     search = Search(literals.get("name") or "", config, space, fixed, literal, workers)
     if not search.name:
-        digest = hashlib.sha256(json.dumps(kept(search, None)).encode("utf-8", "surrogateescape")).hexdigest()
+        digest = hashlib.sha256(json.dumps(fingerprint(search, None)).encode("utf-8", "surrogateescape")).hexdigest()
         search = replace(search, name=f"search-{digest[:6]}")
     check_sweep([each.text for each in space.values()], {**literals, "name": search.name})
     return search
 
 
-def kept(search: Search, text: str | None) -> dict[str, Any]:
-    """What must be as it was for a search to go on, as the study keeps it, with the fingerprint of the text."""
+def fingerprint(search: Search, text: str | None) -> dict[str, Any]:
+    """Return what must not change when a search is resumed, with the fingerprint of the text, for the study."""
     how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
     fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
     return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}
-
-
-def described(trial: Trial) -> str:
-    """What was proposed for a trial, as it is typed."""
-    return " ".join(f"{key}={value}" for key, value in trial.varied.items())

@@ -1,4 +1,4 @@
-"""Trials of a sweep as SLURM jobs, which submitit submits."""
+"""Run the trials of a sweep as SLURM jobs, by submitit."""
 
 import io
 import os
@@ -14,15 +14,15 @@ from base.errors import InputError, one_line
 from sweeps.trial import Outcome, Trial
 from sweeps.trial_processes import receiving, run_trials
 
-SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # by all of submitit's clusters
-MAX_REQUEUES = 10**6  # times that a job may come to the end of its time
+SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # parameters without the prefix slurm_
+MAX_REQUEUES = 10**6  # times that a job may reach its time limit
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
-    """Make what submits jobs, which keeps its files in `folder`.
+    """Make submitit's executor, with its files in `folder`.
 
     Raises:
-        InputError: submitit or SLURM is not there, or takes no such key or value.
+        InputError: submitit or SLURM is not installed, or does not know a key or value.
     """
     try:
         import submitit
@@ -40,20 +40,20 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """One trial, as submitit runs it: the process of the trial is this job's, and ends with it."""
+    """One trial as a job: submitit runs this, which runs the trial's process."""
 
     trial: Trial
 
     def __call__(self) -> Outcome | None:
-        """Run the trial; at the end of the job's time it saves, and the job is queued again."""
-        told: list[Outcome] = []
-        received = run_trials(iter([self.trial]), 1, lambda _, result: told.append(result))
+        """Run the trial; at the job's time limit it saves, and submitit requeues the job."""
+        outcomes: list[Outcome] = []
+        received = run_trials(iter([self.trial]), 1, lambda _, result: outcomes.append(result))
         if received == signal.SIGUSR2:
             signal.raise_signal(received)  # submitit's own handler
-        return told[0] if told else None
+        return outcomes[0] if outcomes else None
 
     def checkpoint(self) -> Any:
-        """What submitit queues again."""
+        """Return what submitit requeues."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -63,9 +63,9 @@ def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial
     """Run trials as jobs and wait for them, as `run_trials` does; a signal cancels those that run.
 
     Raises:
-        InputError: the cluster takes no such jobs.
+        InputError: the cluster refuses the jobs.
     """
-    # Jobs start where this process did, and import this module.
+    # Jobs start in this working directory and import this module.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     jobs: dict[Any, Trial] = {}
     cancelled = False
@@ -74,7 +74,7 @@ def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial
             try:
                 with redirect_stderr(io.StringIO()), executor.batch():
                     submitted = [executor.submit(Job(trial)) for trial in some]
-            except RuntimeError as refusal:  # what sbatch says
+            except RuntimeError as refusal:  # sbatch's message
                 raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
             jobs |= zip(submitted, some, strict=True)
         while jobs:
@@ -86,7 +86,7 @@ def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial
             for job in [each for each in jobs if each.done()]:
                 trial, error = jobs.pop(job), job.exception()
                 if error is None and job.result() is None:
-                    continue  # another process had it in hand, as the job's output says
+                    continue  # another process was running it, as the job's output says
                 failed = Outcome("interrupted") if cancelled else Outcome("failed", one_line(error)[:200])
                 ended(trial, failed if error is not None else job.result())
     return received[0] if received else None

@@ -19,39 +19,39 @@ RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "pa
 MAX_ROWS = 20  # trials on the leaderboard
 
 
-def rows(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
-    """The table of a sweep, the best trial first: those of this command, and those that are there from before."""
-    directory = run_directory.RUNS / sweep
+def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
+    """Write `sweep.csv` and return its rows, the best trial first; trials of earlier commands stay in it."""
+    path = run_directory.RUNS / sweep / "sweep.csv"
     try:
-        with open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8", newline="") as file:
             before = [row for row in csv.DictReader(file) if Path(row.get("directory", "")).is_dir()]
     except OSError:
         before = []
     varied = {row["directory"]: {key: value for key, value in row.items() if key not in RESULTS} for row in before}
     varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
     table = []
-    for path, settings in varied.items():
-        summary = run_directory.summary_of(Path(path))
-        ended = outcomes.get(Path(path).name)
+    for directory, settings in varied.items():
+        summary = run_directory.summary_of(Path(directory))
+        ended = outcomes.get(Path(directory).name)
         status = ended.status if ended else summary.get("status", "waiting")
         results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
-        table.append(settings | results | {"status": str(status), "directory": path})
-    return sorted(table, key=lambda row: run_directory.rank_of(Path(row["directory"])))
-
-
-def write_table(sweep: str, table: list[dict[str, str]]) -> None:
-    """Write `sweep.csv`."""
-    settings = dict.fromkeys(key for row in table for key in row if key not in RESULTS)
+        table.append(settings | results | {"status": str(status), "directory": directory})
+    table.sort(key=lambda row: run_directory.rank_of(Path(row["directory"])))
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*settings, *RESULTS], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*_settings(table), *RESULTS], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    write_text(run_directory.RUNS / sweep / "sweep.csv", text.getvalue())
+    write_text(path, text.getvalue())
+    return table
+
+
+def _settings(table: list[dict[str, str]]) -> list[str]:
+    return list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
 
 
 def leaderboard(table: list[dict[str, str]]) -> str:
-    """The table for people: the best trials, with what sets them apart and what came of them."""
-    settings = list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
+    """Return the best trials as text, with their settings and results."""
+    settings = _settings(table)
     lines = [[*settings, "loss", "bpc", "test loss", "parameters", "time"]]
     for row in table[:MAX_ROWS]:
         losses = [f"{float(row[key]):.4f}" if row[key] else "" for key in ("val_loss", "val_bpc", "test_loss")]
@@ -67,7 +67,7 @@ def leaderboard(table: list[dict[str, str]]) -> str:
 
 
 def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
-    """Show what came of several trials.
+    """Show the results of several trials.
 
     Returns:
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
@@ -82,7 +82,7 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
             requeue()
         else:
-            log.info("stopped    the same command goes on")
+            log.info("stopped    the same command continues")
         return 128 + received
     if failed:
         log.error(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}")
@@ -90,7 +90,7 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
 
 
 def describe(trial: Trial, result: Outcome) -> str:
-    """How a trial has ended, in one line."""
+    """Return a line about how a trial has ended."""
     if result.status == "failed":
         return f"failed: {result.reason} ({trial.directory / 'console.log'})"
     summary = run_directory.summary_of(trial.directory)

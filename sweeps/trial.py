@@ -27,7 +27,7 @@ class Trial:
         sweep: the sweep's name.
         name: the trial's own.
         overrides: its settings as they are typed.
-        varied: those that set it apart from other trials, value by key.
+        varied: those that differ between the trials, value by key.
         number: in the study of a search; None in a sweep.
     """
 
@@ -39,23 +39,23 @@ class Trial:
 
     @property
     def directory(self) -> Path:
-        """Its run directory."""
+        """The run directory."""
         return run_directory.RUNS / self.sweep / self.name
 
     @property
     def command(self) -> list[str]:
-        """The command that starts it or goes on with it."""
+        """The command that starts or resumes the trial."""
         return [sys.executable, str(TRAIN), *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str]) -> str:
-    """The name of a sweep that was given none: equal for equal settings, in whatever order they are typed."""
+    """Return a sweep's default name: equal for equal settings, in any order."""
     settings = sorted(argument for argument in arguments if group(argument) not in HOW)
     return f"sweep-{_hash(settings)}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """A name for a directory that says what sets a trial apart, with a hash where not all of it fits into one."""
+    """Return the name of a trial's directory: the varied settings, with a hash where characters had to go."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
     name = ",".join(safe)
@@ -65,7 +65,7 @@ def trial_name(varied: Mapping[str, str]) -> str:
 
 
 def group(argument: str) -> str:
-    """`launcher` of `+launcher.qos=x`."""
+    """Return the first part of a key, such as `launcher` of `+launcher.qos=x`."""
     return re.split("[.=]", argument.lstrip("+"), maxsplit=1)[0]
 
 
@@ -74,31 +74,31 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def varied_keys(arguments: Iterable[str]) -> list[str]:
-    """The keys of typed overrides that have several values, as they are typed; all of them where none has."""
+    """Return the keys that were typed with several values; all typed keys where none has several."""
     parsed = parse(list(arguments))
     several = [each.get_key_element() for each in parsed if each.is_sweep_override()]
     return several or [key for each in parsed if group(key := each.get_key_element()) not in HOW]
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
-    """Make the trial of a sweep that has these settings; the varied keys set it apart from others."""
+    """Make the trial of a sweep with these settings, named by the varied keys."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     apart = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if group(setting) not in ("workers", "launcher"))
-    return Trial(sweep, trial_name(dict(sorted(apart.items()))), own, apart)  # in whatever order they are typed
+    return Trial(sweep, trial_name(dict(sorted(apart.items()))), own, apart)  # the same name in any order
 
 
 def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
-    """Whether a trial has finished, in an earlier call.
+    """Whether a trial has finished before.
 
     Raises:
-        InputError: it is there with other settings, which are named.
+        InputError: its directory has a run with other settings.
     """
     if not (trial.directory / "config.yaml").exists():
         return False
     old = read_config(trial.directory)
     if differing := changed(old, config, keys):
-        raise InputError(f"{trial.directory}: is another run; name=… begins another sweep: {'; '.join(differing)}")
+        raise InputError(f"{trial.directory}: is another run; use another name=…: {'; '.join(differing)}")
     finished = run_directory.summary_of(trial.directory).get("status") == "finished"
     return finished and (config.minutes is not None or config.trainer.max_steps <= old.trainer.max_steps)
 
@@ -110,7 +110,7 @@ class Outcome:
     Attributes:
         status: as in summary.json; `failed` where the process failed, `interrupted` where it was asked to stop.
         reason: of a failure, in one line.
-        by_settings: whether it failed for its settings, and would again.
+        by_settings: whether it failed because of its settings, so that it would fail again.
     """
 
     status: str
@@ -121,21 +121,18 @@ class Outcome:
 Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]
 
 
-def check_world(config: Config, keys: Sequence[str] = ()) -> str | None:
-    """See that what a run needs is there and fits: its text, its share of the batch, the model it starts from.
+def check_inputs(config: Config, keys: Sequence[str] = ()) -> str | None:
+    """Check the text of a run, the model it starts from, and that the batch divides evenly.
 
     Returns:
         The fingerprint of the text; None where it depends on the model that the run starts from.
-
-    Raises:
-        ValueError: it is not, in one line.
     """
     from data.open_text import open_text
     from data.sources import open_corpus
 
     if isinstance(config.trainer.devices, int):
         rows_per_device(config, config.trainer.devices)
-    if config.init_from is not None:  # which may bring a context of its own
+    if config.init_from is not None:  # which may set the context
         from gpt import model_file
 
         model, _, meta = model_file.read(run_directory.find_model(config.init_from))

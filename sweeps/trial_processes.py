@@ -1,4 +1,4 @@
-"""Run each trial in a process of its own: start, watch, signal and reap it."""
+"""Run each trial in a process of its own."""
 
 import os
 import signal
@@ -18,11 +18,8 @@ STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
 
 
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
-    """Start the process of a trial, which is ended with this one. All that it prints is in its `console.log`.
-
-    The CPU's threads are divided among `workers` trials.
-    """
-    # To SLURM the sweep is the job: it asks for more time, and a trial starts its own further processes.
+    """Start the process of a trial with its share of the CPU's threads; its output goes to `console.log`."""
+    # To SLURM the sweep is the job: the sweep requeues it, and a trial starts its own ranks.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     environment["CHARGPT_SWEEP"] = str(os.getpid())
     if trial.number is not None:
@@ -37,12 +34,12 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
             stdout=console,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0,  # Ctrl-C in a terminal is for this process, which passes it on
+            process_group=0,  # the terminal sends Ctrl-C to this process only, which passes it on
         )
 
 
 def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
-    """How a trial has ended: by the exit status of its process and whether it was asked to stop."""
+    """Return how a trial has ended, from its exit status and whether it was asked to stop."""
     if status == 0:
         return Outcome(str(run_directory.summary_of(trial.directory).get("status")))
     if stopped:
@@ -50,20 +47,20 @@ def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
     if status < 0:
         return Outcome("failed", f"killed by {signal.Signals(-status).name}")
     lines = (trial.directory / "console.log").read_text("utf-8", "replace").split("\n")
-    said = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
-    refused = status == 2 and not list(trial.directory.glob("checkpoints/*.ckpt"))  # else it could be run before
+    last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
+    refused = status == 2 and not list(trial.directory.glob("checkpoints/*.ckpt"))  # with one, the settings are valid
     diverged = run_directory.summary_of(trial.directory).get("status") == "diverged"
-    return Outcome("failed", said.removeprefix("train.py: "), by_settings=refused or diverged)
+    return Outcome("failed", last.removeprefix("train.py: "), by_settings=refused or diverged)
 
 
 def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials to their end, so many at a time; a signal stops those that run and starts no more.
+    """Run trials, `workers` at a time; a signal stops those that run, and no more are started.
 
     Args:
-        trials: asked for the next one only when a process is free for it, so that it may depend on what has ended. One
-            that another process has in hand is left to that.
-        workers: how many at a time.
-        ended: told of each end.
+        trials: the next one is taken only when a worker is free, so that it may depend on earlier outcomes. A trial
+            that another process is running is skipped.
+        workers: number of trials at a time.
+        ended: called at the end of each trial.
 
     Returns:
         The signal that was received, if any.
@@ -78,11 +75,11 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
                     if claim := run_lock.claim(trial.directory):
                         running[start(trial, workers)] = trial, claim
                     else:
-                        log.info(f"{trial.directory}: another process has it in hand")
+                        log.info(f"{trial.directory}: another process is running it")
                 if not running:
                     return received[0] if received else None
                 for number in received[passed:]:
-                    for process in running:  # a second Ctrl-C means more than a first
+                    for process in running:  # a trial exits at once on its second SIGINT
                         process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
                 passed = len(received)
                 time.sleep(0.05)
@@ -98,7 +95,7 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
 
 @contextmanager
 def receiving() -> Iterator[list[int]]:
-    """Take over the signals that stop a sweep; those that come are in the list."""
+    """Collect the signals that stop a sweep in a list."""
     received: list[int] = []
     numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}

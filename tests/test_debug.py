@@ -43,7 +43,7 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
     train("name=cut", "trainer.max_steps=10")
     write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
     assert train("debug=fast", *SMALL, defaults=False).status == 0
-    assert "going on in runs/cut" in train("resume=auto", defaults=False).out
+    assert "continuing runs/cut" in train("resume=auto", defaults=False).out
     # It replaces none that another process is training, and none with a name of its own.
     before = sorted(Path("runs/debug-fast").rglob("*"))
     run_lock.lock(Path("runs/debug-fast").resolve())  # under another name: as another process would

@@ -165,7 +165,7 @@ def test_a_checkpoint_goes_on_elsewhere(
     refused = Process(*go_on, defaults=False, fault=renamed).wait(LIMIT)
     assert refused.status == 2 and re.search(r"device=.* \(the run has .*; allow=\[(compile,)?device\]", refused.err)
     ended = Process(*go_on, "allow=[device,compile]", defaults=False, fault=renamed).wait(LIMIT)
-    assert ended.status == 0 and "goes on with " in ended.out, ended
+    assert ended.status == 0 and "continues with " in ended.out, ended
     compare(logged(reference("32-true")), logged(name), "32-true")
 
 

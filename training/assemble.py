@@ -1,9 +1,7 @@
 """Assemble the parts of a run: the module, the callbacks in their order, the Trainer."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -17,7 +15,6 @@ from base.files import write_text
 from conf.compose import make
 from conf.schema import to_dict, to_yaml
 from data.batches import VALIDATION_CHARACTERS
-from data.datamodule import TextDataModule
 from data.passages import prompts
 from gpt.transfer import init_from
 from reports.picture_data import choose_shown
@@ -35,16 +32,16 @@ from training.module import LitGPT
 from training.profiler import StepProfiler, make_profiler
 from training.run_plan import RunPlan
 from training.strategy import AtomicCheckpointIO, make_environment, make_strategy
-from training.study import judge
+from training.study import make_pruner
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """The callbacks of a run. Their order carries meaning, see `in_order`."""
 
-    waits: Waiting
+    waiting: Waiting
     same_start: SameStart
-    watch: Metrics
+    metrics: Metrics
     step_profiler: StepProfiler | None
     configured: list[L.Callback]
     prune: Prune | None
@@ -54,14 +51,13 @@ class Callbacks:
     stops: StopSignals
 
     def in_order(self) -> list[L.Callback]:
-        """Return them as Lightning must call them.
+        """Return the callbacks in the order in which Lightning must call them.
 
-        Waiting first, so that it also shows what the others do after a validation. Metrics before all that save, so
-        that what they save is complete. Checkpoints after all whose state it saves. StopSignals last: it leaves when
-        all are done.
+        Waiting comes first, to show what the others do after a validation. Metrics comes before all that save, so that
+        its state is complete; Checkpoints after all whose state it saves. StopSignals comes last: it ends the run.
         """
         order = [
-            self.waits, self.same_start, self.watch, self.step_profiler, *self.configured, self.prune,
+            self.waiting, self.same_start, self.metrics, self.step_profiler, *self.configured, self.prune,
             self.pictures, self.samples, self.checkpoints, self.stops,
         ]  # fmt: skip
         return [callback for callback in order if callback is not None]
@@ -71,45 +67,40 @@ def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
     config, text, point = plan.config, plan.text, plan.resume_point
     before = point.contents["conditions"] if point else {}
-    asked = {"compile_asked": before["compile_asked"]} if "compile_asked" in before else {}
-    looked_into = config.trainer.profiler is not None or config.trainer.detect_anomaly
+    asked = {key: value for key, value in before.items() if key == "compile_asked"}
+    inspected = config.trainer.profiler is not None or config.trainer.detect_anomaly
+
+    def save_fallback(compiled: str, saved: bool) -> None:
+        config.compile = compiled
+        if saved and processes.rank() == 0:
+            write_text(plan.directory / "config.yaml", to_yaml(config))
+
     module = LitGPT(
         config,
         text.tokenizer,
         data={"name": text.name, "fingerprint": text.fingerprint, "known": text.extra_chars} | to_dict(config)["data"],
         conditions=conditions(config, text, plan.runtime) | asked,
-        capture=choose_capture(config.compile, plan.runtime.devices, looked_into),
-        fell_back=_fallback(plan),
+        capture=choose_capture(config.compile, plan.runtime.devices, inspected),
+        on_fallback=save_fallback,
     )
     if start := plan.init_model:
         tokenizer = text.tokenizer
-        places = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
-        init_from(module.net, start.model, torch.as_tensor(places))
+        ids = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
+        init_from(module.net, start.model, torch.as_tensor(ids))
     return module
 
 
-def _fallback(plan: RunPlan) -> Callable[[str, bool], None]:
-    """Return what `LitGPT` calls when compiling or capturing fails, and at the next checkpoint."""
-
-    def fell_back(compiled: str, saved: bool) -> None:
-        plan.config.compile = compiled
-        if saved and processes.rank() == 0:
-            write_text(plan.directory / "config.yaml", to_yaml(plan.config))
-
-    return fell_back
-
-
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
-    """Build the callbacks."""
+    """Build the callbacks; `stops` handles signals already."""
     config, text, point, devices = plan.config, plan.text, plan.resume_point, plan.runtime.devices
     trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
     return Callbacks(
-        waits=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
+        waiting=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
         same_start=SameStart(
             conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
             config.trainer.timeout,
         ),
-        watch=Metrics(
+        metrics=Metrics(
             config.data.batch * config.model.context,
             len(text.train) / text.characters["train"],
             warn=config.minutes is None,
@@ -127,8 +118,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
 def _build_prune(plan: RunPlan) -> Prune | None:
     trainer, point = plan.config.trainer, plan.resume_point
     if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
-        return Prune(judge(plan.directory.parent, int(number), trainer.val_check_interval, trainer.max_steps))
-    if point:  # the search is no longer asked about a trial that someone resumes by hand
+        return Prune(make_pruner(plan.directory.parent, int(number), trainer.val_check_interval, trainer.max_steps))
+    if point:  # a trial that is resumed by hand is not pruned
         point.contents["callbacks"].pop("Prune", None)
     return None
 
@@ -137,7 +128,7 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
     """Build the Trainer.
 
     Raises:
-        InputError: Lightning refuses an option, in one line.
+        InputError: Lightning refuses an option.
     """
     config, point = plan.config, plan.resume_point
     if not plan.fresh and processes.rank() == 0:
@@ -158,8 +149,8 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
             plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
             max_epochs=-1,
             check_val_every_n_epoch=None,
-            inference_mode=False,  # what FSDP gathers in a validation serves training, too
-            num_sanity_val_steps=-1 if plan.init_model else 0,  # all: how good it is before the first step
+            inference_mode=False,  # FSDP reuses the tensors of a validation in training
+            num_sanity_val_steps=-1 if plan.init_model else 0,  # -1: a whole validation before the first step
             use_distributed_sampler=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -167,15 +158,3 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None
-
-
-def data_of(plan: RunPlan) -> TextDataModule:
-    """Batches and windows of the text."""
-    return TextDataModule(plan.text, plan.config.data, plan.config.model.context, plan.config.seed)
-
-
-def profile_path(plan: RunPlan) -> Path | None:
-    """Where the profiler writes."""
-    names = {"pytorch": "trace.json", "simple": "fit-profile.txt", "advanced": "fit-profile.txt"}
-    kind = plan.config.trainer.profiler
-    return plan.directory / names[kind] if kind else None

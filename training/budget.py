@@ -1,7 +1,6 @@
-"""`minutes=N`: the best training that fits into a time, settled once before step 0.
+"""`minutes=N`: choose the model preset, batch and number of steps that fit into a time budget.
 
-What comes out is an ordinary configuration (a model preset, a batch, a number of steps), which goes into config.yaml;
-nothing is measured again when the run is resumed.
+This happens once, before step 0: config.yaml has the result, and a resumed run measures nothing.
 """
 
 import math
@@ -9,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -21,6 +20,7 @@ from conf.keys import presets
 from conf.schema import Config
 from data.batches import VALIDATION_CHARACTERS
 from data.datamodule import TextDataModule
+from data.text import Text
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from gpt.model import GPT
@@ -28,27 +28,23 @@ from training.callbacks.samples import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPE
 from training.module import LitGPT
 from training.run_plan import RunPlan
 
-if TYPE_CHECKING:
-    from data.text import Text
-    from training.module import LitGPT
-
-TIMED_SECONDS = 2.0  # seconds of steps that are timed
+TIMED_SECONDS = 2.0  # seconds of steps to time
 WARMUP_STEPS = 3  # steps before that, which are slower
-NUM_SAMPLED = 10  # characters of text that are timed
+NUM_SAMPLED = 10  # characters whose generation is timed
 NUM_EVALUATED = 2**13  # characters whose evaluation is timed
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs on this machine, in seconds."""
+    """Seconds that a model takes on this machine."""
 
     step: float
-    evaluated: float  # a character of a split
-    sampled: float  # a character of generated text
+    evaluated: float  # per character of a split
+    sampled: float  # per generated character
 
 
 class _Clock(L.Callback):
-    """Times steps and stops when enough have been timed."""
+    """Time steps, `TIMED_SECONDS` long."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -63,18 +59,16 @@ class _Clock(L.Callback):
 
 
 def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, **trainer: Any) -> Cost:
-    """Time a model that nobody needs afterwards, its steps through the trainer that a run uses.
-
-    torch's global generator is as it was afterwards.
+    """Time training steps, evaluation and generation; torch's global generator is restored.
 
     Args:
-        module: the model; it is trained.
+        module: the model; its weights change.
         data: the run's batches.
-        tokens: some text, (N,) int64, of one window at least.
+        tokens: some text, (N,) int64, at least one window.
         trainer: arguments of `L.Trainer` that decide where and how a step is computed.
 
     Raises:
-        Diverged: the steps that were timed have ruined the model.
+        Diverged: the model's outputs are NaN or infinite after the timed steps.
     """
     clock, net = _Clock(), module.net
     context = net.config.context
@@ -87,12 +81,12 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
     device = fitted.strategy.root_device
     with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
         fitted.fit(module, data)
-        net.to(device)  # Lightning has moved it away
+        net.to(device)  # Lightning has moved it to the CPU
         windows = windows.to(device)
         net.eval()
         with torch.inference_mode():
-            if not net(windows).isfinite().all():  # the first is slower, and not timed
-                raise module.diverged("after a few steps the model's outputs are no numbers")
+            if not net(windows).isfinite().all():  # also a warm-up: the first call is slower
+                raise module.diverged("after a few steps the model's outputs are NaN or infinite")
             evaluated = _median_seconds(lambda: float(net(windows).sum()))
             sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0))
     return Cost(statistics.median(clock.steps[WARMUP_STEPS:]), evaluated / windows.numel(), sampled / NUM_SAMPLED)
@@ -107,27 +101,24 @@ def _median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-# A larger preset is worth its time when the run shows it so many characters for each of its weights, of a text
-# that has as many characters as it has weights: an estimate, not measured.
+# A larger preset is chosen when the run trains it on this many characters per weight, and the text has at least one
+# character per weight: an estimate, not measured.
 CHARACTERS_PER_WEIGHT = 4.0
-# With more weights than this for each character of the text, and the text read this often, the model learns it by heart
-# and the validation loss rises again. Dropout prevents that. Seen with 0.8 million weights (docs/results.md): 180 KB of
-# text were learned by heart, 1 MB were not.
-WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
-# From so many steps on, half as many of twice the windows learn as much from as many characters and take less time
-# (docs/results.md).
-DOUBLED_FROM = 4000
-VALIDATIONS = 6  # in the whole run, fewer where they would take more than
-VALIDATING = 0.25  # of the time
-OVERHEAD_SECONDS = 1.5  # seconds to set up and to end a run: Trainer, checkpoints, exit
+# With more weights per character of the text and more epochs than this, a model without dropout memorises the text, and
+# its validation loss rises again. Seen with 0.8 million weights on 180 KB, but not on 1 MB (docs/results.md).
+WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
+DOUBLED_FROM = 4000  # steps from which half as many with twice the batch learn as much in less time (docs/results.md)
+VALIDATIONS = 6  # per run; fewer where they would exceed
+VALIDATION_SHARE = 0.25  # of the time
+OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What was chosen, and what it costs."""
+    """What `choose_budget` has chosen, and its cost."""
 
     model: ModelConfig
-    steps: int  # 0 when there is no time for any
+    steps: int  # 0: there is no time for one
     validations: int
     cost: Cost
 
@@ -140,10 +131,10 @@ class Work:
     finally_evaluated: int
     sampled_per_validation: int
     finally_sampled: int
-    interval: int | None = None  # steps between validations, where that is given
+    interval: int | None = None  # steps between validations, where it was typed
 
     def seconds(self, cost: Cost, validations: int) -> float:
-        """How long all of it takes."""
+        """Return the seconds of all of it, with the overhead of a run."""
         evaluated = validations * self.validated + self.finally_evaluated
         sampled = validations * self.sampled_per_validation + self.finally_sampled
         return OVERHEAD_SECONDS + evaluated * cost.evaluated + sampled * cost.sampled
@@ -158,14 +149,14 @@ def choose_budget(
     vocabulary: int,
     text: int,
 ) -> Budget:
-    """Choose a preset, its dropout, a number of steps and one of validations.
+    """Choose a preset, its dropout, and the numbers of steps and validations.
 
     Args:
-        left: seconds until the run should be over, as of now.
+        left: returns the seconds until the run should be over.
         presets: from small to large; a single one is taken as it is.
-        measure: times one of them on this machine.
-        work: what the run does besides.
-        batch: windows of a step.
+        measure: times a model on this machine.
+        work: what the run does besides its steps.
+        batch: windows per step.
         vocabulary: number of tokens.
         text: characters to train on.
     """
@@ -185,12 +176,12 @@ def choose_budget(
             chosen = larger
     flops, parameters = shape(chosen)
     seen = left() * flops_per_second / flops
-    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text and seen > READINGS * text:
+    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text and seen > EPOCHS * text:
         chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
         cost = measure(chosen)
     validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
-    validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATING * seconds), 1)
+    validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATION_SHARE * seconds), 1)
     steps = int((seconds - work.seconds(cost, validations)) / cost.step)
     if work.interval is not None:
         steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / work.interval))
@@ -198,15 +189,15 @@ def choose_budget(
     return Budget(chosen, max(0, steps), validations, cost)
 
 
-def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
-    """Settle what `minutes` leaves open, in the configuration: preset, batch, steps, how often to validate.
+def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
+    """Set the model, batch, steps and validation interval in the configuration to fit into `minutes`.
 
     Args:
         plan: of the run; its configuration is changed.
-        make_module: makes a module of the configuration as it stands.
+        make_module: makes a module of the current configuration.
 
     Returns:
-        A line that says what was settled and from what.
+        A line of the run's introduction.
 
     Raises:
         InputError: there is more than one device, or no time for a step.
@@ -214,7 +205,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
     config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
     if plan.runtime.devices > 1:
-        raise InputError(f"minutes={minutes:g}: is for one device; trainer.devices=1, or trainer.max_steps=N")
+        raise InputError(f"minutes={minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
 
     def measured(model: ModelConfig) -> Cost:
         config.model = model
@@ -241,21 +232,21 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], "LitGPT"]) -> str:
         settled = settle([settled.model])
     config.model = settled.model
     if settled.steps < 1:
-        # In hundredths, rounded up; a machine that is busier next time may still refuse it.
+        # In hundredths, rounded up; a busier machine may still need more.
         needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
-        raise InputError(f"minutes={minutes:g}: is gone before the first step, must be above {needed:g}")
+        raise InputError(f"minutes={minutes:g}: is over before the first step, must be above {needed:g}")
     config.trainer.max_steps = settled.steps
     if work.interval is None:
         config.trainer.val_check_interval = -(-settled.steps // settled.validations)
     return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
 
 
-def work_besides_steps(config: Config, keys: list[str], text: "Text") -> Work:
-    """What a run with this configuration evaluates and samples."""
+def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:
+    """Return what a run with this configuration evaluates and generates."""
     validated = min(VALIDATION_CHARACTERS, len(text.validation))
     return Work(
         validated=validated,
-        finally_evaluated=len(text.validation) + len(text.test) + (validated if config.init_from is not None else 0),
+        finally_evaluated=len(text.validation) + len(text.test) + validated * (config.init_from is not None),
         sampled_per_validation=len(TEMPERATURES) * SAMPLE_LENGTH if config.logger else 0,
         finally_sampled=FINAL_SAMPLE_LENGTH,
         interval=config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,

@@ -1,4 +1,4 @@
-"""How many processes train, and how the batch is divided among them."""
+"""How many ranks train, and how many rows of the batch each has."""
 
 from base import processes
 from base.errors import InputError
@@ -7,34 +7,30 @@ from conf.schema import Config
 
 
 def share_out(config: Config, keys: list[str]) -> None:
-    """Put what torchrun or srun have started into the configuration, and see that the batch can be shared out.
+    """Set the configuration to what torchrun or srun have started; check that the batch divides evenly.
 
     Raises:
-        InputError: something else was typed, or nobody has started the processes of other machines.
+        InputError: it does not, something else was typed, or the ranks of other machines were not started.
     """
     trainer, launched = config.trainer, processes.launched()
     if launched:
-        for key, given, found in zip(
-            ("devices", "num_nodes"), (trainer.devices, trainer.num_nodes), launched, strict=True
-        ):
+        for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
+            given = getattr(trainer, key)
             if f"trainer.{key}" in keys and given not in ("auto", found):
-                what = "processes on each machine" if key == "devices" else "machines"
                 raise InputError(f"trainer.{key}={shown(given)}: was started with {found} {what}; leave it out")
         trainer.devices, trainer.num_nodes = launched
     elif trainer.num_nodes > 1:
-        raise InputError(
-            f"trainer.num_nodes={trainer.num_nodes}: start the program on every machine, with torchrun or srun "
-            "(docs/cluster.md)"
-        )
-    if isinstance(trainer.devices, int):  # the rest is known once torch is asked
+        hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
+        raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
+    if isinstance(trainer.devices, int):  # otherwise torch has to be asked first
         rows_per_device(config, trainer.devices * trainer.num_nodes)
 
 
 def rows_per_device(config: Config, devices: int) -> int:
-    """Windows per forward and backward on one device.
+    """Return the windows per forward and backward pass on one device.
 
     Raises:
-        InputError: the batch cannot be shared out evenly.
+        InputError: the batch does not divide evenly.
     """
     batch, micro_batch = config.data.batch, config.data.micro_batch
     if batch % devices or batch // devices % (micro_batch or 1):

@@ -4,15 +4,15 @@ import signal
 
 
 class RunFailed(Exception):
-    """A run that could not go on, in one line."""
+    """A run that cannot continue."""
 
 
 class Diverged(Exception):
-    """The loss is no longer a number, in one line."""
+    """The loss, a gradient or a weight is NaN or infinite."""
 
 
 class Stopped(Exception):
-    """The program was asked to stop by a signal; what there was to save is saved."""
+    """A signal has stopped the run, after it has saved."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
         when = "" if step is None else f" after step {step}"
@@ -21,7 +21,7 @@ class Stopped(Exception):
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether an error says that another process of this run has died or is silent."""
+    """Whether an error means that another rank has died or does not answer."""
     gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out")
     nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))

@@ -1,4 +1,4 @@
-"""Run one configuration, and turn how it ended into a message and an exit status."""
+"""Run one configuration; turn errors into a message and an exit status."""
 
 import os
 import platform
@@ -16,11 +16,11 @@ from conf.schema import Config
 from training.errors import Diverged, RunFailed, Stopped
 from training.run import main
 
-REFUSAL_SECONDS = 5.0  # seconds that rank 0 has to say first what is wrong
+REFUSAL_SECONDS = 5.0  # seconds for rank 0 to print an error first
 
 
 def run_one(typed: Config, keys: list[str], started: float) -> int:
-    """Run one configuration and turn how it ended into an exit status."""
+    """Run one configuration and return the exit status."""
     status = 1
     try:
         main(typed, keys, started)
@@ -30,7 +30,8 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
     except Exception as error:
         known = explain(error)
         if known is None:
-            traceback.print_exc() if processes.started_by_another_rank() else None  # before this process is ended
+            if processes.started_by_another_rank():
+                traceback.print_exc()  # now: `end_parent` ends this process, too
             raise
         status = known
     finally:
@@ -44,7 +45,7 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
 
 
 def requeue() -> None:
-    """Ask SLURM to start this job again. Log it first: SLURM then ends all processes of the job at once."""
+    """Ask SLURM to start this job again; log it first, because SLURM then ends all processes of the job."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
@@ -57,7 +58,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """On SLURM's SIGUSR1, requeue the job: its time is up before there is anything to save."""
+    """Have SLURM's SIGUSR1 requeue the job, as long as there is nothing to save."""
 
     def leave(number: int, _: Any) -> None:
         if processes.rank() == 0:
@@ -69,32 +70,32 @@ def requeue_before_start() -> None:
 
 
 def refuse(error: Exception) -> int:
-    """Answer wrong input in one line, which of several processes the first writes."""
+    """Print wrong input in one line; of several ranks, normally rank 0 alone."""
     where = ""
     if not isinstance(error, processes.JobError) and processes.launched() and processes.rank():
-        time.sleep(REFUSAL_SECONDS)  # what is wrong for all, rank 0 has said, and all are ended
+        time.sleep(REFUSAL_SECONDS)  # an error of all ranks is printed by rank 0, and the launcher then ends this one
         where = f"rank {processes.rank()} on {platform.node()}: "
     log.error(f"train.py: {where}{one_line(error)}")
     return 2
 
 
 def fail(error: OSError) -> int:
-    """Answer a file, terminal or network that failed in one line."""
+    """Print an error of a file, terminal or network in one line."""
     log.error(f"train.py: {one_line(error)}")
     return 1
 
 
 def explain(error: Exception) -> int | None:
-    """Answer what went wrong in the world; None for a failure of our own."""
+    """Print an expected error and return the exit status; None for a bug."""
     if isinstance(error, OSError):
         return fail(error)
     if isinstance(error, Diverged | RunFailed):
-        if processes.first_here():  # it is much the same for all
+        if processes.first_here():  # all ranks have much the same
             log.error(f"train.py: {error}")
         return 1
     if not isinstance(error, Stopped):
         return None
     if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and processes.rank() == 0:
         requeue()
-    # What rank 0 leaves with counts; it must not be taken for one whose processes fail.
+    # The exit status of rank 0 counts: that of the others must not look like a failure.
     return 0 if processes.started_by_another_rank() else 128 + error.number

@@ -1,4 +1,4 @@
-"""After training: exact losses on whole splits, a sample, report.html, the last lines."""
+"""Finish a trained run: exact losses on whole splits, a sample, report.html, the last lines."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from gpt.model import GPT
 from reports.run_page import page
 from reports.tensorboard import append, log_result, write_projector
 from reports.terminal import describe, describe_score, describe_training, farewell
-from training.assemble import Callbacks, profile_path
+from training.assemble import Callbacks
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
 from training.errors import Stopped
@@ -43,14 +43,7 @@ class Evaluated:
 
 
 def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
-    """Evaluate a model on a whole split.
-
-    Args:
-        plan: of the run.
-        model: the model.
-        split: `validation` or `test`.
-        which: what progress calls the model.
-    """
+    """Evaluate a model on a whole split, `validation` or `test`; progress names it `which` checkpoint."""
     tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
 
@@ -63,9 +56,9 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
 
 
 def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
-    """Evaluate the best and the last model on the whole validation split, and write what was found into their files.
+    """Evaluate the best and the last model on the whole validation split; write the scores into their files.
 
-    Training has chosen the best by a part of the split; the whole split may prefer the last.
+    Training has chosen the best by a part of the split; on the whole split the last may be better.
 
     Returns:
         The best and the last.
@@ -78,15 +71,15 @@ def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
         except model_file.CheckpointError as error:
             if name == "last":
                 raise
-            log.info(f"passes over {error}")
+            log.info(f"skips {error}")
             continue
         step = meta["step"]
         if step not in found:
             model = build(shape, weights).to(device)
             score = evaluate_split(plan, model, "validation", name)
             found[step] = Evaluated(step, score, model)
-            whole = {"val_loss": score.loss, "evaluation": measured(score, plan.config.model.context)}
-            model_file.write(path, weights, meta | whole)
+            scores = {"val_loss": score.loss, "evaluation": measured(score, plan.config.model.context)}
+            model_file.write(path, weights, meta | scores)
     last = found[max(found)]
     best = min(found.values(), key=lambda each: each.score.loss)
     if best is last:
@@ -95,13 +88,13 @@ def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
 
 
 def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any]) -> float | None:
-    """Finish a run that has trained to its end, unless it was stopped in its last validation or pruned.
+    """Finish a run after training.
 
     Returns:
-        The validation loss of the best checkpoint; None where this is not the first process, or the run was pruned.
+        The validation loss of the best checkpoint; None on ranks other than 0 and for a pruned run.
 
     Raises:
-        Stopped: a signal came in the last validation, which has saved.
+        Stopped: a signal came in the last validation.
     """
     step = summary["steps"]
     if callbacks.stops.received:
@@ -113,17 +106,17 @@ def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any]) -> fl
     if processes.rank():
         return None
     loss = finish(plan, summary, callbacks.pictures)
-    if profile := profile_path(plan):
-        log.info(f"profile    {profile}")
+    if profiler := plan.config.trainer.profiler:
+        log.info(f"profile    {plan.directory / ('trace.json' if profiler == 'pytorch' else 'fit-profile.txt')}")
     return loss
 
 
 def finish_again(plan: RunPlan) -> float | None:
-    """Finish a run that had trained to its end before; return what `conclude` returns."""
+    """Finish a resumed run that has no steps left; return what `conclude` returns."""
     run, point = plan.directory, plan.resume_point
     assert point
     way = "trainer.max_steps=N" if point.step >= plan.config.trainer.max_steps else "callbacks=[] allow=[callbacks]"
-    log.info(f"{run} is finished: step {point.step} of {plan.config.trainer.max_steps}; {way} goes on")
+    log.info(f"{run} is finished: step {point.step} of {plan.config.trainer.max_steps}; {way} continues it")
     loss = run_directory.summary_of(run).get("val_loss")
     if loss is not None or processes.rank():
         return loss
@@ -132,7 +125,7 @@ def finish_again(plan: RunPlan) -> float | None:
         write_summary(run, trained | {"status": "pruned"})
         return None
     with to_file(run / "train.log"):
-        return finish(plan, trained, None)  # it was stopped while it was evaluated
+        return finish(plan, trained, None)  # it was stopped during the evaluation
 
 
 def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) -> float:
@@ -140,8 +133,8 @@ def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) ->
 
     Args:
         plan: of the run.
-        summary: what training took.
-        pictures: those that are still to be drawn.
+        summary: see `as_trained`.
+        pictures: that may still be rendering.
 
     Returns:
         The validation loss of the best checkpoint.
@@ -163,10 +156,10 @@ def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) ->
         with Progress("drawing the last pictures"):
             pictures.finish(partial(append, run))
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
-    log_result(
-        run, hyperparameters(config), summary["steps"], results | ({"best/test_loss": test.loss} if test else {})
-    )
-    write_summary(run, summary)  # last: a run that is stopped before is finished when it goes on
+    if test:
+        results["best/test_loss"] = test.loss
+    log_result(run, hyperparameters(config), summary["steps"], results)
+    write_summary(run, summary)  # last: a run that is stopped before this is finished when it is resumed
     farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
     return best.score.loss
 
@@ -195,13 +188,7 @@ def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
 def write_report(
     plan: RunPlan, summary: dict[str, Any], callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
 ) -> Path | None:
-    """Write report.html; where that fails, the run has finished all the same, and the log says why.
-
-    A run that goes on keeps the report of its former end until the next.
-
-    Returns:
-        The file, None where there is none.
-    """
+    """Write report.html and return its path; on an error log it and return None: the run has finished all the same."""
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:
         about = {

@@ -1,36 +1,33 @@
-"""Series of a run that stay short, however long it goes on."""
+"""Series of bounded length."""
 
 from typing import Any
 
 
 class History:
-    """Entries of a series, at most so many: when it is full, every second one goes, and is not taken from then on.
+    """A series of at most `size` entries (even): when it is full, every second entry is dropped, old and new.
 
-    What is kept follows from the entries alone, so a run that was interrupted keeps the same.
-
-    Args:
-        most: entries at most; even, at least 2.
+    Which entries stay depends on their number alone, so a resumed run has the same.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.entries: list[Any] = []
         self.seen = 0
-        self.every = 1  # which of those seen are kept
+        self.every = 1  # one in this many of those seen is stored
 
     def add(self, entry: Any) -> None:
-        """Add the next one, as plain data."""
+        """Add the next entry, as plain data."""
         if self.seen % self.every == 0:
-            if len(self.entries) == self.most:
+            if len(self.entries) == self.size:
                 self.entries = self.entries[::2]
                 self.every *= 2
             self.entries.append(entry)
         self.seen += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"entries": list(self.entries), "seen": self.seen, "every": self.every}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what was kept."""
+        """Restore the state."""
         self.entries, self.seen, self.every = list(state["entries"]), state["seen"], state["every"]

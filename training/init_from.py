@@ -21,18 +21,18 @@ class InitModel:
 
     @property
     def characters(self) -> str:
-        """Those of its vocabulary; none where tokens are bytes."""
+        """The characters of its vocabulary; none where tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
-        """What a run with this vocabulary starts from, in one line."""
+        """Return a line that compares the model's vocabulary with that of the run."""
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
         added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 
-def load_start(init_from: str) -> InitModel:
-    """Load the model that `init_from` means: a model file, a run directory or the name of a run.
+def load_init_model(init_from: str) -> InitModel:
+    """Load the model of `init_from`: a model file, a run directory or the name of a run.
 
     Raises:
         InputError: there is none, or it cannot be used.

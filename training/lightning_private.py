@@ -1,15 +1,10 @@
-"""What this project knows of Lightning's insides, in one place; seen in Lightning 2.6.
-
-tests/training/test_lightning_private.py fails when it is no longer so.
-"""
+"""Undocumented details of Lightning, seen in 2.6; tests/training/test_lightning_private.py checks them."""
 
 from typing import Any
 
 
 def steps_completed(checkpoint: dict[str, Any]) -> int:
-    """Return the optimizer steps that Lightning has counted in a checkpoint.
-
-    Under manual optimization `global_step` is that of the loop below; its layout in a checkpoint is not documented.
+    """Return the optimizer steps that Lightning has counted in a checkpoint, with manual optimization.
 
     Raises:
         KeyError: the layout is another.

@@ -1,4 +1,4 @@
-"""Choices made for a machine, once, before the first step; they are written to config.yaml with the run."""
+"""Choose device, precision and compilation for a machine, before the first step; config.yaml keeps the choice."""
 
 import ctypes
 import hashlib
@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,21 +17,19 @@ from base.errors import InputError
 from base.options import shown
 from conf.resume import settings
 from conf.schema import Config
+from data.text import Text
 from gpt.cuda_graph import Capture, capture
 from gpt.model import GPT
 from training.devices import rows_per_device
 
-if TYPE_CHECKING:
-    from data.text import Text
-
-COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/results.md)
 
 
 def device_kind(accelerator: str) -> str:
-    """The kind of device, `cuda`, `mps` or `cpu`, that `trainer.accelerator` leads to.
+    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`.
 
     Raises:
-        ValueError: this machine has no such device.
+        InputError: this machine has no such device.
     """
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
@@ -41,13 +39,13 @@ def device_kind(accelerator: str) -> str:
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Resolve `trainer.precision=auto` by what the hardware says of itself, so that the choice repeats.
+    """Resolve `trainer.precision=auto` by the features of the hardware, not by timing.
 
     Returns:
         The precision and the reason for it.
     """
     if precision != "auto":
-        return precision, "as asked"
+        return precision, "as typed"
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", "the GPU has bf16"
@@ -62,7 +60,7 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def world_size(devices: Any, num_nodes: int, device: str) -> int:
-    """How many devices share the work, by `trainer.devices` and `trainer.num_nodes`, before any of them is asked."""
+    """Return the number of devices on all machines, by `trainer.devices` and `trainer.num_nodes`."""
     if devices == "auto":
         devices = torch.cuda.device_count() if device == "cuda" else 1
     count = len(devices) if isinstance(devices, list) else devices
@@ -70,7 +68,7 @@ def world_size(devices: Any, num_nodes: int, device: str) -> int:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What of this machine the bits of a training step depend on."""
+    """Return the part of the run fingerprint that describes this machine."""
     if device == "cpu":
         amx = torch.cpu.get_capabilities().get("amx_bf16")
         device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
@@ -80,106 +78,106 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
-    """Resolve `compile=auto`: on a GPU it pays within a minute, on a CPU from `COMPILE_FROM` on.
+    """Resolve `compile=auto`: `true` on a GPU, and on a CPU in runs of at least `COMPILE_FROM` seconds.
 
     Args:
         asked: `auto`, `true`, `false` or `graph`.
         device: the kind of device.
-        seconds: how long the run is expected to be, see `expected_seconds`.
+        seconds: the expected length of the run.
 
     Returns:
         `true`, `false` or `graph`, and the reason.
 
     Raises:
-        ValueError: `compile=true` on a machine without what compiling needs, or `compile=graph` without CUDA.
+        InputError: `compile=true` without a compiler or Python.h, or `compile=graph` without CUDA.
     """
     if asked == "graph" and device != "cuda":
         raise InputError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if asked == "auto":
         if sys.platform != "linux":
-            return "false", "compiling was not tried on this system"
+            return "false", "not tested on this system"
         if missing:
             return "false", f"there is no {missing}"
         if device == "cuda":
-            return "true", "pays on a GPU"
+            return "true", "on a GPU"
         if seconds < COMPILE_FROM:
-            return "false", f"it pays on a CPU in runs of more than {COMPILE_FROM:.0f} s"
-        return "true", "pays in a run this long"
+            return "false", f"saves time on a CPU only in runs of more than {COMPILE_FROM:.0f} s"
+        return "true", "saves time in a run this long"
     if asked != "false" and missing:
-        raise InputError(f"compile={asked}: there is no {missing}; compile=false goes without")
-    return asked, "as asked"
+        raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
+    return asked, "as typed"
 
 
-def choose_capture(asked: str, devices: int, looked_into: bool) -> Capture | None:
-    """What captures a whole step: with `compile=graph` on one GPU, unless something looks into its steps."""
-    return capture if asked == "graph" and devices == 1 and not looked_into else None
+def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
+    """Return what captures whole steps: with `compile=graph` on one GPU, without profiler and anomaly detection."""
+    return capture if asked == "graph" and devices == 1 and not inspected else None
 
 
 def missing_to_compile() -> str:
-    """What compiling lacks on this machine, also that for a GPU; empty when nothing is missing."""
+    """Name what torch.compile lacks on this machine; empty when nothing is missing."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "C++ compiler, such as g++"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "Python.h, which packages such as python3-dev bring"
+        return "Python.h, from a package such as python3-dev"
     return ""
 
 
 def expected_seconds(flops: float) -> float:
-    """How long so many operations take on two cores of a laptop; a constant rate, so that what follows repeats."""
+    """Estimate the length of a run on two cores of a laptop, at a constant rate: the same on each machine."""
     return flops / 1.5e11
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the blocks that a training step frees, for the next step to take.
+    """Have glibc keep the memory that a training step frees for the next step.
 
-    By default it gives large ones back to the system, which fills every page with zeros when they are
-    asked for again (docs/results.md has what that costs). Other systems are left as they are.
+    By default it returns large blocks to the system, which zeroes each page when they are allocated again
+    (docs/results.md has the cost). Nothing is done on other systems.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
         libc.mallopt(trim_threshold, 2**30)
-        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)  # the most that old versions take
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)  # limit of old versions
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """What was chosen for this machine, each with the reason."""
+    """The choices for this machine, with their reasons."""
 
     device: str
     devices: int  # over all machines
     why_precision: str
-    compile: str  # as it was chosen; where that fails, `config` has what is done instead
+    compile: str  # as chosen; `config.compile` has the fallback where compiling has failed
     why_compiled: str
 
     def describe(self, config: Config) -> str:
-        """Return device, precision and compilation in one line, with reasons."""
+        """Return a line with device, precision and compilation."""
         compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
         why = self.why_compiled if config.compile == self.compile else "it failed"
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 
-def choose(config: Config, text: "Text") -> Runtime:
-    """Settle what depends on the machine; what config.yaml keeps of it is written into `config`.
+def choose(config: Config, text: Text) -> Runtime:
+    """Choose for this machine; precision and compilation are set in `config`.
 
     Raises:
-        InputError: this machine cannot do what was asked.
+        InputError: this machine lacks what was typed.
     """
     device = device_kind(config.trainer.accelerator)
     precision, why_precision = choose_precision(config.trainer.precision, device)
     if device == "cpu" and isinstance(config.trainer.devices, list):
-        raise InputError(f"trainer.devices={shown(config.trainer.devices)}: numbers are for GPUs; a CPU takes how many")
+        raise InputError(f"trainer.devices={shown(config.trainer.devices)}: a list is for GPUs; a CPU takes a number")
     seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
     compiled, why_compiled = choose_compile(config.compile, device, seconds)
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
-    rows_per_device(config, devices)  # raises where the batch cannot be shared out
+    rows_per_device(config, devices)  # raises where the batch does not divide evenly
     config.trainer.precision, config.compile = precision, compiled
     return Runtime(device, devices, why_precision, compiled, why_compiled)
 
 
-def conditions(config: Config, text: "Text", runtime: Runtime) -> dict[str, Any]:
-    """All that the bits of a run depend on, by name, as plain data."""
+def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
+    """Return the run fingerprint: all that the bits of a run depend on, by name, as plain data."""
     sharded = config.trainer.strategy == "fsdp" and runtime.devices > 1
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     return settings(config) | {
@@ -190,13 +188,13 @@ def conditions(config: Config, text: "Text", runtime: Runtime) -> dict[str, Any]
     }
 
 
-def untrained(config: Config, text: "Text") -> GPT:
-    """The model that a configuration describes, without its numbers."""
+def untrained(config: Config, text: Text) -> GPT:
+    """Return the model of a configuration on the meta device."""
     with torch.device("meta"):
         return GPT(config.model, text.tokenizer.size)
 
 
-def flops(config: Config, text: "Text") -> float:
-    """Floating-point operations of all steps of a run."""
+def flops(config: Config, text: Text) -> float:
+    """Return the floating-point operations of all steps of a run."""
     per_token = untrained(config, text).flops_per_token()
     return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context

@@ -1,4 +1,4 @@
-"""The model as Lightning fits it."""
+"""The model with its training step and validation, as a LightningModule."""
 
 import hashlib
 import math
@@ -27,24 +27,24 @@ from training.errors import Diverged
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Seed of the dropout masks of one forward pass: where a run was interrupted does not show."""
+    """Return the seed of the dropout masks of one forward pass, so that a resumed run has the same masks."""
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class LitGPT(L.LightningModule):
-    """A `GPT` with its loss, its optimizer and its validation.
+    """A `GPT` with its loss, optimizer and validation.
 
-    One batch of Lightning's is one optimizer step: it is cut into micro-batches here, so that a run
-    only ever stops between two steps.
+    One Lightning batch is one optimizer step. It is split into micro-batches here, not by Lightning, so that a run
+    only stops between two optimizer steps.
 
     Args:
-        config: of the run; it is read here, and not again later.
+        config: of the run; later changes of it have no effect.
         tokenizer: of the text.
-        data: what to remember of the text in every checkpoint, as plain data.
-        conditions: what the bits of the run depend on, by name, as plain data; kept in every checkpoint.
-        capture: captures a whole step for a GPU to replay (see gpt/cuda_graph.py); None has Python take every step.
-        fell_back: called with the new value of `compile` when compiling or capturing has failed, and again, with
+        data: description of the text that checkpoints save, as plain data.
+        conditions: the run fingerprint that checkpoints save (see `training.machine.conditions`).
+        capture: captures a whole step in a CUDA graph (see gpt/cuda_graph.py); None: steps run eagerly.
+        on_fallback: called with the new value of `compile` when compiling or capturing has failed, and again, with
             True, when the first checkpoint after that is saved.
     """
 
@@ -55,7 +55,7 @@ class LitGPT(L.LightningModule):
         data: dict[str, Any],
         conditions: dict[str, Any],
         capture: Capture | None = None,
-        fell_back: Callable[[str, bool], None] = lambda compiled, saved: None,
+        on_fallback: Callable[[str, bool], None] = lambda compiled, saved: None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -67,50 +67,46 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
-        self.capture, self.fell_back = capture, fell_back
-        self.untried = self.compile_step  # no compiled step has run yet
-        self.fallen = False  # compiling or capturing has failed since the last checkpoint
+        self.capture, self.on_fallback = capture, on_fallback
+        self.compile_pending = self.compile_step  # no compiled step has run yet
+        self.fallback_unsaved = False  # compiling or capturing has failed since the last checkpoint
         self.captured: CapturedWork | None = None  # the whole step, where it is captured
         self.rows = self.outcome = torch.empty(0)  # of the captured step: its batch, its loss and gradient norm
-        self.unread: list[tuple[int, Tensor]] = []  # steps and what came of them, still on the device
+        self.unread: list[tuple[int, Tensor]] = []  # steps with loss and gradient norm, still on the device
         self.score: Score | None = None  # of the last validation
-        self.scored_step = -1  # when it was
-        self.lap: Callable[[str], None] = lambda part: None  # told of each part of a step when it is over
+        self.scored_step = -1
+        self.end_phase: Callable[[str], None] = lambda phase: None  # called at the end of each phase of a step
 
     def configure_model(self) -> None:
-        """Shard the weights where the strategy shards: each block is gathered when it is its turn, the rest likewise.
-
-        They are gathered as they are, in fp32, for autocast to narrow: validation needs them so.
-        """
+        """Shard with FSDP2, each block for itself; weights are gathered in fp32, which validation needs."""
         if self.device_mesh is not None:
             for module in (*self.net.blocks, self.net):
                 fully_shard(module, mesh=self.device_mesh["data_parallel"], reshard_after_forward=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The optimizer that the configuration names, over all weights."""
         return make_optimizer(self.net, self.optim_config)
 
     def on_train_start(self) -> None:
-        """Compile one block, whose code serves them all; names in checkpoints stay as they are."""
+        """Compile the blocks one by one: they share the code, and names in checkpoints stay as they are."""
         if self.compile_step:
-            # Kernels of deterministic runs are chosen by a rule, not by how fast they are today.
+            # Deterministic kernels are chosen by a rule, not by timing.
             deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
                 block.compile(dynamic=False, options={"deterministic": deterministic})
-            # Only training asks for it: evaluation and samples have other shapes, each to be compiled anew.
+            # Only training steps are compiled: evaluation and samples have other shapes, each a recompilation.
             torch.compiler.set_stance("force_eager")
         (optimizer,) = self.trainer.optimizers
-        for state in optimizer.state.values():  # Lightning leaves the number of steps where it was read
+        for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
-        if self.behind:
+        if self.asynchronous:
             for group in optimizer.param_groups:
-                group["lr"] = torch.zeros((), device=self.device)  # a number would stay what it was when captured
+                group["lr"] = torch.zeros((), device=self.device)  # a captured graph bakes in a float
         if self.capture:
             self._capture_steps(optimizer, self.capture)
 
     def _capture_steps(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
-        """Prepare to replay whole captured steps, from the batch in `rows` to the loss in `outcome`."""
+        """Capture whole steps, from the batch in `rows` to loss and gradient norm in `outcome`, (2,)."""
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -126,69 +122,70 @@ class LitGPT(L.LightningModule):
     def _replay(self) -> None:
         """Take a captured step; fall back if capturing fails.
 
-        It is the closure of the optimizer's step, which then finds no gradients and changes nothing.
+        It is passed to `optimizer.step`, so that Lightning counts the step; the optimizer then finds no gradients.
         """
         assert self.captured
         try:
             self.captured()
         except RuntimeError as error:
             capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
-            if not (self.untried or capturing):
+            if not (self.compile_pending or capturing):
                 raise
             work, self.captured = self.captured.work, None
             self._fall_back(error)
             work()
-        self.untried = False
+        self.compile_pending = False
 
     def _fall_back(self, error: Exception) -> None:
         """Continue without compiling if the first compiled step failed, without capturing if capturing did.
 
-        The step that failed has changed no weights, and is taken again.
+        The failed step has changed no weights and is taken again.
 
         Raises:
-            InputError: several processes take the step, and might not all fail.
+            InputError: with several ranks, which might not all fail.
         """
         failed = "graph" if self.capture else "true"
-        compiled = "false" if self.untried or not self.compile_step else "true"
+        compiled = "false" if self.compile_pending or not self.compile_step else "true"
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
         reason = f"compile={failed}: failed ({type(error).__name__}: {what})"
         if self.trainer.world_size > 1:
-            raise InputError(f"{reason}; compile={compiled} goes without") from error
+            raise InputError(f"{reason}; use compile={compiled}") from error
         if isinstance(error, torch.OutOfMemoryError):
             raise error
         self.compile_step, self.capture = compiled == "true", None
-        self.untried, self.fallen = False, True
+        self.compile_pending, self.fallback_unsaved = False, True
         self.net.zero_grad()
-        self.conditions.setdefault("compile_asked", self.conditions["compile"])  # the same command may resume
+        self.conditions.setdefault(
+            "compile_asked", self.conditions["compile"]
+        )  # so that the same command resumes the run
         self.conditions["compile"] = compiled
-        if self.behind:
+        if self.asynchronous:
             self._seed_dropout(self.global_step, 0)
         log.info(f"{reason}; the run continues with compile={compiled}")
-        self.fell_back(compiled, False)
+        self.on_fallback(compiled, False)
 
     def on_train_end(self) -> None:
-        """Free the captured step and its memory."""
-        self.captured = None
+        self.captured = None  # frees the graph's memory
 
     @property
-    def behind(self) -> bool:
-        """Whether the device works behind the program, so that looking at what came of a step is waiting for it."""
+    def asynchronous(self) -> bool:
+        """Whether the device is asynchronous, so that reading a result blocks."""
         return self.device.type == "cuda" or self.capture is not None
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
-        """One optimizer step on this device's rows of the batch.
+        """Take one optimizer step on this device's rows of the batch.
 
         Args:
             batch: (rows, context + 1) int64.
 
         Returns:
-            `loss` (nats per token, over all devices' rows).
+            `loss`, the mean over all devices' rows in nats per token.
 
         Raises:
-            Diverged: on any device, the loss or the norm of the gradient is no number; the weights are as they were
-                before the step. Of a device that works behind, `read` raises it later.
+            Diverged: the loss or the gradient norm is NaN or infinite on any device; the weights are unchanged. On an
+                asynchronous device, `read` raises it later.
         """
-        self.lap("data")
+        self.end_phase("data")
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
@@ -199,8 +196,8 @@ class LitGPT(L.LightningModule):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if self.behind:
-            self._seed_dropout(step, 0)  # the masks of further micro-batches follow from it, too
+        if self.asynchronous:
+            self._seed_dropout(step, 0)  # once, for all micro-batches
         if self.captured:
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
@@ -211,42 +208,42 @@ class LitGPT(L.LightningModule):
             try:
                 loss = self._gradients(batch)
             except (OSError, RuntimeError) as error:
-                if not self.untried:
+                if not self.compile_pending:
                     raise
                 self._fall_back(error)
                 loss = self._gradients(batch)
-            self.untried = False
+            self.compile_pending = False
             grad_norm = self._clip()
             if self.trainer.world_size > 1:
-                loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is everyone's already
+                loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm already is over all ranks
             outcome = torch.stack((loss, grad_norm))
-            if not self.behind:
+            if not self.asynchronous:
                 self._check(step, *outcome.tolist())
             optimizer.step()
             optimizer.zero_grad()
         self.unread.append((step, outcome))
-        self.lap("optimizer")
+        self.end_phase("optimizer")
         return {"loss": outcome[0]}
 
     def _gradients(self, batch: Tensor) -> Tensor:
-        """Add the gradient of the loss of a batch to the weights' and return the loss, ()."""
+        """Accumulate the gradients of a batch's loss; return the loss, ()."""
         micro_batches = batch.split(self.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            if not self.behind:
+            if not self.asynchronous:
                 self._seed_dropout(self.global_step, index)
-            with self._gradients_shared(index == len(micro_batches) - 1):
+            with self._gradient_sync(index == len(micro_batches) - 1):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
                     logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
                 part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
-                self.lap("forward")
+                self.end_phase("forward")
                 self.manual_backward(part)
-                self.lap("backward")
+                self.end_phase("backward")
             loss += part.detach()
         return loss
 
     def _clip(self) -> Tensor:
-        """Shorten the gradient to the longest that is allowed and return how long it was, ()."""
+        """Clip the gradient to the norm `optim.clip` and return its norm before that, ()."""
         limit = self.optim_config.clip or float("inf")
         return whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
 
@@ -255,12 +252,12 @@ class LitGPT(L.LightningModule):
             torch.manual_seed(dropout_seed(self.seed, step, micro_batch, self.global_rank))
 
     def read(self) -> list[tuple[int, float, float]]:
-        """What the steps since the last call gave: number from 0, loss, gradient norm before clipping.
+        """Return step (from 0), loss and gradient norm before clipping of the steps since the last call.
 
-        Waits for a GPU, once for all of them.
+        Synchronizes with a GPU once for all of them.
 
         Raises:
-            Diverged: one of them is no number; the weights are no longer worth anything.
+            Diverged: one of the values is NaN or infinite; later steps may have changed the weights already.
         """
         unread, self.unread = self.unread, []
         if not unread:
@@ -277,30 +274,23 @@ class LitGPT(L.LightningModule):
                 raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """What callbacks do after a step is over."""
-        self.lap("other")
+        self.end_phase("other")
 
     def on_validation_end(self) -> None:
-        """A validation, and what callbacks do after it, is over."""
-        self.lap("validation")
+        self.end_phase("validation")
 
-    def _gradients_shared(self, now: bool) -> Any:
-        """A context for one micro-batch: only after the last of a step are gradients averaged over devices."""
+    def _gradient_sync(self, now: bool) -> Any:
+        """Return a context in whose backward pass gradients are averaged over ranks only if `now`."""
         model = self.trainer.model
         if isinstance(self.net, FSDPModule):
             self.net.set_requires_gradient_sync(now)
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not now else nullcontext()
 
     def on_validation_epoch_start(self) -> None:
-        """Start the sums."""
         self.totals = torch.zeros(4, dtype=torch.float64)
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> Tensor:
-        """Add one batch of windows: forward in fp32, whatever the precision of training.
-
-        Returns:
-            logits (B, T, V), for callbacks.
-        """
+        """Add up the loss of one batch of windows, in fp32; return the logits, (B, T, V), for callbacks."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             logits = self.net(inputs)
@@ -308,7 +298,7 @@ class LitGPT(L.LightningModule):
         return logits
 
     def on_validation_epoch_end(self) -> None:
-        """Add up over devices and report `val/loss`, `val/bpc` and `val/bpb`."""
+        """Sum over devices and log `val/loss`, `val/bpc` and `val/bpb`."""
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
@@ -317,24 +307,24 @@ class LitGPT(L.LightningModule):
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
-        # For callbacks that watch a value, such as early stopping, and for the loggers at the right step.
+        # For callbacks that monitor a value, such as early stopping; the loggers get it with our own step.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
 
     def diverged(self, seen: str) -> Diverged:
-        """The error for training that has left the numbers: what was seen, and what to lower."""
+        """Return the error for training that has diverged: what was seen, and what to lower."""
         return Diverged(
             f"{seen}: training has diverged; "
             f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what describes the model and the run, and leave out what only a GPU that replays steps needs."""
+        """Add what describes the model and the run; reset what only captured steps need."""
         score = self.score if self.scored_step == self.global_step else None
-        if self.fallen:  # not before: config.yaml and the newest checkpoint are to say the same
-            self.fell_back(self.conditions["compile"], True)
-            self.fallen = False
+        if self.fallback_unsaved:  # not before: config.yaml and the newest checkpoint must agree
+            self.on_fallback(self.conditions["compile"], True)
+            self.fallback_unsaved = False
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:
                 group["lr"] = float(group["lr"])

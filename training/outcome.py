@@ -1,4 +1,4 @@
-"""How a run ends: what summary.json and the log say of it, and errors that a user can mend."""
+"""How training ended: for summary.json, for the log, and as an error that says what to change."""
 
 import shlex
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from training.summary import as_trained, write_summary
 
 
 def way_on(run: Path, config: Config) -> str:
-    """Name the newest checkpoint of a run that has ended early, and the command that continues from it."""
+    """Return the newest checkpoint of a run and the command that continues from it, for a message."""
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
     if not steps:
         return f"there is no {'checkpoint' if run.exists() else 'run'} yet"
@@ -32,8 +32,8 @@ def way_on(run: Path, config: Config) -> str:
 
 
 @contextmanager
-def naming_what_takes_memory(plan: RunPlan, devices: int) -> Iterator[None]:
-    """When memory runs out, name the key to lower in an `InputError`."""
+def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
+    """When memory runs out, raise an `InputError` that names the key to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -45,10 +45,10 @@ def naming_what_takes_memory(plan: RunPlan, devices: int) -> Iterator[None]:
 
 @contextmanager
 def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterator[dict[str, Any]]:
-    """Write into summary.json how training ended, whatever ends it.
+    """Write into summary.json how training ended, even by an error.
 
     Yields:
-        The values of summary.json so far; complete when the context has ended.
+        The values of summary.json; complete when the context has ended.
 
     Raises:
         Stopped: a signal stopped training.
@@ -58,30 +58,26 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
     summary: dict[str, Any] = {"status": "failed"}
     stops, point = callbacks.stops, plan.resume_point
     try:
-        with naming_what_takes_memory(plan, plan.runtime.devices):
+        with explaining_out_of_memory(plan, plan.runtime.devices):
             yield summary
-    except Stopped:
-        summary["status"] = "interrupted"
-        raise
-    except Diverged:
-        summary["status"] = "diverged"
+    except (Stopped, Diverged) as error:
+        summary["status"] = "interrupted" if isinstance(error, Stopped) else "diverged"
         raise
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if stops.received:  # torch gives what is raised while it copies weights another name
+        if stops.received:  # torch re-raises `Stopped` as another error while it copies weights
             summary["status"] = "interrupted"
             raise Stopped(stops.received) from None
-        elsewhere = isinstance(error, InputError) or is_lost_process(error)
-        if point is None or callbacks.waits.restored or elsewhere:
+        if point is None or callbacks.waiting.restored or isinstance(error, InputError) or is_lost_process(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"[:200]
         raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
     else:
-        # Until it has been evaluated; what a search gives up is not.
+        # "finished" only after the evaluation, which pruned trials do not get
         summary["status"] = "pruned" if callbacks.prune and callbacks.prune.pruned else "interrupted"
     finally:
-        callbacks.waits.end()
-        summary |= as_trained(plan, trainer.global_step, callbacks.watch.state_dict())
-        # Where this cannot be written, what has ended the run is the error to tell.
+        callbacks.waiting.end()
+        summary |= as_trained(plan, trainer.global_step, callbacks.metrics.state_dict())
+        # An error that has ended the run goes before one of writing this.
         with suppress(OSError) if summary["status"] == "failed" else nullcontext():
             if processes.rank() == 0:
                 write_summary(plan.directory, summary)
@@ -92,16 +88,16 @@ def explaining_the_end(plan: RunPlan) -> Iterator[None]:
     """Log how a run ended early, with the command that continues it.
 
     Raises:
-        RunFailed: another process has died or is silent.
+        RunFailed: another rank has died or does not answer.
     """
     try:
         yield
-    except Stopped as stop:
-        log.info(f"{stop}; {way_on(plan.directory, plan.config)}")
-        raise
-    except Diverged as error:
-        log.info(f"{error}; {way_on(plan.directory, plan.config)}")
-        raise Diverged(f"{error}; {way_on(plan.directory, plan.config)}") from None
+    except (Stopped, Diverged) as error:
+        line = f"{error}; {way_on(plan.directory, plan.config)}"
+        log.info(line)
+        if isinstance(error, Stopped):
+            raise
+        raise Diverged(line) from None
     except RuntimeError as error:
         if not is_lost_process(error):
             raise

@@ -1,12 +1,11 @@
-"""What a GPU could compute at best, to say which share of it training reaches (MFU)."""
+"""Peak FLOP/s of GPUs, for the model FLOPs utilization (MFU) of training."""
 
 import re
 
 import torch
 
-# TFLOP/s by the name that CUDA gives a device: of dense bf16 products that add up in fp32 (data sheets print twice as
-# many, for matrices half of which are zeros), and of fp32 without TF32, which is not used here.
-# None: the device has none, or the makers name several figures.
+# TFLOP/s by CUDA's device name: dense bf16 with fp32 accumulation (data sheets print twice as many, with sparsity), and
+# fp32 without TF32, which is not used here. None: the device has no bf16, or there are several official figures.
 # Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
 # papers on GA102 and Ada, appendix A.
 TFLOPS: dict[str, tuple[float | None, float | None]] = {
@@ -26,11 +25,7 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the most FLOP/s that one device could reach in matrix products, by its data sheet.
-
-    Returns:
-        None where it is not known, as of CPUs.
-    """
+    """Return the peak FLOP/s of a device in matrix products, by its data sheet; None where it is not known."""
     dtype = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}.get(precision)
     if device.type == "cuda" and dtype:
         return known_peak(torch.cuda.get_device_name(device), dtype)
@@ -38,7 +33,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def known_peak(name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s of a GPU in bf16 or fp32, by its whole name; None for a part of one (MIG) and for others of like names."""
+    """Return the FLOP/s of a GPU in bf16 or fp32 by its whole name, so None for a MIG slice."""
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
             tflops = bf16 if dtype == torch.bfloat16 else fp32

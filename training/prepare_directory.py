@@ -1,4 +1,4 @@
-"""The run directory before the first step: clean it after a killed process, make it, write what is known."""
+"""Prepare the run directory before the first step."""
 
 import os
 import shutil
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 
 def share_compiled(config: Config) -> None:
-    """Have torch keep compiled kernels beside cached texts, where later runs find them."""
+    """Cache compiled kernels beside the cached texts, for later runs."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
-    # Inductor need not try out vector extensions that every compiler knows which can build for torch; what goes beyond
-    # (AMX, VNNI, bf16) it still does. Trying everything in every process takes a good second.
+    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def clean_up(run: Path, point: ResumePoint | None) -> None:
-    """Finish or remove what a process was killed in the middle of."""
+    """Repair the directory of a run that was killed; `point` is its newest valid checkpoint."""
     from training.checkpoint_files import restore_names
 
     remove_unfinished(run)
@@ -40,7 +39,7 @@ def clean_up(run: Path, point: ResumePoint | None) -> None:
 
 
 def compare_with(point: ResumePoint, plan: "RunPlan", allow: list[str]) -> None:
-    """Compare a resumed run with what it was, and say what differs.
+    """Compare the fingerprint of a resumed run with that of its checkpoint, and log the difference.
 
     Raises:
         InputError: something differs that `allow` does not name.
@@ -49,11 +48,11 @@ def compare_with(point: ResumePoint, plan: "RunPlan", allow: list[str]) -> None:
 
     now = conditions(plan.config, plan.text, plan.runtime)
     if differing := check_unchanged(point.contents["conditions"], now, allow):
-        log.info(f"resume: goes on with {differing}: no longer bit for bit the run it would have been")
+        log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
 
 
 def make_directory(run: Path, fresh: bool) -> None:
-    """Make the run's directory; of two processes that want the same name, one gets it."""
+    """Make and lock the run's directory; of two processes with the same name, one gets it."""
     try:
         run.mkdir(parents=True, exist_ok=not fresh)
     except FileExistsError:
@@ -67,14 +66,7 @@ def make_directory(run: Path, fresh: bool) -> None:
 
 
 def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes: list[str]) -> None:
-    """Make the run directory, write config.yaml and summary.json, and introduce the run.
-
-    Args:
-        plan: of the run.
-        trainer: whose loggers get the hyperparameters.
-        parameters: of the model.
-        notes: further lines of the introduction.
-    """
+    """Make the run directory, write config.yaml and summary.json, log the hyperparameters and introduce the run."""
     from reports.terminal import introduce
     from training.summary import write_summary
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: Lightning's own profilers, or a few steps operator by operator."""
+"""Profile training: Lightning's own profilers, or a few steps with `torch.profiler`."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from base.log import log
 
-WARMUP_STEPS = 10  # steps before those that are recorded: the first are slower, and may compile
+WARMUP_STEPS = 10  # steps before those that are recorded: the first are slower and may compile
 NUM_STEPS = 3
 NUM_ROWS = 20  # operators in the table
 
@@ -27,7 +27,7 @@ def make_profiler(kind: str, run: Path) -> Profiler:
 class StepProfiler(L.Callback):
     """Record a few steps with `torch.profiler`: a table of operators in the log, and a trace for Perfetto.
 
-    Recording ends early at a validation, and where the run ends. It must come before the callbacks that save.
+    A validation or the end of the run ends the recording early. It must come before the callbacks that save.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,13 +35,10 @@ class StepProfiler(L.Callback):
         self.recorder: profile | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Choose the steps; of a run that has few left, the last."""
-        self.first = trainer.global_step + min(
-            WARMUP_STEPS, max(0, trainer.max_steps - trainer.global_step - NUM_STEPS)
-        )
+        left = trainer.max_steps - trainer.global_step
+        self.first = trainer.global_step + min(WARMUP_STEPS, max(0, left - NUM_STEPS))
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Begin with the first of them."""
         if trainer.global_step == self.first:
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
             self.recorder = profile(activities=activities, record_shapes=True)
@@ -49,20 +46,16 @@ class StepProfiler(L.Callback):
                 self.recorder.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """End with the last of them."""
         if trainer.global_step == self.first + NUM_STEPS:
             self._end()
 
     def on_validation_start(self, *_: Any) -> None:
-        """End what is recorded before what is no step."""
         self._end()
 
     def on_train_end(self, *_: Any) -> None:
-        """End with the run."""
         self._end()
 
     def on_exception(self, *_: Any) -> None:
-        """End with a run that is stopped."""
         self._end()
 
     def _end(self) -> None:
@@ -77,12 +70,12 @@ class StepProfiler(L.Callback):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the lines of torch's profiler, which C++ writes to stderr, off the terminal."""
-    kept = os.dup(2)
+    """Hide the lines that the profiler's C++ code writes to stderr."""
+    stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)

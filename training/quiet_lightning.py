@@ -9,40 +9,37 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Leave out what Lightning tells everyone, and those of its warnings that do not hold here."""
+    """Hide Lightning's tips, and the warnings of Lightning and torch that do not apply here."""
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
     try:
         with warnings.catch_warnings():
-            ignore_warnings()
+            _ignore_warnings()
             yield
     finally:
         threading.excepthook = thread_failed
 
 
-def ignore_warnings() -> None:
-    """Filter out warnings that do not hold here."""
+def _ignore_warnings() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Lightning 2.6.6 on torch 2.13; nothing that can be done here.
+    # Lightning 2.6.6 with torch 2.13.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Both are meant: optimizers are told that steps are recorded before the first is, and fp32 is fp32.
+    # Both are intended: `capturable` is set before the capture, and fp32 is not TF32.
     warnings.filterwarnings("ignore", r"This instance was constructed with capturable=True")
     warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
-    # It is refused where weights are sharded, and there is nothing to configure elsewhere.
+    # The callback is refused with FSDP; elsewhere `configure_model` does nothing.
     warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
-    # Whoever wants several tasks of SLURM types srun; one process needs none.
+    # One process needs no srun.
     warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
-    # Batches are gathered in one go: worker processes would slow them down.
+    # A batch is one gather: worker processes would be slower.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
-    # Our checkpoint is resumed exactly because batch k is a function of (seed, k), not of the loader's state.
-    warnings.filterwarnings(
-        "ignore", r"You're resuming from a checkpoint that ended before the epoch", module="lightning"
-    )
+    # Batch k is a function of (seed, k), so the loader has no state to restore.
+    warnings.filterwarnings("ignore", r"You're resuming from a checkpoint that ended before", module="lightning")
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print what ends a thread, but for TensorBoard's writer: its next call raises the error in the main thread."""
+    """Print an error of a thread, unless it is TensorBoard's writer: its next call raises in the main thread."""
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):
         threading.__excepthook__(of)

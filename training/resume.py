@@ -14,12 +14,12 @@ from conf.schema import Config, to_yaml
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
-    """Settle the configuration before anything heavy is loaded, and keep others out of a run that is resumed.
+    """Merge the configuration with that of the run to resume, and lock that run.
 
     Returns:
-        The configuration to run and the run directory to go on in, None for a fresh run.
+        The configuration, and the directory of the run to resume, None for a fresh run.
     """
-    if typed.resume is None and processes.restarted():  # SLURM types what was typed the first time
+    if typed.resume is None and processes.restarted():  # with the command line of the first time
         typed.resume, typed.name = "auto", typed.name or run_directory.new_name(to_yaml(typed))
     if typed.resume is None:
         if typed.allow:
@@ -28,7 +28,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
             run_directory.check_free(typed.name)
         return typed, None
     newest = typed.resume == "auto" and typed.name is None
-    run = newest_to_go_on() if newest else run_directory.to_resume(typed.resume, typed.name)
+    run = newest_unfinished() if newest else run_directory.to_resume(typed.resume, typed.name)
     directory = run or run_directory.RUNS / str(typed.name)
     if directory.is_dir() and processes.rank() == 0:
         run_lock.lock(directory)
@@ -37,71 +37,67 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     old = read_config(run)
     for key in untrusted(old):
         if key not in keys:
-            raise InputError(
-                f"{run / 'config.yaml'}: its {key} is not taken; if you trust it, add "
-                f"{one_line(f'data.path={old.data.path}') if key == 'data.path' else f'{key}=…'} to the command"
-            )
+            value = one_line(old.data.path) if key == "data.path" else "…"
+            hint = f"if you trust it, add {key}={value} to the command"
+            raise InputError(f"{run / 'config.yaml'}: its {key} is not taken; {hint}")
     return merge_resumed(old, typed, keys), run
 
 
-def newest_to_go_on() -> Path:
-    """Find the newest unfinished run that can go on, and say which newer ones cannot.
+def newest_unfinished() -> Path:
+    """Find the newest unfinished run that can be resumed; log why newer ones cannot.
 
     Raises:
         InputError: there is none.
     """
-    if processes.started_by_another_rank():  # which has found it, and holds it
+    if processes.started_by_another_rank():  # rank 0 has found and locked it
         return Path(os.environ["CHARGPT_RESUMED"])
-    passed = []
+    skipped = []
     for run in run_directory.unfinished():
         from training.checkpoint_files import find_newest  # loads torch, which takes a second
 
-        path, _, skipped = find_newest(run / "checkpoints")
+        path, _, damaged = find_newest(run / "checkpoints")
         if processes.rank() == 0 and run_lock.in_use(run):
-            passed.append(f"{run}: another process is training there")
+            skipped.append(f"{run}: another process is training there")
         elif not (run / "config.yaml").is_file():
-            passed.append(f"{run}: has no config.yaml")
+            skipped.append(f"{run}: has no config.yaml")
         elif path is None:
-            passed.append(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
+            skipped.append(f"{run}: no checkpoint can be resumed: {'; '.join(damaged)}")
         else:
             if processes.rank() == 0:
-                for line in passed:
-                    log.info(f"resume: passes over {line}")
+                for line in skipped:
+                    log.info(f"resume: skips {line}")
             os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
-    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *passed])}")
+    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on: a checkpoint that has been verified."""
+    """The verified checkpoint from which a run continues."""
 
     path: Path
     contents: dict[str, Any]
 
     @property
     def step(self) -> int:
-        """Steps taken."""
+        """Optimizer steps taken."""
         return self.contents["global_step"]
 
     @property
     def pruned(self) -> bool:
-        """Whether the run was given up there, as a trial of a search."""
+        """Whether a search pruned the run there."""
         return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
 
     def is_end(self, config: Config) -> bool:
-        """Whether the run that continues here has nothing left to do."""
-        return self.step >= config.trainer.max_steps or self.ended_by(config.callbacks)
-
-    def ended_by(self, callbacks: dict[str, Any]) -> bool:
-        """Whether one of these, such as early stopping, had ended the run there; by hand, a pruned one goes on."""
+        """Whether the run has no steps left: by their number, by early stopping, or pruned, unless resumed by hand."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True
         by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
-        return over and not by_hand and self.contents["conditions"]["callbacks"] == callbacks
+        stopped = over and not by_hand and self.contents["conditions"]["callbacks"] == config.callbacks
+        return self.step >= config.trainer.max_steps or stopped
 
 
 def find_point(run: Path, resume: str) -> ResumePoint:
-    """Find the newest valid checkpoint of a run and say which newer ones are not.
+    """Find the newest valid checkpoint of a run; log which newer ones are not.
 
     Raises:
         CheckpointError: there is none, or the one that was typed is damaged or not the newest.
@@ -109,16 +105,16 @@ def find_point(run: Path, resume: str) -> ResumePoint:
     from gpt.checkpoint import CheckpointError, read
     from training.checkpoint_files import find_newest
 
-    for file in run.rglob("*"):  # files are written, cut off and removed there
+    for file in run.rglob("*"):  # files will be written, truncated and removed there
         if file.is_symlink():
             raise CheckpointError(f"{file}: is a link to somewhere else")
     typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
     path, contents, skipped = find_newest(run / "checkpoints")
     if path is None:
-        raise CheckpointError(f"{run}: no checkpoint can be gone on from: {'; '.join(skipped)}")
+        raise CheckpointError(f"{run}: no checkpoint can be resumed: {'; '.join(skipped)}")
     if typed and typed["global_step"] != contents["global_step"]:
-        raise CheckpointError(f"resume={resume}: a run goes on from its newest checkpoint, resume={path}")
+        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, resume={path}")
     for line in skipped:
-        log.info(f"resume: passes over {line}")
+        log.info(f"resume: skips {line}")
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
     return ResumePoint(path, contents)

@@ -1,6 +1,7 @@
 """Train one run: settle its configuration, assemble its parts, fit, finish."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from base.progress import Progress
 from conf.resume import merge_started
 from conf.schema import Config, to_yaml
 from training.devices import share_out
-from training.init_from import load_start
+from training.init_from import load_init_model
 from training.prepare_directory import clean_up, compare_with, open_directory, share_compiled
 from training.resume import find_point, resolve
 
@@ -29,8 +30,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         started: `time.perf_counter()` when the process began.
 
     Returns:
-        The validation loss of the best checkpoint in nats per token, over the whole split; None on
-        processes other than the first.
+        The validation loss of the best checkpoint in nats per token, over the whole split; None on ranks other than 0.
     """
     plan = settle(typed, keys, started)
     if plan.resume_point and plan.resume_point.is_end(plan.config):
@@ -41,10 +41,10 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
 
 def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
-    """Settle all that does not need a step: the run directory, the text, the machine, where to resume.
+    """Settle the run directory, the text, the choices for the machine and the checkpoint to resume.
 
     Raises:
-        InputError: the run is not possible as it was typed, in one line.
+        InputError: the run is not possible as it was typed.
     """
     config, resumed = resolve(typed, keys)
     share_out(config, keys)
@@ -52,11 +52,11 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
     if resume == "auto":
-        what = f"continuing {run}" if resumed else f"{run} has nothing to go on from, starting afresh"
+        what = f"continuing {run}" if resumed else f"{run} has no checkpoint, starting afresh"
         log.info(f"resume: {printable(what)}")
     share_compiled(config)
     with Progress("loading the model to start from"):
-        start = load_start(config.init_from) if config.init_from is not None and not resumed else None
+        start = load_init_model(config.init_from) if config.init_from is not None and not resumed else None
     if start:
         config = merge_started(config, keys, vars(start.model.config), start.meta["vocabulary"]["kind"])
     with Progress("checking checkpoints"):
@@ -73,14 +73,14 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
         runtime = choose(config, text)
     config.name, config.resume, config.allow = name, None, []
     plan = RunPlan(run, config, keys, text, runtime, start, point, resume is None, started)
-    if point and processes.rank() == 0:  # the other processes start after it, or are ended with it
+    if point and processes.rank() == 0:  # before the other ranks start, or are ended with it
         compare_with(point, plan, allow)
         clean_up(run, point)
     return plan
 
 
 def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | None, as_before: bool) -> "Text":
-    """Open the text of a run; where a resumed run no longer finds it, say which key names it."""
+    """Open the text of a run; where a resumed run does not find it, name the key to type."""
     from data.corpus import DataError
     from data.open_text import open_text
 
@@ -96,13 +96,14 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
 def fit(plan: "RunPlan") -> float | None:
     """Train a run to its end, and evaluate it; return what `main` returns."""
     with Progress("loading Lightning"):
+        from data.datamodule import TextDataModule
         from training import assemble
         from training.budget import settle_minutes
         from training.callbacks.checkpoints import Checkpoints
         from training.callbacks.stop_signals import StopSignals
         from training.finish import conclude
         from training.machine import keep_freed_memory
-        from training.outcome import explaining_the_end, naming_what_takes_memory, recording
+        from training.outcome import explaining_out_of_memory, explaining_the_end, recording
         from training.quiet_lightning import quiet_lightning
 
     if processes.started_by_another_rank():
@@ -115,17 +116,18 @@ def fit(plan: "RunPlan") -> float | None:
     with quiet_lightning(), stops, to_file(plan.directory / "train.log"), explaining_the_end(plan):
         notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
         if config.minutes is not None and not plan.resume_point:
-            with naming_what_takes_memory(plan, devices=1):
+            with explaining_out_of_memory(plan, devices=1):
                 notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
-        with naming_what_takes_memory(plan, plan.runtime.devices):
+        with explaining_out_of_memory(plan, plan.runtime.devices):
             module = assemble.build_module(plan)
         callbacks = assemble.build_callbacks(plan, stops)
-        with callbacks.pictures:
+        with closing(callbacks.pictures):
             trainer = assemble.build_trainer(plan, callbacks)
             if first_process:
                 open_directory(plan, trainer, module.net.num_parameters(), notes)
             with recording(plan, callbacks, trainer) as summary:
-                callbacks.waits.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
+                callbacks.waiting.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
+                data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
                 point = plan.resume_point
-                trainer.fit(module, assemble.data_of(plan), ckpt_path=point.path if point else None, weights_only=True)
+                trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             return conclude(plan, callbacks, summary)

@@ -1,16 +1,13 @@
-"""All that is settled before the first step of a run."""
+"""What is settled before the first step of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema import Config
+from data.text import Text
 from training.init_from import InitModel
 from training.machine import Runtime
 from training.resume import ResumePoint
-
-if TYPE_CHECKING:
-    from data.text import Text
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class RunPlan:
 
     Attributes:
         directory: `runs/<name>/`.
-        config: the configuration; `minutes` and a fallback of `compile` still change it.
+        config: the configuration; `settle_minutes` and a fallback of `compile` still change it.
         keys: the keys that were typed.
         text: the tokenized text.
         runtime: device, precision and compilation, each with its reason.
@@ -32,7 +29,7 @@ class RunPlan:
     directory: Path
     config: Config
     keys: list[str]
-    text: "Text"
+    text: Text
     runtime: Runtime
     init_model: InitModel | None
     resume_point: ResumePoint | None

@@ -1,4 +1,4 @@
-"""The Optuna study of a search: open it, and ask whether to prune a trial."""
+"""The Optuna study of a search, and whether to prune one of its trials."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,22 +13,22 @@ FILE, STUDY = "study.db", "search"  # the file in a search's directory, and the 
 
 
 def open_storage(directory: Path) -> "optuna.storages.RDBStorage":
-    """Open the file that keeps the study of a search."""
+    """Open the file of a search's study."""
     import optuna
     from sqlalchemy.engine import URL
     from sqlalchemy.pool import NullPool
 
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # what goes wrong is raised as well
-    file = URL.create("sqlite", database=str(directory / FILE)).render_as_string()  # also of a name with ? or %
-    # Several trials write to it: each waits up to 60 s for the others, and none keeps a connection open.
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # errors are raised as well
+    file = URL.create("sqlite", database=str(directory / FILE)).render_as_string()  # escapes ? and %
+    # Several trials write to it: each waits up to 60 s for the others and keeps no connection open.
     return optuna.storages.RDBStorage(file, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": 60}})
 
 
 def open_study(directory: Path) -> "optuna.Study":
-    """Open the study of a search, or make it.
+    """Open the study of a search, or create it.
 
     Raises:
-        InputError: the file is none of Optuna's.
+        InputError: the file is not an Optuna study.
     """
     import optuna
     import sqlalchemy
@@ -39,17 +39,14 @@ def open_study(directory: Path) -> "optuna.Study":
         raise InputError(f"{directory / FILE}: cannot be read: {one_line(str(error).splitlines()[0])}") from None
 
 
-def judge(directory: Path, number: int, shortest: int, longest: int) -> Callable[[int, float], bool]:
-    """What a trial asks after each validation.
+def make_pruner(directory: Path, number: int, shortest: int, longest: int) -> Callable[[int, float], bool]:
+    """Return a function of the step and the validation bits per character: whether to prune the trial.
 
     Args:
         directory: of the search.
         number: of the trial.
         shortest: steps before the first validation.
         longest: steps of the whole run.
-
-    Returns:
-        A function of the step and the validation bits per character that says whether to give the trial up.
     """
     import optuna
 
@@ -63,8 +60,8 @@ def judge(directory: Path, number: int, shortest: int, longest: int) -> Callable
     storage = open_storage(directory)
     trial = storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(STUDY), number)
 
-    def hopeless(step: int, bpc: float) -> bool:
-        storage.set_trial_intermediate_value(trial, step, bpc)  # once more where a trial goes on from before
-        return bool(pruner.prune(study, storage.get_trial(trial)))  # NumPy's is none that a checkpoint may keep
+    def should_prune(step: int, bpc: float) -> bool:
+        storage.set_trial_intermediate_value(trial, step, bpc)  # a resumed trial may repeat a step
+        return bool(pruner.prune(study, storage.get_trial(trial)))  # checkpoints hold no NumPy bool
 
-    return hopeless
+    return should_prune

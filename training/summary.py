@@ -2,10 +2,11 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base.files import write_text
 from conf.keys import HOW, leaves
@@ -15,13 +16,10 @@ from gpt.evaluation import Score, measured
 from training.machine import untrained
 from training.run_plan import RunPlan
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 @dataclass(frozen=True)
 class Summary:
-    """What summary.json says of a run; what does not apply is null.
+    """The fields of summary.json, null where unknown.
 
     Losses are in nats per token; bpc and bpb in bits per character and per byte.
     """
@@ -48,13 +46,13 @@ class Summary:
     versions: dict[str, str] | None = None
 
 
-def write_summary(run: Path, values: "Mapping[str, Any]") -> None:
-    """Write summary.json from the fields of `Summary` that are known."""
+def write_summary(run: Path, values: Mapping[str, Any]) -> None:
+    """Write summary.json from the known fields of `Summary`."""
     write_text(run / "summary.json", json.dumps(asdict(Summary(**values)), indent=2) + "\n")
 
 
-def as_trained(plan: RunPlan, step: int, counted: "Mapping[str, Any]") -> dict[str, Any]:
-    """Return the part of `Summary` that says what training took.
+def as_trained(plan: RunPlan, step: int, counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Summary` about training.
 
     Args:
         plan: of the run.
@@ -76,24 +74,22 @@ def as_trained(plan: RunPlan, step: int, counted: "Mapping[str, Any]") -> dict[s
         "precision": config.trainer.precision,
         "device": plan.runtime.device,
         "seed": config.seed,
-        "versions": versions(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "lightning", "numpy")},
+        },
     }
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
-    """The settings of a run as one compares them with those of others: what its result depends on, where it is set."""
+    """Return the settings that the result depends on, for TensorBoard's comparison of runs."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - HOW
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
 
 
-def versions() -> dict[str, str]:
-    """The versions that a number depends on."""
-    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "lightning", "numpy")}
-
-
 def as_summary(best: Score, last: Score, test: Score | None, best_step: int, context: int) -> dict[str, Any]:
-    """The part of summary.json that says how good the model is."""
+    """Return the fields of `Summary` about the model's scores."""
     return {
         "val_loss": best.loss,
         "val_bpc": best.bpc,

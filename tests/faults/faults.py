@@ -323,10 +323,10 @@ def drawer_gets(number: int, waiting: int = 100) -> None:
     """The process that draws gets a signal as soon as it has something to draw; so many pictures wait for it."""
 
     def send(pictures: Pictures, *_: Any, **__: Any) -> None:
-        if pictures.drawer:
-            os.kill(pictures.drawer.process.pid, number)
+        if pictures.renderer:
+            os.kill(pictures.renderer.process.pid, number)
 
-    training.callbacks.pictures.END_SECONDS, training.callbacks.pictures.MAX_WAITING = 1.0, waiting
+    training.callbacks.pictures.END_SECONDS, training.callbacks.pictures.MAX_QUEUED = 1.0, waiting
     after(Pictures, "_send", send)
 
 

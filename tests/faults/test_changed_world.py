@@ -86,7 +86,7 @@ def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None
         )  # fmt: skip
         refused(stopped("allow=[torch,threads]"), "device=", r"allow=\[torch,device,threads\]")
         ended = stopped("allow=[torch,device,threads]")
-        assert ended.status == 0 and "goes on with torch=2.99.0+other (the run has" in ended.out
+        assert ended.status == 0 and "continues with torch=2.99.0+other (the run has" in ended.out
     finally:
         torch.set_num_threads(threads)
     # From here on the run is that machine's.

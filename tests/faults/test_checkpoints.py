@@ -65,7 +65,7 @@ def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> N
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])  # last.ckpt is the same file
     ended = run(*RESUMED)
     assert ended.status == 0, ended.err
-    assert f"resume: passes over {LAST}: is damaged or no checkpoint" in ended.out
+    assert f"resume: skips {LAST}: is damaged or no checkpoint" in ended.out
     assert "resume: from runs/cut/checkpoints/step-00000010.ckpt, step 10" in ended.out
     assert not list(killed.rglob(".*.tmp"))
     assert_as_if_never_touched(whole(MUON), killed)
@@ -91,7 +91,7 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(killed: Path) -> None:
     before = contents_of(killed)
     for arguments in (["name=cut", "resume=auto"], ["resume=auto"], ["resume=runs/cut"]):
         ended = run(*arguments, defaults=False)
-        one_line(ended, 2, "no checkpoint can be gone on from", "step-00000020", "step-00000010")
+        one_line(ended, 2, "no checkpoint can be resumed", "step-00000020", "step-00000010")
     assert contents_of(killed) == before
 
 
@@ -142,7 +142,7 @@ def test_where_there_are_no_hard_links(workplace: Path) -> None:
 
 def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: Path) -> None:
     ended = run("name=cut", "trainer.max_steps=20", fault=(faults.break_best,))
-    assert ended.status == 0 and "passes over runs/cut/checkpoints/best.safetensors: is damaged" in ended.out, ended
+    assert ended.status == 0 and "skips runs/cut/checkpoints/best.safetensors: is damaged" in ended.out, ended
     summary = json.loads(Path("runs/cut/summary.json").read_text())
     assert summary["status"] == "finished" and summary["best_step"] == 20
     assert load_checkpoint("runs/cut")[1]["step"] == 20
@@ -159,8 +159,8 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
         ended = run("resume=auto", defaults=False)
     assert ended.status == 0, ended
-    assert "over runs/bare: has no config.yaml" in ended.out and "over runs/broken: no checkpoint" in ended.out
-    assert "over runs/busy: another process" in ended.out and "going on in runs/cut" in ended.out
+    assert "skips runs/bare: has no config.yaml" in ended.out and "skips runs/broken: no checkpoint" in ended.out
+    assert "skips runs/busy: another process" in ended.out and "continuing runs/cut" in ended.out
     assert busy.wait().status == 0
 
 

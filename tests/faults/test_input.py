@@ -81,7 +81,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     "data.encoding=klingon": "is no encoding", "trainer.devices=0": "trainer.devices=0",
-    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "numbers are for GPUs",
+    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     "trainer.strategy=bogus": "must be one of auto, ddp, fsdp", "trainer.accelerator=gpu": "this machine has only",
     "trainer.deterministic=maybe": "must be one of true, false, warn",
     "trainer.max_steps=1000000000000": "1 to 1000000000", "workers=2": "workers: goes with -m",
@@ -160,7 +160,7 @@ def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPa
 
 
 SWEEPS = [  # an environment variable, what is typed, and what is said of it
-    ("", "resume=runs/first seed=1,2", "resume=runs/first: a sweep goes on with the command that began it"),
+    ("", "resume=runs/first seed=1,2", "resume=runs/first: to continue a sweep, repeat its command"),
     ("", "seed=range(0,1000000)", "more than 10,000 values"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
@@ -169,7 +169,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
-    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one task of SLURM's, and this step has 4"),
+    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one SLURM task, and this step has 4"),
 ]  # fmt: skip
 
 

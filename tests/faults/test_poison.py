@@ -14,7 +14,7 @@ from tests.faults import faults
 from tests.faults.processes import MUON, events, run, run_ranks
 from tests.faults.test_checkpoints import contents_of
 from tests.faults.test_resume import assert_as_if_never_touched
-from training.callbacks.loss_spikes import Spikes
+from training.callbacks.metrics import Spikes
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
@@ -43,7 +43,7 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
     for start in (run, partial(run_ranks, 2, "trainer=fsdp")):
         ended = start("name=cut", *MUON, fault=(faults.spoil_weights, 12))
-        one_line(ended, 1, "step 13 has left weights that are no numbers: not saved", "step-00000010.ckpt")
+        one_line(ended, 1, "step 13 has left weights that are NaN or infinite: not saved", "step-00000010.ckpt")
         assert len(contents_of(CHECKPOINTS)) == 4
         assert_finite()
         shutil.rmtree("runs")
@@ -71,7 +71,7 @@ def test_what_a_spike_is() -> None:
     def count(losses: list[float]) -> int:
         spikes = Spikes()
         for loss in losses:
-            spikes.see(loss)
+            spikes.update(loss)
         return spikes.count
 
     falling = [1.5 + 3 * 0.97**step + 0.1 * math.sin(37 * step) for step in range(300)]

@@ -105,7 +105,7 @@ def test_killed_with_other_recipes(whole: Any, workplace: Path) -> None:
     for recipe, fault in ((ADAMW, (faults.in_accumulation, 13, 1)), (EMA, (faults.in_write, 2, 9999))):
         assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
         ended = run("resume=auto", defaults=False)
-        assert ended.status == 0 and "going on in runs/cut" in ended.out, ended
+        assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
         assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
         shutil.rmtree("runs")
 
@@ -176,7 +176,7 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     assert saves < 18
     assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
     ended = run("name=cut", "resume=auto", *stopping)
-    assert ended.status == 0 and "callbacks=[] allow=[callbacks] goes on" in ended.out, ended
+    assert ended.status == 0 and "callbacks=[] allow=[callbacks] continues it" in ended.out, ended
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
     assert "is finished" in run("name=cut", "resume=auto", *stopping).out
     ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)

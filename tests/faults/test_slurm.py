@@ -132,7 +132,7 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
     wait_for_end(number)
     said = Path("job.out").read_text()
     assert f"SLURM job {number} is requeued, to continue this run" in said, said
-    assert "resume: going on in runs/many" in said and said.count("step 160/160") == 1, said
+    assert "resume: continuing runs/many" in said and said.count("step 160/160") == 1, said
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
@@ -154,9 +154,7 @@ def test_what_srun_starts_is_what_trains(project: Path) -> None:
     Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
     wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
     said = Path("job.out").read_text()
-    assert said.count("train.py: trainer.devices=4: was started with 2 processes on each machine; leave it out") == 1, (
-        said
-    )
+    assert said.count("train.py: trainer.devices=4: was started with 2 ranks per machine; leave it out") == 1, said
     assert torch.load("runs/alone/checkpoints/last.ckpt")["conditions"]["world_size"] == 1
 
 

@@ -67,7 +67,7 @@ def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, slurm: dict[str
     assert Path("asked").read_text() == "requeue 4711\n"
     second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
     (cut,) = Path("runs").iterdir()
-    assert second.status == 0 and f"resume: going on in {cut}" in second.out and cut.name.startswith("4711_"), second
+    assert second.status == 0 and f"resume: continuing {cut}" in second.out and cut.name.startswith("4711_"), second
     ours, theirs = (torch.load(each / "checkpoints/last.ckpt")["state_dict"] for each in (whole(MUON), cut))
     assert_same(ours, theirs, "state_dict")
     assert events(whole(MUON)) == events(cut)

@@ -188,7 +188,7 @@ def test_two_commands_share_a_sweep_and_workers_the_processor(workplace: Path, m
     finally:
         first.kill()
     assert first.returncode == 0 and not processes_in(workplace), err
-    assert "another process has it in hand" in out + second.out
+    assert "another process is running it" in out + second.out
     for seed in range(3):
         assert Path(f"runs/s/seed={seed}/train.log").read_text().count("10 steps of 8 windows") == 1
     assert len(table("s")) == 3
@@ -203,7 +203,7 @@ def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trai
     conditions = last("s/seed=1")["conditions"]
     assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
     ended = run("-m", "minutes=1e-4", "seed=range(1,2)", "name=t")
-    assert ended.status == 1 and "trial 1/1  failed: minutes=0.0001: is gone before the first step" in ended.out, ended
+    assert ended.status == 1 and "trial 1/1  failed: minutes=0.0001: is over before the first step" in ended.out, ended
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_launchers_and_shapes_that_cannot_be(
         (here, "launcher=slrum", "launcher=slrum: must be one of slurm; nearest: slurm"),
         (here, "launcher=slurm,slurm", "launcher: is the same for all trials"),
         (here, "+launcher.timeout_min=5", "+launcher.timeout_min=5: needs launcher=slurm"),
-        (here, "debug=fast", "debug: looks for faults in one run, and is not taken with -m"),
+        (here, "debug=fast", "debug: is for one run, not for -m"),
         (slurm, "launcher=slurm +launcher.partitions=x", "launcher=slurm: "),
         (slurm, "launcher=slurm +launcher.nodes=2", "launcher.nodes: a trial is one task"),
         (slurm, "launcher=slurm launcher.timeout_min=soon", "launcher=slurm: "),

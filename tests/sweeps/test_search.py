@@ -16,7 +16,7 @@ from sweeps.search_space import Range, plan_search
 from tests.conftest import Call, needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
-from training.study import judge, open_study
+from training.study import make_pruner, open_study
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
 # Of three learning rates one is hopeless; after two trials the median decides. With this seed it is the fourth's.
@@ -78,7 +78,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         assert len(states) == 3 and states[2] == "RUNNING"
         ended = run(*COMMAND)
         assert ended.status == 0 and ended.err == "", ended
-        assert re.search(r"trial-002 of 4 .*: goes on", ended.out)
+        assert re.search(r"trial-002 of 4 .*: resumed", ended.out)
         assert "trial-001" not in ended.out.partition("\n\n")[0]  # which had finished
         assert trials(killed) == trials(directory) and len(table("found")) == 4
         # Once it is whole, nothing is left to do.
@@ -125,7 +125,7 @@ def test_what_the_median_gives_up(tmp_path: Path) -> None:
     for loss in (4.0, 3.0, 2.0, 3.5):
         study.add_trial(create_trial(value=loss, intermediate_values={10: loss}))
     number, middle = study.ask().number, 3.25
-    ask = judge(directory, number, 10, 30)
+    ask = make_pruner(directory, number, 10, 30)
     assert [ask(10, middle + 0.01), ask(10, middle - 0.01)] == [True, False]
     assert study.trials[number].intermediate_values == {10: middle - 0.01}
     assert len(open_study(directory).trials) == 5

@@ -91,7 +91,7 @@ def test_the_presets_that_machines_are_given() -> None:
 
 def test_dropout_for_a_short_text_that_is_read_often() -> None:
     short = int(GPT(SMALL, 50).num_parameters() / budget.WEIGHTS_PER_CHARACTER) - 1
-    often = budget.READINGS * short * 0.1 / 256  # seconds
+    often = budget.EPOCHS * short * 0.1 / 256  # seconds
 
     def chosen(seconds: float, text: int, presets: list[ModelConfig]) -> tuple[float, list[float]]:
         measured: list[float] = []

@@ -122,9 +122,9 @@ def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
 @pytest.mark.slow
 def test_going_on_and_starting_from_a_model(base: Call) -> None:
     job = ["name=fine", "resume=auto", *FINE]
-    assert "nothing to go on from, starting afresh" in base(*job, "trainer.max_steps=10").out
+    assert "has no checkpoint, starting afresh" in base(*job, "trainer.max_steps=10").out
     ended = base(*job, "trainer.max_steps=20")
-    assert ended.status == 0 and "going on in runs/fine" in ended.out and "step 0/" not in ended.out
+    assert ended.status == 0 and "continuing runs/fine" in ended.out and "step 0/" not in ended.out
     assert "bit for bit" not in ended.out and "from       " not in ended.out
     for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "null")):
         ended = base(f"resume=runs/{resume}", f"init_from={init_from}", "trainer.max_steps=90", defaults=False)

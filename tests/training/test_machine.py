@@ -28,12 +28,12 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
-    assert choose_compile("auto", "cpu", COMPILE_FROM) == ("true", "pays in a run this long")
+    assert choose_compile("auto", "cpu", COMPILE_FROM) == ("true", "saves time in a run this long")
     chosen, why = choose_compile("auto", "cpu", COMPILE_FROM - 1)
-    assert chosen == "false" and "it pays on a CPU in runs of more than" in why
+    assert chosen == "false" and "saves time on a CPU only in runs of more than" in why
     assert choose_compile("auto", "cuda", 1.0)[0] == "true"
     for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0), ("graph", "cuda", 1.0)):
-        assert choose_compile(asked, device, seconds) == (asked, "as asked")
+        assert choose_compile(asked, device, seconds) == (asked, "as typed")
     for device in ("cpu", "mps"):
         with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
             choose_compile("graph", device, 1.0)
@@ -46,7 +46,7 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
             with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
                 choose_compile("true", "cpu", 1e9)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
-    assert choose_compile("auto", "cpu", 1e9) == ("false", "compiling was not tried on this system")
+    assert choose_compile("auto", "cpu", 1e9) == ("false", "not tested on this system")
 
 
 def test_what_is_expected_of_a_run_is_decided_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     ):  # fmt: skip
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: flags)
         assert choose_precision("auto", "cpu") == (precision, f"the CPU has {has}")
-    assert choose_precision("64-true", "cpu") == ("64-true", "as asked")
+    assert choose_precision("64-true", "cpu") == ("64-true", "as typed")
     assert choose_precision("auto", "mps")[0] == "32-true"
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
@@ -95,4 +95,4 @@ def test_freed_memory_is_kept() -> None:
 def test_a_device_that_is_not_there(train: Call) -> None:
     needed = [kind for kind in ("mps", "cuda") if kind not in str(device_kind("auto"))][0]
     one_line(train(f"trainer.accelerator={needed}"), 2, f"trainer.accelerator={needed}: this machine has only ")
-    one_line(train("trainer.devices=[0]"), 2, "trainer.devices=[0]: numbers are for GPUs; a CPU takes how many")
+    one_line(train("trainer.devices=[0]"), 2, "trainer.devices=[0]: a list is for GPUs; a CPU takes a number")

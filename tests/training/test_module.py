@@ -162,15 +162,16 @@ def test_where_steps_are_captured_and_what_is_done_instead(capsys: pytest.Captur
         assert choose_capture(*where) is None
     for compile, now in ((True, "true"), (False, "false")):
         module = SimpleNamespace(
-            capture=record, compile_step=True, untried=not compile, trainer=SimpleNamespace(world_size=1),
-            conditions={"compile": "graph"}, net=GPT(tiny(), 3), behind=False, fell_back=Mock(),
+            capture=record, compile_step=True, compile_pending=not compile, trainer=SimpleNamespace(world_size=1),
+            conditions={"compile": "graph"}, net=GPT(tiny(), 3), asynchronous=False, on_fallback=Mock(),
         )  # fmt: skip
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))
         line = f"compile=graph: failed (RuntimeError: one); the run continues with compile={now}\n"
         assert capsys.readouterr().out == line
-        module.fell_back.assert_called_once_with(now, False)
-        assert module.compile_step is compile and module.capture is None and not module.untried and module.fallen
+        module.on_fallback.assert_called_once_with(now, False)
+        changed = (module.compile_step, module.capture, module.compile_pending, module.fallback_unsaved)
+        assert changed == (compile, None, False, True)
         assert module.conditions == {"compile": now, "compile_asked": "graph"}
-    module = SimpleNamespace(capture=None, compile_step=True, untried=True, trainer=SimpleNamespace(world_size=2))
-    with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); compile=false goes without$"):
+    module = SimpleNamespace(compile_step=True, compile_pending=True, capture=None, trainer=Mock(world_size=2))
+    with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); use compile=false$"):
         LitGPT._fall_back(module, RuntimeError("one\ntwo"))

@@ -1,4 +1,4 @@
-"""Save after every validation; keep the best model."""
+"""Save a checkpoint after every validation, and the best model."""
 
 import math
 from pathlib import Path
@@ -12,27 +12,24 @@ from training.module import LitGPT
 
 
 class Checkpoints(L.Callback):
-    """Saves `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
+    """Save `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
 
-    Where the validation loss is the lowest so far, `best.safetensors` becomes a further name of that model. This comes
-    last, for the `.ckpt` can make it again: a kill between two files loses neither the old best nor the new.
+    At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
+    be made again from the `.ckpt`, so a kill between two files loses neither the old best model nor the new one.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.over = False  # whether something other than the number of steps has ended the run, such as early stopping
+        self.over = False  # whether something other than max_steps, such as early stopping, has ended the run
         self.best_loss, self.best_step = math.inf, -1
 
     def state_dict(self) -> dict[str, Any]:
-        """What is best so far, so that a resumed run does not take a worse model for it."""
         return {"best_loss": self.best_loss, "best_step": self.best_step, "over": self.over}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember what was best."""
         self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, and keep as best what has the lowest validation loss."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
         if trainer.sanity_checking:  # before the first step
             return
@@ -43,9 +40,9 @@ class Checkpoints(L.Callback):
         self.save(trainer, best)
 
     def save(self, trainer: L.Trainer, best: bool = False) -> None:
-        """Save the state after the step just taken; every process must call this."""
+        """Save the state after the step just taken; all ranks must call this."""
         for logger in trainer.loggers:
-            logger.save()  # what was logged up to here is on disk before the step counts as done
+            logger.save()  # flush the events of these steps before a checkpoint says that they are done
         path = step_path(self.directory, trainer.global_step)
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:

@@ -1,16 +1,16 @@
-"""What watches training: the progress display and the logged values."""
+"""Measure training, log the values and show progress."""
 
 import math
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import psutil
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 from tqdm import tqdm
 
 from base.log import log
@@ -18,7 +18,6 @@ from base.progress import clock
 from gpt.cuda_graph import WARMUP_STEPS
 from gpt.optim import lr_at
 from reports.tensorboard import layout
-from training.callbacks.loss_spikes import SPIKES_SAID, Spikes
 from training.callbacks.phase_timer import PhaseTimer
 from training.callbacks.weight_updates import relative_updates
 from training.history import History
@@ -27,50 +26,71 @@ from training.peak_flops import peak_flops
 
 LINE_SECONDS = 10.0  # seconds between progress lines where there is no bar
 LONG_RUN_SECONDS = 180.0  # seconds from which a run is called long
-FIRST_STEPS = 20  # of a process, each of which is looked at
-MAX_UNREAD = 100  # steps that a GPU may be ahead of what is known of them
+FIRST_STEPS = 20  # steps of a process whose losses are read one by one
+MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
+MIN_SPIKE_STEPS = 20  # steps before the first that may be a spike
+MAX_SPIKES_LOGGED = 10
 
 
-def used_memory(device: torch.device) -> int:
-    """Bytes of memory: the most that was in use so far on a CUDA GPU, what this process holds now elsewhere."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+@dataclass
+class Spikes:
+    """Count losses far above their running mean.
+
+    Attributes:
+        count: spikes so far.
+        usual: running mean of the loss, nats per token.
+        spread: running mean of the distance from it.
+        seen: losses so far.
+    """
+
+    count: int = 0
+    usual: float = 0.0
+    spread: float = 0.0
+    seen: int = 0
+
+    def update(self, loss: float) -> bool:
+        """Add the loss of a step; return whether it is a spike."""
+        spike = self.seen >= MIN_SPIKE_STEPS and loss > self.usual + max(0.1 * self.usual, 6 * self.spread)
+        distance = abs(loss - self.usual) if self.seen else 0.0
+        self.seen += 1
+        weight = max(1 / self.seen, 0.05)  # of a new loss
+        self.spread += weight * (distance - self.spread)
+        self.usual += weight * (loss - self.usual)
+        self.count += spike
+        return spike
 
 
 class Metrics(L.Callback):
-    """Measures training, logs it every `log_every_n_steps` and shows it: a bar in a terminal, lines elsewhere.
+    """Log training every `log_every_n_steps` and show it: a bar in a terminal, lines elsewhere.
 
-    It must come before the callbacks that save, so that nothing is missing from what they save.
+    It must come before the callbacks that save, so that its state is complete in a checkpoint.
 
     Args:
         tokens_per_step: tokens trained on in one step, over all devices.
         tokens_per_character: of the training text; 1 unless tokens are bytes.
-        warn: whether to say what takes long and how to shorten it; not where its time was asked for.
+        warn: whether to announce what takes long; not with `minutes=`.
     """
 
     def __init__(self, tokens_per_step: int, tokens_per_character: float, warn: bool) -> None:
         self.warn = warn
         self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
-        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last entry that was logged
+        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.spikes = Spikes()
-        self.losses = History(1000)  # [step, training loss] of each interval that was logged
+        self.losses = History(1000)  # [step, training loss]
         self.validations = History(1000)  # [step, loss, bits per character]
-        self.seconds = 0.0  # of fitting, validations and checkpoints included
+        self.seconds = 0.0  # of fitting, with validations and checkpoints
         self.started: float | None = None  # when fitting began; None outside of it
-        self.module: LitGPT | None = None  # that is fitted
-        self.first: int | None = None  # the step that fitting began at
-        # Of steps alone, and how many they were; not the first of a process, which are slower: see `unusual`.
-        self.stepping, self.stepped = 0.0, 0
+        self.stepping, self.stepped = 0.0, 0  # seconds of steps and their number, without the first `num_slow`
         self.peak: float | None = None  # FLOP/s that all devices together could reach; None where it is not known
 
     @property
     def state_key(self) -> str:
-        """Its name in checkpoints, which older ones have, too."""
+        """The name in checkpoints, the same as in older ones."""
         return "Watch"
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been counted, with the steps so far."""
         if self.started:
-            self._count()
+            self._read_losses()
         return {
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
@@ -84,7 +104,6 @@ class Metrics(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue counting."""
         for key in ("loss_sum", "loss_count", "clipped", "seconds", "stepping", "stepped"):
             setattr(self, key, state_dict[key])
         self.spikes = Spikes(**state_dict["spikes"])
@@ -92,18 +111,16 @@ class Metrics(L.Callback):
         self.validations.load_state_dict(state_dict["history"]["validations"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clocks and the display."""
         assert isinstance(pl_module, LitGPT)
-        self.first, self.module = trainer.global_step, pl_module
-        # The first may compile; steps to be captured are warmed up first.
-        self.unusual = WARMUP_STEPS + 1 if pl_module.capture else 1
+        self.start_step, self.module = trainer.global_step, pl_module
+        self.num_slow = WARMUP_STEPS + 1 if pl_module.capture else 1  # the first may compile; capturing warms up
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = time.perf_counter()
-        pl_module.lap = self.laps = PhaseTimer(pl_module.device, replayed=pl_module.capture is not None)
-        unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.laps.known)
-        if self.first == 0 and trainer.is_global_zero:  # what a run logged before it was resumed is still there
+        pl_module.end_phase = self.phases = PhaseTimer(pl_module.device, replayed=pl_module.capture is not None)
+        unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.phases.available)
+        if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_custom_scalars(layout(unknown))
@@ -113,7 +130,7 @@ class Metrics(L.Callback):
         if trainer.is_global_zero and sys.stdout.isatty():
             self.bar = tqdm(
                 total=trainer.max_steps,
-                initial=self.first,
+                initial=self.start_step,
                 file=sys.stdout,
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
@@ -122,48 +139,43 @@ class Metrics(L.Callback):
             log.info("compiling  about 20 seconds the first time, a few after that")
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Copy the weights before a step that is logged."""
         assert isinstance(pl_module, LitGPT)
         if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
             self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
-    ) -> None:
-        """Count the step; at the end of an interval, log it."""
-        assert self.first is not None and isinstance(pl_module, LitGPT)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        assert isinstance(pl_module, LitGPT)
         step = trainer.global_step
-        wanted = step - self.first <= FIRST_STEPS or self._is_logged(trainer, step)
-        if wanted or not pl_module.behind or len(pl_module.unread) >= MAX_UNREAD:
-            self._count()
-        self.laps("other")
-        seconds = self.laps.take()
-        if step - self.first > self.unusual:
+        count = step - self.start_step  # steps of this process
+        read = count <= FIRST_STEPS or self._is_logged(trainer, step)
+        if read or not pl_module.asynchronous or len(pl_module.unread) >= MAX_UNREAD:
+            self._read_losses()
+        self.phases("other")
+        seconds = self.phases.take()
+        if count > self.num_slow:
             self.stepping += seconds
             self.stepped += 1
         else:
-            self.laps.clear()
-        if step - self.first <= FIRST_STEPS:
+            self.phases.clear()
+        if count <= FIRST_STEPS:
             self.first_steps.append(seconds)
-        if step - self.first == FIRST_STEPS and self.warn:
+        if count == FIRST_STEPS and self.warn:
             self._warn_if_long(trainer, step)
         if self._is_logged(trainer, step):
             self._log(trainer, pl_module, step)
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
-        self.laps.recording = self._is_logged(trainer, step + 1)
+        self.phases.recording = self._is_logged(trainer, step + 1)
         if step == trainer.max_steps:
-            trainer.should_stop = True  # Lightning then validates once more, whatever the interval
+            trainer.should_stop = True  # has Lightning validate once more, whatever the interval
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See that there is something to validate."""
         assert isinstance(pl_module, LitGPT)
-        if self.started and pl_module.behind:
-            self._count()
-            self.laps("other")  # what was waited for are steps
+        if self.started and pl_module.asynchronous:
+            self._read_losses()
+            self.phases("other")  # waiting for the queued steps is not part of the validation
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say what the validation gave."""
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
         score = pl_module.score
         self.validations.add([trainer.global_step, score.loss, score.bpc])
@@ -173,36 +185,27 @@ class Metrics(L.Callback):
             )
         self.last_line = time.perf_counter()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Count what is left and stop the clocks and the display."""
-        self._count()
+    def on_train_end(self, *_: Any) -> None:
+        self._read_losses()
+        self._stop()
+
+    def on_exception(self, *_: Any) -> None:
         self._stop()
 
     def _stop(self) -> None:
-        assert self.started is not None
-        self.seconds += time.perf_counter() - self.started
-        self.started = None
-        if self.bar is not None:
-            self.bar.close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave the terminal as it was."""
         if self.started:
-            self._stop()
+            self.seconds += time.perf_counter() - self.started
+            self.started = None
+            if self.bar is not None:
+                self.bar.close()
 
-    def _count(self) -> None:
-        """Count the steps that have not been counted yet.
-
-        Raises:
-            Diverged: see `LitGPT.read`.
-        """
-        assert self.module is not None
+    def _read_losses(self) -> None:
         for step, loss, grad_norm in self.module.read():
             self.loss_sum += loss
             self.loss_count += 1
             self.clipped += 0 < self.module.optim_config.clip < grad_norm
             self.grad_norm, usual = grad_norm, self.spikes.usual
-            if self.spikes.see(loss) and self.module.global_rank == 0 and self.spikes.count <= SPIKES_SAID:
+            if self.spikes.update(loss) and self.module.global_rank == 0 and self.spikes.count <= MAX_SPIKES_LOGGED:
                 log.info(f"step {step + 1}: the loss jumped to {loss:.4f} from about {usual:.4f}")
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
@@ -225,10 +228,12 @@ class Metrics(L.Callback):
         if trainer.loggers:
             updates = relative_updates(self.before, module.net)
             values |= {f"update/{group}": update for group, update in updates.items()}
-            values["perf/memory_gib"] = used_memory(module.device) / 2**30
-            values |= {f"time/{part}": share for part, share in self.laps.shares().items()}
+            on_gpu = module.device.type == "cuda"
+            memory = torch.cuda.max_memory_allocated(module.device) if on_gpu else psutil.Process().memory_info().rss
+            values["perf/memory_gib"] = memory / 2**30  # the peak on a GPU, the present elsewhere
+            values |= {f"time/{phase}": share for phase, share in self.phases.shares().items()}
             del self.before
-        self.laps.clear()
+        self.phases.clear()
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         self.logged = self.stepping, self.stepped
         speed = steps * self.tokens_per_step / seconds if steps else None

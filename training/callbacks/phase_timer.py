@@ -1,64 +1,63 @@
-"""Seconds of a step by phase, on the CPU or by CUDA events."""
+"""Seconds of a step by phase, by the CPU's clock or by CUDA events."""
 
 import time
 from itertools import pairwise
 
 import torch
 
-PARTS = ("data", "forward", "backward", "optimizer", "other")  # of the time of a step
+PHASES = ("data", "forward", "backward", "optimizer", "other")  # of a step
 
 
 class PhaseTimer:
-    """Where the time of training steps goes: seconds by part, each part being told of when it is over.
+    """Measure which share of the time of training steps each phase takes. Call it at the end of each phase.
 
-    A GPU works behind the program. There the shares are those of its own clock, between events on its stream, of few
-    steps: what is asked of it waits for nothing before `shares`.
+    On CUDA, shares are measured between events on the stream, of the steps where `recording` is set; only `shares`
+    synchronizes.
 
     Args:
         device: that trains.
-        replayed: whether steps are replayed, so that their phases are not known.
+        replayed: whether steps are replayed CUDA graphs, whose phases are not known.
     """
 
     def __init__(self, device: torch.device, replayed: bool = False) -> None:
         self.cuda = device.type == "cuda"
-        # On other devices the program would only see itself wait.
-        self.known = device.type in ("cpu", "cuda") and not replayed
+        self.available = device.type in ("cpu", "cuda") and not replayed  # MPS is asynchronous and has no events here
         self.marked = time.perf_counter()
-        self.step = 0.0  # seconds since `take`, on the program's clock
-        self.recording = False  # events, from the end of one step to the end of the next
+        self.step = 0.0  # seconds of steps since `take`, by the CPU's clock
+        self.recording = False
         self.clear()
 
     def clear(self) -> None:
-        """Forget what has been seen of the parts."""
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        """Forget the phases so far."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.events: list[tuple[str, torch.cuda.Event]] = []
 
-    def __call__(self, part: str) -> None:
-        """Say that a part is over; what is no part of a step, such as a validation, is not counted."""
+    def __call__(self, phase: str) -> None:
+        """End a phase; the time of one that is not in `PHASES`, such as a validation, is not counted."""
         now = time.perf_counter()
-        if part in PARTS:
+        if phase in PHASES:
             self.step += now - self.marked
-            self.seconds[part] += now - self.marked
+            self.seconds[phase] += now - self.marked
         self.marked = now
-        if self.cuda and self.known and self.recording:
+        if self.cuda and self.available and self.recording:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.events.append((part, event))
+            self.events.append((phase, event))
 
     def take(self) -> float:
-        """Seconds of steps since the last call."""
+        """Return the seconds of steps since the last call."""
         taken, self.step = self.step, 0.0
         return taken
 
     def shares(self) -> dict[str, float]:
-        """By part, the share of the time of the steps since `clear`; they add up to 1. Empty where it is not known."""
+        """Return each phase's share of the time since `clear`, adding up to 1; empty where it is not known."""
         seconds = self.seconds
         if self.cuda:
-            seconds = dict.fromkeys(PARTS, 0.0)
+            seconds = dict.fromkeys(PHASES, 0.0)
             if self.events:
                 self.events[-1][1].synchronize()
-            for (_, before), (part, after) in pairwise(self.events):
-                if part in PARTS:
-                    seconds[part] += before.elapsed_time(after)
+            for (_, before), (phase, after) in pairwise(self.events):
+                if phase in PHASES:
+                    seconds[phase] += before.elapsed_time(after)
         whole = sum(seconds.values())
-        return {part: seconds[part] / whole for part in PARTS} if whole and self.known else {}
+        return {phase: seconds[phase] / whole for phase in PHASES} if whole and self.available else {}

@@ -1,4 +1,4 @@
-"""Show in TensorBoard, at each validation, what the model has learned: pictures and histograms."""
+"""Plot in TensorBoard, at each validation, what the model has learned."""
 
 import queue
 import time
@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from base.errors import one_line
 from base.log import log
@@ -16,43 +15,40 @@ from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, plots
 from reports.picture_process import Renderer
 from reports.tensorboard import Summary
-from training.callbacks.samples import boards, to_boards
+from training.callbacks.samples import boards
 from training.module import LitGPT
 from training.strategy import whole_model
 
-MAX_WAITING = 100  # pictures; where validations come faster than pictures are drawn, some have none
-END_SECONDS = 30.0  # to wait, at the end, for the pictures that are not drawn yet
+MAX_QUEUED = 100  # pictures that are sent and not rendered yet, beyond which a validation gets none
+END_SECONDS = 30.0  # seconds to wait at the end of a run for pictures that are not rendered yet
 
 
 class Pictures(L.Callback):
-    """Shows in TensorBoard, at each validation, what the model has learned: pictures, and histograms on request.
+    """Add pictures, and histograms on request, to TensorBoard at each validation.
 
-    The numbers are computed here; they are drawn in a process of their own and written when that is done. Training does
-    not wait for them, a run only at its very end, and not for long. Pictures that are not drawn when the run is stopped
-    are lost. Where validations come faster than pictures can be drawn, some have none, which is said once.
+    The data are computed here and rendered in a second process. Training does not wait for it; `finish` does, for up to
+    `END_SECONDS`. Pictures that are not rendered when the run is stopped are lost.
     """
 
     def __init__(self, config: WatchConfig, shown: Shown) -> None:
         self.config, self.shown = config, shown
-        self.drawer: Renderer | None = None
-        self.waiting = 0  # pictures that are sent and not written yet
-        self.given_up = False
-        self.behind = False  # and some were left out
+        self.renderer: Renderer | None = None
+        self.queued = 0  # pictures that are sent and not written yet
+        self.failed = False
+        self.warned = False  # that validations come faster than pictures are rendered
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the sums."""
+    def on_validation_epoch_start(self, *_: Any) -> None:
         self.totals = torch.zeros(3, BINS, dtype=torch.float64)
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """See how sure the model is of what it predicts; the first process' share of the windows will do."""
+        """Add up confidence and accuracy, over rank 0's share of the windows."""
         if self.config.pictures and trainer.is_global_zero and boards(trainer):
             _, targets, counted = batch
             self.totals += calibration_totals(outputs[counted], targets[counted])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compute what is to be drawn."""
         assert isinstance(pl_module, LitGPT)
         if not boards(trainer) or not (self.config.pictures or self.config.histograms):
             return
@@ -65,85 +61,76 @@ class Pictures(L.Callback):
                 for board in boards(trainer):
                     board.experiment.add_histogram(tag, values, step)
         last = step >= trainer.max_steps or trainer.should_stop
-        if self.config.pictures and not self.given_up:
-            if self.waiting >= MAX_WAITING and not last:
-                if not self.behind:
+        if self.config.pictures and not self.failed:
+            if self.queued >= MAX_QUEUED and not last:
+                if not self.warned:
                     log.info("pictures   are drawn more slowly than validations come: some are left out")
-                self.behind = True
+                self.warned = True
                 return
             self._send(plots(model, self.totals, self.shown, self.config.heads(), step))
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
-    ) -> None:
-        """Write what has been drawn meanwhile."""
-        while self._write(to_boards(trainer)):
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        def write(step: int, summary: Summary) -> None:
+            for board in boards(trainer):
+                board.experiment.file_writer.add_summary(summary, step)
+
+        while self._write(write):
             pass
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave at once."""
-        self.end()
+    def on_exception(self, *_: Any) -> None:
+        self.close()
 
     def finish(self, write: Callable[[int, Summary], None]) -> None:
-        """Wait a while for what is left, and end the process.
+        """Wait up to `END_SECONDS` for the pictures that are left, and end the process that renders.
 
         Args:
-            write: takes a step and what to write for it.
+            write: writes a summary for a step.
         """
         until = time.monotonic() + END_SECONDS
-        while self.waiting and self._write(write, until - time.monotonic()):
+        while self.queued and self._write(write, until - time.monotonic()):
             pass
-        if self.waiting:
-            log.info(f"pictures   {self.waiting} were not drawn within {END_SECONDS:g} seconds")
-        self.end()
+        if self.queued:
+            log.info(f"pictures   {self.queued} were not drawn within {END_SECONDS:g} seconds")
+        self.close()
 
-    def __enter__(self) -> "Pictures":
-        """Draw until the context ends."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process that draws."""
-        self.end()
-
-    def end(self) -> None:
-        """End the process, drawn or not."""
-        if self.drawer:
-            self.drawer.end()
-            self.drawer = None
+    def close(self) -> None:
+        """End the process that renders; pictures that are left are lost."""
+        if self.renderer:
+            self.renderer.end()
+            self.renderer = None
 
     def _send(self, pictures: Iterator[dict[str, Any]]) -> None:
-        if self.drawer is None:
+        if self.renderer is None:
             try:
-                self.drawer = Renderer()
+                self.renderer = Renderer()
             except OSError as error:
-                self._give_up(one_line(error))
+                self._fail(one_line(error))
                 return
         for picture in pictures:
-            self.waiting += 1
-            self.drawer.wanted.put(picture)
+            self.queued += 1
+            self.renderer.wanted.put(picture)
 
     def _write(self, write: Callable[[int, Summary], None], wait: float = 0.0) -> bool:
-        """Write the next picture if it has been drawn, or is within so many seconds, and say whether it was."""
-        if self.drawer is None:
+        """Write the next picture; return whether there was one within `wait` seconds."""
+        if self.renderer is None:
             return False
         try:
-            picture, answer = self.drawer.drawn.get(wait > 0, wait if wait > 0 else None)
+            picture, answer = self.renderer.drawn.get(wait > 0, wait if wait > 0 else None)
         except queue.Empty:
             return False
         if isinstance(answer, str):
-            self._give_up(answer)
+            self._fail(answer)
             return False
-        self.waiting -= 1
-        width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # as PNG has them
+        self.queued -= 1
+        width, height = (int.from_bytes(answer[at : at + 4], "big") for at in (16, 20))  # PNG header
         image = Summary.Image(encoded_image_string=answer, width=width, height=height, colorspace=4)
         try:
             write(picture["step"], Summary(value=[Summary.Value(tag=picture["tag"], image=image)]))
-        except OSError as error:  # such as a full disk, which is to cost no more than pictures
-            self._give_up(one_line(error))
-        return not self.given_up
+        except OSError as error:  # such as a full disk: training continues without pictures
+            self._fail(one_line(error))
+        return not self.failed
 
-    def _give_up(self, reason: str) -> None:
-        """Say why there are no more pictures; training goes on."""
+    def _fail(self, reason: str) -> None:
         log.info(f"pictures   are not drawn any more: {reason}")
-        self.waiting, self.given_up = 0, True
-        self.end()
+        self.queued, self.failed = 0, True
+        self.close()

@@ -1,4 +1,4 @@
-"""Check that all processes start from the same code, text and step."""
+"""Check that all ranks start from the same settings, text and step."""
 
 import platform
 from datetime import timedelta
@@ -12,34 +12,34 @@ from base.options import shown
 from base.run_directory import RUNS
 from training.torch_private import set_pg_timeout
 
+PER_MACHINE = ("device", "threads")  # may differ between machines
+
 
 class SameStart(L.Callback):
-    """Ends a run at its start where its processes do not go on from the same: each must see the same files.
+    """End a run before its first step where the machines of its ranks do not see the same files.
 
     Args:
-        mine: what this process starts from, by name, as plain data.
-        timeout: seconds after which, from here on, they give up one that is silent.
+        fingerprint: what this rank starts from, by name, as plain data.
+        timeout: seconds that a collective operation may take from here on, after which the others are taken for lost.
     """
 
-    HERE = ("device", "threads")  # of a machine, and allowed to differ between machines
-
-    def __init__(self, mine: dict[str, Any], timeout: float) -> None:
+    def __init__(self, fingerprint: dict[str, Any], timeout: float) -> None:
         self.timeout = timeout
-        self.mine = {name: value for name, value in mine.items() if name not in self.HERE}
+        self.fingerprint = {name: value for name, value in fingerprint.items() if name not in PER_MACHINE}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Compare, as soon as the processes can talk to each other.
+        """Compare the ranks.
 
         Raises:
-            InputError: on every process, with the first difference.
+            InputError: on every rank, with the first difference.
         """
         if trainer.world_size == 1:
             return
-        mesh = getattr(trainer.strategy, "device_mesh", None)  # of fsdp, with groups of its own
+        mesh = getattr(trainer.strategy, "device_mesh", None)  # FSDP's has process groups of its own
         for group in (None, *(mesh.get_all_groups() if mesh else ())):
             set_pg_timeout(timedelta(seconds=self.timeout), group)
         everyone: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(everyone, (platform.node(), self.mine))
+        torch.distributed.all_gather_object(everyone, (platform.node(), self.fingerprint))
         (first, wanted), *others = everyone
         for rank, (machine, found) in enumerate(others, start=1):
             for name in wanted:

@@ -1,74 +1,61 @@
-"""What a run shows while it takes no steps: what comes before the first one, validations, and what follows them."""
+"""Show progress while a run takes no steps."""
 
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from base.progress import Progress
 from training.module import LitGPT
 
 
 class Waiting(L.Callback):
-    """Shows what a run waits for; it comes first, so that what other callbacks do after a validation is shown, too."""
+    """Show what a run waits for: setup, compiling, validation, and the other callbacks after a validation.
+
+    It must come before those.
+
+    Args:
+        validated: characters of a validation on this device.
+    """
 
     def __init__(self, validated: int) -> None:
         self.validated = validated
         self.shown: Progress | None = None
-        self.restored = False  # whether a checkpoint that is resumed has been taken over
+        self.restored = False  # whether training has begun, with the state of the checkpoint where one is resumed
 
     def show(self, what: str, total: int = 0) -> None:
-        """End what is shown, and show something else."""
+        """Replace what is shown."""
         self.end()
         self.shown = Progress(what, total).__enter__()
 
     def end(self) -> None:
-        """Show no more."""
+        """Show nothing from now on."""
         if self.shown is not None:
             self.shown.__exit__()
             self.shown = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """All processes are there."""
         self.show("setting up")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first step takes longer than the others."""
         self.restored = True
         assert isinstance(pl_module, LitGPT)
         self.show("compiling" if pl_module.compile_step else "the first step")
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Tensor, batch_idx: int
-    ) -> None:
-        """A step was taken."""
+    def on_train_batch_end(self, *_: Any) -> None:
         self.end()
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A validation begins."""
+    def on_validation_start(self, *_: Any) -> None:
         self.show("validating", self.validated)
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """So much of it is done."""
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         assert self.shown is not None
         self.shown.update(batch[0].numel())
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Samples are drawn, and a checkpoint is saved."""
-        self.show("writing what came of it")
+    def on_validation_end(self, *_: Any) -> None:
+        self.show("saving and sampling")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """There is nothing to wait for."""
+    def on_train_end(self, *_: Any) -> None:
         self.end()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave the terminal as it was."""
+    def on_exception(self, *_: Any) -> None:
         self.end()

@@ -1,4 +1,4 @@
-"""How far each group of weights moves: ||change|| / ||weight||."""
+"""How far a step moves each group of weights: ||after - before|| / ||before||."""
 
 import torch
 from torch import Tensor
@@ -8,17 +8,17 @@ from gpt.sharded_tensors import whole
 
 
 def group_of(name: str) -> str:
-    """The part of the model that a weight belongs to: embedding, attention, mlp, norm or head."""
+    """Return the group of a weight: embedding, attention, mlp, norm or head."""
     layers = name.split(".")
     layer = layers[2] if layers[0] == "blocks" else layers[0]
     return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """How far a step has moved the weights, by their group: ||after - before|| / ||before||.
+    """Return ||after - before|| / ||before|| by group; where the weights are sharded, all ranks must call this.
 
     Args:
-        before: the weights before the step, by name; where they are spread over devices, all must ask.
+        before: the weights before the step, by name.
         model: the model after it.
     """
     weights: dict[str, list[Tensor]] = {}

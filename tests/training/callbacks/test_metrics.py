@@ -23,7 +23,7 @@ from tests.conftest import Ended, assert_same_weights, board, last, summary
 from tests.faults import faults
 from tests.faults.processes import run_ranks
 from tests.training.callbacks.test_pictures import TAGS, images
-from training.callbacks.phase_timer import PARTS, PhaseTimer
+from training.callbacks.phase_timer import PHASES, PhaseTimer
 
 Train = Callable[..., Ended]
 
@@ -125,8 +125,8 @@ def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
-    for part, share in zip(PARTS, (1, 4, 8, 2, 1), strict=True):
-        assert scalars("a", f"time/{part}") == pytest.approx(dict.fromkeys((4, 8, 12), share / 16)), part
+    for phase, share in zip(PHASES, (1, 4, 8, 2, 1), strict=True):
+        assert scalars("a", f"time/{phase}") == pytest.approx(dict.fromkeys((4, 8, 12), share / 16)), phase
     assert scalars("a", "perf/chars_per_s") == pytest.approx(dict.fromkeys((4, 8, 12), 8 * 32 / 16))
     assert summary("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
 
@@ -140,24 +140,24 @@ def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) 
         return made
 
     monkeypatch.setattr(torch.cuda, "Event", event)
-    laps = PhaseTimer(torch.device("cuda"))
-    took = dict(zip(PARTS, (1.0, 2.0, 4.0, 2.0, 1.0), strict=True))
+    phases = PhaseTimer(torch.device("cuda"))
+    took = dict(zip(PHASES, (1.0, 2.0, 4.0, 2.0, 1.0), strict=True))
 
     def step() -> None:
         for part, seconds in took.items():
             now[0] += seconds
-            laps(part)
+            phases(part)
 
     step()
-    assert laps.shares() == {} and not laps.events, "nothing was asked"
-    laps.recording = True
-    laps("other")
+    assert phases.shares() == {} and not phases.events, "nothing was asked"
+    phases.recording = True
+    phases("other")
     now[0] += 100
-    laps("validation")
+    phases("validation")
     step()
-    assert laps.shares() == {part: seconds / 10 for part, seconds in took.items()} and len(waited) == 1
-    laps.clear()
-    assert laps.shares() == {}
+    assert phases.shares() == {part: seconds / 10 for part, seconds in took.items()} and len(waited) == 1
+    phases.clear()
+    assert phases.shares() == {}
 
 
 def test_bits_per_character_of_training_are_those_of_characters(train: Train) -> None:
