@@ -111,7 +111,7 @@ class GPT(nn.Module):
         """What the first T sinusoidal positions add: (T, C).
 
         Section 3.4 of arXiv:1706.03762 multiplies the embeddings by the root of C instead. How loud places are beside
-        letters matters: docs/results.md.
+        letters matters: docs/experiments.md.
         """
         return self.position_tables(length)[0] / self.config.dim**0.5
 

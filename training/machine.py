@@ -24,7 +24,7 @@ from training.devices import rows_per_device
 if TYPE_CHECKING:
     from data.text import Text
 
-COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/results.md)
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling wins back its time (docs/experiments.md)
 
 
 def device_kind(accelerator: str) -> str:
@@ -134,7 +134,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep the blocks that a training step frees, for the next step to take.
 
     By default it gives large ones back to the system, which fills every page with zeros when they are
-    asked for again (docs/results.md has what that costs). Other systems are left as they are.
+    asked for again (docs/experiments.md has what that costs). Other systems are left as they are.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
