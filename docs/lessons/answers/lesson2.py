@@ -9,28 +9,28 @@ def unbatched(x: Tensor, w_in: Tensor, w_out: Tensor, heads: int) -> Tensor:
     *leading, T, d = x.shape
     qkv = (x @ w_in.T).view(*leading, T, 3, heads, d // heads)  # (..., T, 3, H, D)
     q, k, v = (each.transpose(-3, -2) for each in qkv.unbind(-3))  # 3 x (..., H, T, D)
-    scores = q @ k.transpose(-2, -1) / (d // heads) ** 0.5  # (..., H, T, T)
+    logits = q @ k.transpose(-2, -1) / (d // heads) ** 0.5  # (..., H, T, T)
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
-    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    weights = logits.masked_fill(future, -torch.inf).softmax(-1)
     return (weights @ v).transpose(-3, -2).reshape(*leading, T, d) @ w_out.T  # (..., T, d)
 
 
 def sizes(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
     """Causal attention of (N, T, d) whose heads have keys of size K and values of size V; no two sizes need be alike.
 
-    Queries and keys meet in a dot product, so they share K, which is also what the scores are scaled by. Values meet
+    Queries and keys meet in a dot product, so they share K, which is also what the logits are scaled by. Values meet
     only W_O, which takes all H V channels back to d.
     """
     T = x.shape[1]
     # One sequence, all heads: (N, 1, T, d) @ (H, d, K) is broadcast to (N, H, T, K).
     q, k, v = (x[:, None] @ w for w in (w_q, w_k, w_v))
-    scores = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5  # (N, H, T, T)
-    weights = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    logits = q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5  # (N, H, T, T)
+    weights = logits.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2) @ w_o  # (N, T, H V) @ (H V, d)
 
 
 def right_einsum(q: Tensor, k: Tensor) -> Tensor:
-    """Scores (N, H, T, S): sequence and head stand on both sides and on the right, so nothing but D is summed."""
+    """Logits (N, H, T, S): sequence and head stand on both sides and on the right, so nothing but D is summed."""
     return torch.einsum("n h i d, n h j d -> n h i j", q, k)
 
 
