@@ -112,7 +112,7 @@ def _median_seconds(work: Callable[[], object]) -> float:
 CHARACTERS_PER_WEIGHT = 4.0
 # With more weights than this for each character of the text, and the text read this often, the model learns it by heart
 # and the validation loss rises again. Dropout prevents that. Seen with 0.8 million weights: 180 KB of text were
-# learned by heart, 1 MB were not (docs/experiments.md).
+# memorised, 1 MB were not (docs/experiments.md).
 WEIGHTS_PER_CHARACTER, READINGS, DROPOUT = 2.0, 8.0, 0.2
 # From so many steps on, half as many of twice the windows learn as much from as many characters and take less time
 # (docs/experiments.md).
