@@ -14,7 +14,7 @@ from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
-FUSED_FROM = 1024  # tokens from which torch's fused kernel is the faster one on a CPU, see docs/results.md
+FUSED_FROM = 1024  # tokens from which torch's fused kernel is the faster one on a CPU, see docs/experiments.md
 MAX_SCORES = 2**25  # attention scores in memory at once when not training
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
 MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller blocks are slow

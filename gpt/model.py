@@ -111,7 +111,7 @@ class GPT(nn.Module):
         """Return what the first T sinusoidal positions add: (T, C).
 
         Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. The scale of positions relative to
-        embeddings matters: docs/results.md.
+        embeddings matters: docs/experiments.md.
         """
         return self.position_tables(length)[0] / self.config.dim**0.5
 

@@ -22,7 +22,7 @@ from gpt.cuda_graph import Capture, capture
 from gpt.model import GPT
 from training.devices import rows_per_device
 
-COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/results.md)
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
 
 
 def device_kind(accelerator: str) -> str:
@@ -132,7 +132,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep the memory that a training step frees for the next step.
 
     By default it returns large blocks to the system, which zeroes each page when they are allocated again
-    (docs/results.md has the cost). Nothing is done on other systems.
+    (docs/experiments.md has the cost). Nothing is done on other systems.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Runs lessons and stores what comes out in them: `python docs/lessons/execute.py [3 4]`, all without numbers."""
+"""Run lessons and store their outputs: `python docs/lessons/execute.py [3 4]`; all four if no number is given."""
 
 import sys
 import time
@@ -12,12 +12,12 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def lessons() -> list[Path]:
-    """The notebooks, in order."""
+    """Return the notebooks in order."""
     return sorted(HERE.glob("[0-9]*.ipynb"))
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
-    """Run a notebook in a fresh process, where it lies, and return it with what came out.
+    """Run a notebook in a new process, in its folder, and return it with its outputs.
 
     Raises:
         CellExecutionError: a cell failed.
@@ -28,7 +28,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
         notebook,
         timeout=150,
         record_timing=False,
-        coalesce_streams=True,  # what a cell prints comes in pieces that depend on the clock
+        coalesce_streams=True,  # otherwise a cell's prints come in pieces that depend on timing
         resources={"metadata": {"path": str(HERE)}},
     )
     client.execute()

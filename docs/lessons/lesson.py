@@ -1,4 +1,4 @@
-"""What the lessons share: where the project is, how their pictures look, and numbers as a picture.
+"""What the lessons share: the import path, the style of the plots, and a plot of a matrix.
 
 Importing it makes `gpt` and `data` importable, from whichever directory a notebook was started.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-# What data/ fetches texts with would like to draw its progress with ipywidgets.
+# tqdm warns that ipywidgets is missing.
 warnings.filterwarnings("ignore", "IProgress not found")
 plt.rcParams.update(
     {
@@ -39,16 +39,16 @@ def show(
     around_zero: bool = False,
     axes: Axes | None = None,
 ) -> Axes:
-    """Draw a matrix as coloured squares.
+    """Plot a matrix as coloured squares.
 
     Args:
-        matrix: (R, C); what is not finite stays white.
-        title: above it.
-        rows: names of the R rows; none are written where this is empty.
-        columns: names of the C columns.
+        matrix: (R, C); NaN and infinite entries stay white.
+        title: above the plot.
+        rows: names of the R rows; may be empty.
+        columns: names of the C columns; may be empty.
         numbers: write each value into its square.
-        around_zero: a scale with a colour for each sign, instead of one from light (smallest) to dark.
-        axes: where; None makes a figure.
+        around_zero: one colour for each sign, instead of a scale from light (smallest) to dark.
+        axes: where to plot; None makes a figure.
     """
     axes = axes or plt.subplots(figsize=(3.4, 3.2))[1]
     values = np.ma.masked_invalid(np.asarray(matrix, dtype=float))
