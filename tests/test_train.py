@@ -144,7 +144,6 @@ def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it trains, what TensorBoard's writer fails at is raised by the next call, and told once."""
     seen = []
     monkeypatch.setattr("training.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
     before = threading.excepthook

@@ -107,7 +107,7 @@ CHARACTERS_PER_WEIGHT = 4.0
 # With more weights per character of the text and more epochs than this, a model without dropout memorises the text, and
 # its validation loss rises again. Seen with 0.8 million weights on 180 KB, but not on 1 MB (docs/experiments.md).
 WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
-DOUBLED_FROM = 4000  # steps from which half as many with twice the batch learn as much in less time (docs/experiments.md)
+DOUBLED_FROM = 4000  # steps from which twice the batch and half the steps are faster (docs/experiments.md)
 VALIDATIONS = 6  # per run; fewer where they would exceed
 VALIDATION_SHARE = 0.25  # of the time
 OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit

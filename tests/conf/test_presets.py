@@ -70,6 +70,16 @@ def test_what_can_be_typed_about_a_callback_has_the_default_of_its_preset() -> N
         defaults = vars(kind())
         assert {key: preset.get(key, value) for key, value in defaults.items()} == defaults
         check(kind(), name)
+    assert (EarlyStopping().patience, Ema().decay) == (5, 0.998)
+
+
+def test_the_default_recipe_is_the_one_of_the_results() -> None:
+    values = {key: value for key, value in leaves(to_dict(compose([]))) if isinstance(value, int | float | list)}
+    numbers = [value for value in values.values() if not isinstance(value, bool)]
+    assert numbers == [
+        0, [], 1, 4, 2, 128, 256, 0.0, [0.9, 0.05, 0.05], 8, 20.0, 0.006, 0.01, 0.0, 50, 0.5, 0.1, [0.9, 0.99], 1.0,
+        1200, 1, 600.0, 300, 10, [],
+    ], values  # fmt: skip
 
 
 @pytest.mark.slow

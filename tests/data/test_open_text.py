@@ -16,6 +16,7 @@ from data import encode
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 from data.open_text import open_text
+from data.passages import prompts
 from data.text import SPLITS, split_by_file, split_within
 from data.tokenizer import ByteTokenizer
 from tests.conftest import refusal
@@ -268,3 +269,11 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
     assert len(opened(context=49).validation) == 50
     assert len(opened(split=[0.9, 0.1, 0.0]).test) == 0
     assert len(opened(split=[0.9, 0.098, 0.002]).test) == 2
+
+
+def test_prompts_are_from_a_quarter_and_three_quarters_of_validation(tmp_path, opened):
+    write(tmp_path / "a.txt", "".join(f"{number:05d}" for number in range(8000)))
+    text = opened("a.txt")
+    first, second = (text.tokenizer.decode(each.numpy()) for each in prompts(text))
+    held_out = decoded(text)["validation"]
+    assert held_out.index(first) == len(held_out) // 4 and held_out.index(second) == 3 * len(held_out) // 4

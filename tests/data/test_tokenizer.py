@@ -55,6 +55,8 @@ def test_an_unknown_character_is_named():
         message = refusal(UnknownCharacter, CharTokenizer("abcd").encode, text)
         assert code in message and f"position {position} " in message
         message.encode()  # can be printed
+    assert [CharTokenizer("aE").nearest(each) for each in "Aéeß"] == ["a", "E", "E", ""]
+    assert CharTokenizer("a").nearest("á") == "a"
     tokenizer = CharTokenizer("abcdé")
     for point in random.Random(0).sample(range(300, 0x110000), 500):  # none passes for another
         with pytest.raises(UnknownCharacter, match=rf"U\+{point:04X}\b.*position 1 "):

@@ -260,7 +260,6 @@ def test_the_real_commands_cost_no_more_than_they_may(tried: dict[str, list[str]
 
 
 def test_the_payload_would_work() -> None:
-    """Where it is loaded as Lightning's `load_from_checkpoint` was for years."""
     Path("evil.ckpt").write_bytes(ATTACKS["an older checkpoint with a payload"]())
     torch.load("evil.ckpt", weights_only=False)
     assert Path("got-in").exists()

@@ -50,7 +50,6 @@ def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
 
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
-    """Of which the other could see nothing: the gradient is as it was."""
     for trainer, batch, newest in (("ddp", 2 * 25, 20), ("fsdp", 2 * 17 + 1, 10)):
         ended = run_ranks(2, "name=cut", f"trainer={trainer}", *MUON, fault={1: (faults.spoil_loss, batch)})
         said = f"step {batch // 2 + 1}: the loss is nan (batch {batch // 2} of seed 0)"

@@ -57,7 +57,6 @@ def test_calibration_equals_loops(scale: float, vocabulary: int) -> None:
 
 
 def test_what_calibration_means() -> None:
-    """Always sure and right three times in four: a quarter too sure. Nothing predicted: no number that is none."""
     logits = torch.tensor([[100.0, 0.0]]).expand(8, 2)
     assert calibration(calibration_totals(logits, torch.tensor([0, 0, 0, 1] * 2))).error == pytest.approx(0.25)
     even = calibration(calibration_totals(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])))

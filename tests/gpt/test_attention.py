@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt.attention import Attention
+from gpt.attention import Attention, choose_kernel, explicit_attention
 from gpt.config import ModelConfig
 from tests.reference.attention import attention
 from tests.reference.models import SOME, fill, name, normal, tiny, tolerance
@@ -77,6 +77,9 @@ def test_automatic_kernel_on_a_cpu() -> None:
             outs[kernel] = build(config).train()(x)
         same = [kernel for kernel in KERNELS if torch.equal(outs["auto"], outs[kernel])]
         assert same == [expected], (time, changes)
+    for batch, training in ((1, False), (2**10, True), (2**10, False)):
+        explicit = choose_kernel(tiny(), batch, 1000, "cpu", training)[0] is explicit_attention
+        assert explicit == (training or batch == 1)
 
 
 def test_large_scores_and_queries_of_zeros_stay_finite() -> None:
@@ -110,7 +113,6 @@ def test_dropout_acts_on_the_weights_in_training_only(kernel: str, positions: st
 
 
 def test_biases_are_made_for_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where those of all would take too much memory; not while training."""
     cases, x = itertools.product(("alibi", "rotary"), (None, 1, 3, 6)), normal(2, 7, 24)
     modules = [build(tiny(heads=3, dim=24, positions=positions, window=window)) for positions, window in cases]
     wanted = [module(x) for module in modules]

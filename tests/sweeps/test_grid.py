@@ -111,6 +111,7 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     assert {row["optim.lr"]: row["status"] for row in table("s")} == {
         "0.002": "finished", "1e+30": "failed", "0.003": "failed",
     }  # fmt: skip
+    assert re.search(r"^1e\+30 +failed", ended.out, re.MULTILINE), ended.out  # in the leaderboard
     again = run(*given)
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
     assert again.out.count(": finished before") == 1
@@ -208,7 +209,6 @@ def test_trials_of_several_devices_of_a_given_time_and_from_a_trained_model(trai
 
 @pytest.mark.slow
 def test_trials_as_jobs_of_submitit_s(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that is told that its time is up saves, is queued again and goes on; the result is that of a plain run."""
     needs("submitit", extra="launcher")
     import submitit
 

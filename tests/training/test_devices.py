@@ -98,7 +98,6 @@ def test_losses_are_those_of_one_device(kind: str, letters: None, monkeypatch: p
 
 
 def test_a_matrix_that_is_orthogonalised_in_parts_is_another(letters: None) -> None:
-    """What Muon would do without gathering: the test above sees it."""
     fault = (faults.both, (faults.iterate_in_fp32,), (faults.orthogonalise_shards,))
     recipe = [*EXACT, KINDS["muon"], "logger=csv"]
     assert run_ranks(2, "name=fsdp", "trainer=fsdp", *recipe, fault=fault).status == 0
@@ -175,6 +174,7 @@ def test_texts_are_those_of_the_gathered_model(workplace: Path) -> None:
     step, texts = last("a")["callbacks"]["Samples"]["history"]["entries"][-1]
     assert step == meta["step"] == 30
     assert [text for temperature, _, text in texts if temperature == 0.6] == written
+    assert {temperature for temperature, _, _ in texts} == {0.6, 1.0}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])

@@ -76,12 +76,11 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
     assert "step 0/" not in Path("runs/first/train.log").read_text()
     base("name=bytes", "data.tokenizer=byte", "trainer.max_steps=1")
     ended = base("name=more", "init_from=bytes", "data.path=new.txt", "trainer.max_steps=1")
-    assert ended.status == 0 and "256 distinct" in ended.out and "step 1, the same vocabulary" in ended.out
+    assert ended.status == 0 and " test bytes, 256 distinct" in ended.out and "step 1, the same vocabulary" in ended.out
     assert config("more")["data"]["tokenizer"] == "byte"
 
 
 def test_a_new_vocabulary_means_the_same(base: Call) -> None:
-    """After a step of next to nothing, old characters are what they were, wherever they have gone."""
     assert base("name=fine", *FINE, "trainer.max_steps=1", "optim.lr=1e-30", "optim.muon_lr=1e-30").status == 0
     (old, old_meta), (new, new_meta) = (load_checkpoint(f"runs/{name}") for name in ("first", "fine"))
     before, after = (CharTokenizer(meta["vocabulary"]["characters"]) for meta in (old_meta, new_meta))

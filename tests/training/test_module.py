@@ -155,7 +155,6 @@ def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable)
 
 
 def test_where_steps_are_captured_and_what_is_done_instead(capsys: pytest.CaptureFixture) -> None:
-    """A first step that fails has to do without compiling, too; several processes, which might not all fail, end."""
     to_console()
     assert choose_capture("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
