@@ -99,7 +99,7 @@ def test_an_optimizer_goes_on_there() -> None:
     for state in (adam.state[weight] for weight in model.parameters()):
         state["step"] = torch.zeros(())
     module = SimpleNamespace(
-        compile_step=False, capture=None, behind=True, device=DEVICE, trainer=SimpleNamespace(optimizers=[adam])
+        compile_step=False, capture=None, asynchronous=True, device=DEVICE, trainer=SimpleNamespace(optimizers=[adam])
     )
     LitGPT.on_train_start(module)
     assert {value.device for state in adam.state.values() for value in state.values()} == {DEVICE}
