@@ -13,6 +13,8 @@ from base.errors import for_output
 from base.progress import hidden
 
 log = logging.getLogger("chargpt")
+log.setLevel(logging.INFO)
+log.propagate = False
 
 
 class _Console(logging.Handler):
@@ -45,8 +47,6 @@ class _LogFile(logging.Handler):
 
 def to_console() -> None:
     """Send the log to the console only."""
-    log.setLevel(logging.INFO)
-    log.propagate = False
     log.handlers[:] = [_Console()]
 
 

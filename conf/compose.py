@@ -41,7 +41,7 @@ def hydra_errors(where: str = "") -> Iterator[None]:
     ConfigStore.instance().store("schema", node=Config)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, InputError) as error:
         raise InputError(where + one_line(error)) from None
 
 

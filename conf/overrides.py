@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def check_overrides(
     for key, value in literals.items():
         check_value(key, value, KNOWN[key][0], KNOWN[key][1].metadata)
     typed = {key.lstrip("+"): value for key, _, value in (argument.partition("=") for argument in arguments)}
-    plugged = {"tensorboard"}.union(*(typed.get(group, "").strip("[]").split(",") for group in PLUGGED))
+    plugged = {"tensorboard"}.union(*(re.findall(r"\w+", typed.get(group, "")) for group in PLUGGED))
     if typed.get("minutes", "null") != "null" and "trainer.max_steps" in typed:
         raise InputError("minutes: chooses trainer.max_steps; give one of the two")
     for argument in arguments:
@@ -87,7 +88,7 @@ def check_overrides(
         if group in PLUGGED and name and group != "launcher" and name not in plugged:
             raise InputError(f"{argument}: needs {group}={name}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
-            near = nearest(argument, [*KNOWN, *groups()])
+            near = "" if argument in KNOWN else nearest(argument, [*KNOWN, *groups()])
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             override = parse([argument])[0]

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
 from base.files import write_text
 from base.options import shown
 from reports.glyphs import kind, visible
+from reports.tensorboard_private import Event, Summary
 
 
 def _chart(*tags: str) -> list[Any]:

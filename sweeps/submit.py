@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, one_line
+from base.log import to_console
 from sweeps.trial import Outcome, Trial
 from sweeps.trial_processes import receiving, run_trials
 
@@ -46,6 +47,7 @@ class Job:
 
     def __call__(self) -> Outcome | None:
         """Run the trial; at the job's time limit it saves, and submitit requeues the job."""
+        to_console()
         outcomes: list[Outcome] = []
         received = run_trials(iter([self.trial]), 1, lambda _, result: outcomes.append(result))
         if received == signal.SIGUSR2:

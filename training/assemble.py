@@ -141,11 +141,12 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         "profiler": profiler,
     }
     del options["timeout"]
+    loggers = make(config.logger, save_dir=str(plan.directory))
     try:
         return L.Trainer(
             **options,
             callbacks=callbacks.in_order(),
-            logger=make(config.logger, save_dir=str(plan.directory)),
+            logger=loggers,
             plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
             max_epochs=-1,
             check_val_every_n_epoch=None,

@@ -69,6 +69,7 @@ class LitGPT(L.LightningModule):
         self.compile_step = config.compile != "false"
         self.capture, self.on_fallback = capture, on_fallback
         self.compile_pending = self.compile_step  # no compiled step has run yet
+        self.restoring = False  # a checkpoint is being loaded
         self.fallback_unsaved = False  # compiling or capturing has failed since the last checkpoint
         self.captured: CapturedWork | None = None  # the whole step, where it is captured
         self.rows = self.outcome = torch.empty(0)  # of the captured step: its batch, its loss and gradient norm
@@ -104,6 +105,7 @@ class LitGPT(L.LightningModule):
                 group["lr"] = torch.zeros((), device=self.device)  # a captured graph bakes in a float
         if self.capture:
             self._capture_steps(optimizer, self.capture)
+        self.restoring = False
 
     def _capture_steps(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
         """Capture whole steps, from the batch in `rows` to loss and gradient norm in `outcome`, (2,)."""
@@ -119,7 +121,7 @@ class LitGPT(L.LightningModule):
 
         self.captured, self.outcome = CapturedWork(work, capture), torch.zeros(2, device=self.device)
 
-    def _replay(self) -> None:
+    def _captured_step(self) -> None:
         """Take a captured step; fall back if capturing fails.
 
         It is passed to `optimizer.step`, so that Lightning counts the step; the optimizer then finds no gradients.
@@ -202,7 +204,7 @@ class LitGPT(L.LightningModule):
             if self.rows.shape != batch.shape:
                 self.rows = torch.empty_like(batch)
             self.rows.copy_(batch)
-            optimizer.step(self._replay)
+            optimizer.step(self._captured_step)  # the closure is the whole step; hooks before it see the new weights
             outcome = self.outcome.clone()
         else:
             try:
@@ -318,6 +320,9 @@ class LitGPT(L.LightningModule):
             f"{seen}: training has diverged; "
             f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
         )
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.restoring = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what describes the model and the run; reset what only captured steps need."""

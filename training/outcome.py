@@ -18,6 +18,7 @@ from reports.terminal import out_of_memory, python
 from training.assemble import Callbacks
 from training.devices import rows_per_device
 from training.errors import Diverged, RunFailed, Stopped, is_lost_process
+from training.module import LitGPT
 from training.run_plan import RunPlan
 from training.summary import as_trained, write_summary
 
@@ -64,10 +65,12 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
         summary["status"] = "interrupted" if isinstance(error, Stopped) else "diverged"
         raise
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if stops.received:  # torch re-raises `Stopped` as another error while it copies weights
+        if stops.received and not stops.training:  # torch re-raises `Stopped` as another error while it copies weights
             summary["status"] = "interrupted"
-            raise Stopped(stops.received) from None
-        if point is None or callbacks.waiting.restored or isinstance(error, InputError) or is_lost_process(error):
+            raise Stopped(stops.received) from error
+        module = trainer.lightning_module
+        restoring = isinstance(module, LitGPT) and module.restoring
+        if point is None or not restoring or isinstance(error, InputError) or is_lost_process(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"[:200]
         raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
@@ -99,7 +102,7 @@ def explaining_the_end(plan: RunPlan) -> Iterator[None]:
             raise
         raise Diverged(line) from None
     except RuntimeError as error:
-        if not is_lost_process(error):
+        if plan.runtime.devices == 1 or not is_lost_process(error):
             raise
         way = way_on(plan.directory, plan.config)
         raise RunFailed(f"another process of this run has died or is silent; {way}") from error

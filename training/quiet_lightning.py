@@ -11,17 +11,20 @@ from contextlib import contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Hide Lightning's tips, and the warnings of Lightning and torch that do not apply here."""
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.WARNING)
             yield
     finally:
         threading.excepthook = thread_failed
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _ignore_warnings() -> None:
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6.6 with torch 2.13.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # Both are intended: `capturable` is set before the capture, and fp32 is not TF32.

@@ -34,7 +34,7 @@ def list_documents(path: str) -> dict[str, Version]:
             store, root = fsspec.url_to_fs(entry)
             found |= {store.unstrip_protocol(name): _version(info) for name, info in _find(store, root).items()}
         except Exception as error:  # whatever the store's own library raises
-            raise DataError(f"data.path={printable(entry)}: {_reason(error, entry)}") from None
+            raise DataError(f"data.path={printable(entry)}: {_reason(error, entry)}") from error
     return found
 
 
@@ -89,7 +89,7 @@ def download(address: str, copy: Path) -> None:
                 raise
             final = isinstance(error, FileNotFoundError | PermissionError | ImportError)
             if final or time.monotonic() + pause > until:
-                raise DataError(f"{printable(address)}: {_reason(error, address)}") from None
+                raise DataError(f"{printable(address)}: {_reason(error, address)}") from error
             time.sleep(pause)
             pause = min(2 * pause, 8.0)
 

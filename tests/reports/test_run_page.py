@@ -66,13 +66,13 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
     for tokenizer in (CharTokenizer(TEXT), ByteTokenizer()):
         write("model.safetensors", tokenizer, context=200)
         model, _ = load_checkpoint("model.safetensors")
-        assert report(model=model)["measured"].endswith(" of 24. The last checkpoint has 1.3000 nats.")
         for length in (1, 2, 3, 90):
             Path("passage.txt").write_text(TEXT[:length], encoding="utf-8", newline="")
             ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
             lines = [json.loads(line) for line in ended.out.splitlines()]
             data = report(text=TEXT[:length], tokenizer=tokenizer, model=model)
             passage = data["passage"]
+            assert data["measured"].endswith(" of 24. The last checkpoint has 1.3000 nats.")
             assert passage["letters"] == TEXT[:length]
             assert len(data["attention"]["tokens"]) == min(len(tokenizer.encode(TEXT[:length])), NUM_ATTENDED)
             for line, thousandths, likely in zip(lines, passage["bits"], passage["likely"], strict=True):

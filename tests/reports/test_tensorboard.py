@@ -11,6 +11,7 @@ from PIL import Image
 
 import train as train_script
 from reports.tensorboard import layout
+from reports.tensorboard_private import Event, Summary
 from tests.conftest import ROOT, TINY, last, summary
 
 pytestmark = pytest.mark.slow
@@ -123,3 +124,7 @@ def test_the_table_of_settings_shows_what_differs_and_the_exact_result(board: An
         numbers = [float(cell) for cell in cells if re.fullmatch(r"\d\.\d+", cell)]
         for key in ("val_loss", "val_bpc", "test_loss"):
             assert any(number == pytest.approx(found[key], abs=1e-4) for number in numbers), key
+
+
+def test_the_protocol_buffers_are_where_reports_tensorboard_private_imports_them() -> None:
+    assert Event(step=3, summary=Summary(value=[Summary.Value(tag="a")])).summary.value[0].tag == "a"

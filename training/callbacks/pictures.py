@@ -14,7 +14,7 @@ from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import Shown, histograms, plots
 from reports.picture_process import Renderer
-from reports.tensorboard import Summary
+from reports.tensorboard_private import Summary
 from training.callbacks.samples import boards
 from training.module import LitGPT
 from training.strategy import whole_model

@@ -20,7 +20,6 @@ class Waiting(L.Callback):
     def __init__(self, validated: int) -> None:
         self.validated = validated
         self.shown: Progress | None = None
-        self.restored = False  # whether training has begun, with the state of the checkpoint where one is resumed
 
     def show(self, what: str, total: int = 0) -> None:
         """Replace what is shown."""
@@ -37,7 +36,6 @@ class Waiting(L.Callback):
         self.show("setting up")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.restored = True
         assert isinstance(pl_module, LitGPT)
         self.show("compiling" if pl_module.compile_step else "the first step")
 
