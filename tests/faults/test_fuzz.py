@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from base.log import to_console
 from conf.compose import apply_literals
 from conf.keys import fields
 from conf.overrides import check_overrides, split_literals
@@ -56,6 +57,7 @@ def test_every_character_there_is_comes_back() -> None:
 
 
 def printed(error: Exception) -> str:
+    to_console()
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         assert refuse(error) == 2
     line = shown.getvalue().removesuffix("\n")
