@@ -9,6 +9,9 @@ INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 EXTRAS := $(or $(EXTRAS),dev)
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 
+# Phrases that readers stumbled over; product and docs have the field's words instead.
+UNCLEAR := rehears|by heart|is no number|numbers that are none|gone? on from|goes on with|likeliest|who trusts|of (torch|NumPy|Lightning)[^a-z. ]s
+
 .PHONY: train test quick soak check clean
 
 train: $(VENV)/.installed
@@ -29,6 +32,7 @@ check: $(INSTALLED)
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports
 	@$(RUN) -m codespell_lib
+	@! git grep -nEi '$(UNCLEAR)' -- '*.py' '*.md' '*.yaml' '*.js' '*.html' ':!tests' ':!benchmarks' ':!CHANGELOG.md'
 
 clean:
 	rm -rf $(VENV)
