@@ -100,7 +100,7 @@ def check_overrides(
         _check_override(override, argument, sweep or search, search)
     for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
         minutes = choice_values("experiment", experiment).get("minutes")
-        if minutes and typed.get("experiment") == experiment:
+        if minutes and experiment in re.findall(r"\w+", typed.get("experiment", "")):
             raise InputError(
                 f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
                 "add minutes=null to set the steps"

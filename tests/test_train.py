@@ -268,7 +268,7 @@ def test_what_does_not_go_together(train: Call, monkeypatch: pytest.MonkeyPatch)
     for arguments, line in (
         (["minutes=1", "++trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
         (["minutes=1", "trainer.max_steps=5"], "minutes: chooses trainer.max_steps; give one of the two"),
-        (["experiment=stdlib_gpu", "trainer.max_steps=5"], "has minutes=5, which chooses it; add minutes=null"),
+        (["-m", "experiment=nanogpt_cpu,stdlib_gpu", "trainer.max_steps=5"], "which chooses it; add minutes=null"),
         (["minutes=1e-4"], "minutes=0.0001: is over before the first step, must be above "),
         (["minutes=1", "trainer.devices=2"], "minutes=1: needs one device; use trainer.devices=1 or trainer.max_steps"),
         ([*fsdp, "callbacks=ema"], "averages whole models; trainer.strategy=fsdp shards the model"),

@@ -129,7 +129,7 @@ class LitGPT(L.LightningModule):
         assert self.captured
         try:
             self.captured()
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
             if not (self.compile_pending or capturing):
                 raise

@@ -51,6 +51,7 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
         check_overrides(*split_literals([typed]), sweep=False)
     check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
     check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
+    check_overrides(["callbacks=[ema, early_stopping]", "callbacks.early_stopping.patience=3"], {}, sweep=False)
     assert "optim.lr=interval(0.1,1): an interval is for a search" in refused("optim.lr=interval(0.1,1)", sweep=True)
     assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
     assert "data=shakespear" in refused("data=stdlib,shakespear", sweep=True)
