@@ -31,7 +31,7 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
         "tensors": [(name, tensor.size) for name, tensor in tensors.items()],
-        "name": meta["text"],
+        "name": text_name(meta["text"]),
         "facts": facts(model, meta),
     }
     # Only the style and the script of this file run, and nothing is loaded.
@@ -43,6 +43,12 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
         model=embedded(shown),
         weights=base64.b64encode(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values())).decode(),
     )
+
+
+def text_name(text: str) -> str:
+    """Return the file or folder of a text without the path to it; of a glob or a list all that was typed."""
+    name = text.rstrip("/").rpartition("/")[2]
+    return text if set(name) & set("*?[],") else name
 
 
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:

@@ -156,7 +156,6 @@ def test_stopped_at_random_moments(whole: Any, workplace: Path) -> None:
 
 
 def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path) -> None:
-    """Where shutil.move would copy, and lose the file that is there when it is killed."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
         missing("a second file system at /dev/shm")

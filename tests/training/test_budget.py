@@ -73,7 +73,6 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
 
 
 def test_the_presets_that_machines_are_given() -> None:
-    """For 85 million weights, 538 million operations a character and 4 characters a weight: 1.8e17 operations."""
     for speed, minutes, text, dim in (
         (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
         (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights

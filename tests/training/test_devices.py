@@ -106,7 +106,6 @@ def test_a_matrix_that_is_orthogonalised_in_parts_is_another(letters: None) -> N
 
 
 def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
-    """A trained model that steps of no size leave as it is; all but 30 of the windows are those of the first device."""
     split = ["data.split=[0.6,0.3,0.1]", "trainer.precision=32-true"]
     assert run("name=trained", *split).status == 0
     same = [*split, "init_from=trained", "trainer.max_steps=1", "optim.lr=1e-12", "optim.muon_lr=1e-12"]

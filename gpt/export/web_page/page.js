@@ -3,6 +3,7 @@
 const SLICE = 40; // milliseconds of computing between two checks for input
 const BARS = 12;
 const NUMBERS = ["length", "top-k", "seed"];
+const GREETING = 200; // characters that the page writes when it opens
 const MANY = 128; // characters beyond the attention window that become plain text at once: elements are slow
 
 const element = (id) => document.getElementById(id);
@@ -155,9 +156,9 @@ function addUnit(index) {
   return unit;
 }
 
-/** Continue the text. */
-async function write() {
-  const first = model.tokens.length, last = first + whole("length"), seed = whole("seed");
+/** Continue the text; true if it was written to its end. */
+async function write(length = whole("length")) {
+  const first = model.tokens.length, last = first + length, seed = whole("seed");
   const begun = performance.now();
   speed = () => {
     const written = model.tokens.length - first;
@@ -171,6 +172,13 @@ async function write() {
     () => append(pick(odds(), random(seed, model.tokens.length))),
   );
   if (ended) stop();
+  return ended;
+}
+
+/** Show at once what the model does: a short text without a prompt. */
+async function greet() {
+  const seed = whole("seed");
+  if (await write(GREETING)) sayState(`Written by this model, seed ${seed}`);
 }
 
 /** End what is being computed. */
@@ -364,6 +372,7 @@ async function start() {
   sayWrong(); // a browser may keep input across a reload
   sayState("");
   for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
+  if (!prompt.value) greet();
 }
 
 start();

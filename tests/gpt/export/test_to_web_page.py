@@ -12,7 +12,7 @@ import torch
 
 from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import facts, write_web
+from gpt.export.to_web_page import facts, text_name, write_web
 from gpt.model import GPT
 from tests.conftest import pages
 from tests.model_files import filled
@@ -46,7 +46,11 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
 
         def open_page(model: GPT, meta: dict[str, Any]) -> Any:
             write_web(model, meta, tmp_path / "model.html")
-            return open_file(tmp_path / "model.html", ready="#clear:enabled")
+            page = open_file(tmp_path / "model.html", ready="#clear:enabled")
+            until(page, "document.querySelector('#status').textContent === 'Written by this model, seed 1'")
+            assert page.evaluate("chargpt.model.tokens.length") == 201
+            page.click("#clear")
+            return page
 
         yield open_page
 
@@ -132,7 +136,6 @@ def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> No
 
 
 def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
-    """Within a context of one character a text is a Markov chain, whose transitions can be counted."""
     model, meta = make(tiny(context=1))
     page = show(model, meta)
     with torch.no_grad():
@@ -363,11 +366,10 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
-    assert page.text_content("h1") == meta["text"] == page.title().removesuffix(" · chargpt")
+    assert page.text_content("h1") == meta["text"].rpartition("/")[2] == page.title().removesuffix(" · chargpt")
 
 
 def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
-    """Were there a way to put foreign HTML into a page of ours, nothing in it would run or be fetched."""
     write_web(*make(tiny()), Path("model.html"))
     report(file="report.html")
     Path("text.txt").write_text(TEXT, encoding="utf-8")
@@ -414,6 +416,7 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
 
 
 def test_what_is_known_of_the_model() -> None:
+    assert [text_name(each) for each in ("/a/b.txt", "a/", "a/*.txt", "x y")] == ["b.txt", "a", "a/*.txt", "x y"]
     model, meta = make(SLIDING)
     known = facts(model, meta)
     assert f"{model.num_parameters():,} parameters" in known and "context 7" in known and "10 characters" in known
