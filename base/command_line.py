@@ -1,16 +1,16 @@
 """Shared by the commands that load a model: exit statuses, output files, option types. Imports nothing heavy."""
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from base.errors import InputError, is_out_of_memory, nearest, one_line
 from base.files import atomic
+from base.progress import discard
 
 
 def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
@@ -27,9 +27,9 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        _forget_output()
+        discard(sys.stdout)
     except OSError as error:
-        _forget_output()
+        discard(sys.stdout)
         print(f"{program}: {one_line(error)}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
@@ -71,12 +71,6 @@ def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextI
             stopped = True
     if stopped:
         raise KeyboardInterrupt
-
-
-def _forget_output() -> None:
-    """Send buffered output to os.devnull, so that flushing it at exit does not fail again."""
-    with suppress(OSError):  # in a test, standard output is not a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(program: str, reason: object) -> int:

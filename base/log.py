@@ -1,16 +1,14 @@
 """The log: lines on the console and in a run's train.log. Imports nothing heavy."""
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from base import processes
 from base.errors import for_output
-from base.progress import hidden
+from base.progress import discard, hidden
 
 log = logging.getLogger("chargpt")
 log.setLevel(logging.INFO)
@@ -59,9 +57,3 @@ def to_file(path: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-
-
-def discard(out: TextIO) -> None:
-    """Send a stream whose reader has left to /dev/null, with what it still buffers."""
-    with suppress(OSError):  # in a test, it is not a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

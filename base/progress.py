@@ -1,10 +1,11 @@
 """Progress of slow work. Imports nothing heavy."""
 
+import os
 import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, TextIO
 
 from base import processes
 
@@ -105,3 +106,9 @@ def hidden() -> AbstractContextManager[None]:
     """Return a context in which bars are hidden, for printing to a terminal."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # only loaded once there is a bar
     return bars.external_write_mode() if bars else nullcontext()
+
+
+def discard(out: TextIO) -> None:
+    """Send a stream whose reader has left to /dev/null, with what it still buffers."""
+    with suppress(OSError):  # in a test, it is not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -45,9 +45,8 @@ class Differences:
     """
 
     def __init__(self) -> None:
-        self.best: dict[
-            str, tuple[float, int, float]
-        ] = {}  # printed text -> (|bits|, -line number, bits per character)
+        # printed text -> (|bits|, -line number, bits per character)
+        self.best: dict[str, tuple[float, int, float]] = {}
         self.line, self.shown, self.length, self.nats = 1, "", 0, 0.0
 
     def add(self, text: str, nats: "Tensor") -> None:
