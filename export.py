@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def work(options: argparse.Namespace) -> None:
     """Export and print one line about the result."""
     out = Path(options.out)
-    suffix, use, _ = FORMATS[options.to]
+    suffix, use = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if os.path.lexists(out):

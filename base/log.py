@@ -2,8 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from base import processes
@@ -31,14 +30,16 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append lines to a file once its directory exists; an error of the disk ends the run."""
+    """Append lines to a file once its directory exists; an error of the disk ends the run, which then logs it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.path.parent.is_dir():
+        if not self.path.parent.is_dir():
+            return
+        with suppress(OSError) if record.levelno >= logging.ERROR else nullcontext():
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(record.getMessage() + "\n")
 
@@ -48,12 +49,7 @@ def to_console() -> None:
     log.handlers[:] = [_Console()]
 
 
-@contextmanager
-def to_file(path: Path) -> Iterator[None]:
-    """Have rank 0 append the log to a file, too."""
-    handler = _LogFile(path) if processes.rank() == 0 else logging.NullHandler()
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
+def to_file(path: Path) -> None:
+    """Have rank 0 append the log to this file, too, and to no other."""
+    handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
+    log.handlers[:] = [*handlers, _LogFile(path)] if processes.rank() == 0 else handlers

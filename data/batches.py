@@ -5,15 +5,12 @@ of the rows of a batch. Evaluation counts every target exactly once.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from data.order import window_starts
-
-if TYPE_CHECKING:
-    from data.remote.shards import Shards
+from data.text import ShardedTokens
 
 CHUNK = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # steps whose windows are computed at once
@@ -22,7 +19,7 @@ EVALUATION_BATCH = 2**13  # characters per batch of evaluation windows: enough t
 
 
 def train_batch(
-    tokens: "np.ndarray | Shards", seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+    tokens: np.ndarray | ShardedTokens, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Return rows of batch `step` as windows of context + 1 tokens: inputs and, shifted by one, targets.
 

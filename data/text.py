@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -11,15 +11,23 @@ from data.config import DataConfig
 from data.corpus import Corpus, DataError
 from data.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from data.remote.shards import Shards
+
+class ShardedTokens(Protocol):
+    """Training tokens that need not fit on this disk; `data.remote.shards.Shards` are such."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> np.ndarray: ...
+
+    def windows(self, seed: int, step: int, batch: int, context: int, rows: slice) -> np.ndarray:
+        """Return rows of a batch, see `data.batches.train_batch`."""
 
 
 @dataclass(frozen=True)
 class Text:
     """An encoded corpus."""
 
-    train: "np.ndarray | Shards"  # tokens, one-dimensional, uint8 or uint16, mapped into memory; remote text in shards
+    train: np.ndarray | ShardedTokens  # one-dimensional, uint8 or uint16, mapped into memory
     validation: np.ndarray  # likewise, never in shards
     test: np.ndarray  # likewise, empty if its fraction is 0
     tokenizer: Tokenizer  # made from the whole corpus, not from the training split alone

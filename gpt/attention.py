@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,52 +93,54 @@ def choose_kernel(
         The kernel, and the function that applies it: `causal_attention`, `biased_attention`, `attention_in_parts` or
         `windowed_attention`.
     """
-    over: Callable[..., Tensor] = causal_attention
+    pattern: Callable[..., Tensor] = causal_attention
     explicit = device == "cpu"
     if config.positions == "alibi" or (config.window is not None and (length is None or config.window < length)):
-        over = biased_attention
+        pattern = biased_attention
     if length is not None:
         width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
         # Explicit matmuls are faster on a CPU while the scores are few; the fused kernel has no dropout there.
         small = length < FUSED_FROM and (training or batch * config.heads * length**2 <= MAX_SCORES)
         explicit = explicit and (small or length > width or (training and config.dropout > 0))
-        if over is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
-            over = attention_in_parts
+        if pattern is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
+            pattern = attention_in_parts
         elif length > width:  # else a block's keys would be the whole text
-            over = windowed_attention
+            pattern = windowed_attention
     explicit = config.attention == "explicit" or (config.attention == "auto" and explicit)
-    return explicit_attention if explicit else fused_attention, over
+    return explicit_attention if explicit else fused_attention, pattern
 
 
-def causal_attention(attend: Kernel, q: Tensor, k: Tensor, v: Tensor, _: Any, __: Any, dropout: float) -> Tensor:
-    """Attend to all positions so far."""
-    return attend(q, k, v, None, dropout)  # (B, H, T, D)
+def causal_attention(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend to all positions so far; there is no window and there are no slopes."""
+    return kernel(q, k, v, None, dropout)  # (B, H, T, D)
 
 
 def biased_attention(
-    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
     """Attend with the biases of a window, of ALiBi or of both."""
     positions = torch.arange(q.shape[2], device=q.device)  # (T,)
-    return attend(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
+    return kernel(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
 
 
 def attention_in_parts(
-    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, _: float
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend for a few queries at a time, whose biases fit into memory."""
+    """Attend for a few queries at a time, whose biases fit into memory; not in training."""
     H, T = q.shape[1:3]
     positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
     for start in range(0, T, count):
         stop = min(start + count, T)
         first = max(0, start - window + 1) if window else 0
         bias = make_bias(positions[start:stop], positions[first:stop], window, slopes)  # (1 or H, n, m)
-        parts.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
+        parts.append(kernel(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
     return torch.cat(parts, dim=2)  # (B, H, T, D)
 
 
 def windowed_attention(
-    attend: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
 ) -> Tensor:
     """Attend to the last `window` positions, at a cost linear in T.
 
@@ -154,7 +155,7 @@ def windowed_attention(
     positions = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
     bias = make_bias(positions, torch.cat((positions - b, positions), dim=1), window, slopes)  # (1 or H, n, b, 2b)
     bias = bias.expand(H, n, b, 2 * b).reshape(H * n, b, 2 * b)  # (H*n, b, 2b)
-    y = attend(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias, dropout)  # (B, H*n, b, D)
+    y = kernel(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias, dropout)  # (B, H*n, b, D)
     return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)
 
 
@@ -227,8 +228,8 @@ class Attention(nn.Module):
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
         slopes = tables[0] if config.positions == "alibi" else None  # (H,)
         length = None if torch.compiler.is_exporting() else T
-        attend, over = choose_kernel(config, B, length, x.device.type, self.training)
-        y = over(attend, q, k, v, config.window, slopes, config.dropout if self.training else 0.0)  # (B, H, T, D)
+        kernel, pattern = choose_kernel(config, B, length, x.device.type, self.training)
+        y = pattern(kernel, q, k, v, config.window, slopes, config.dropout if self.training else 0.0)  # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
 
 
 @dataclass(frozen=True)
-class Shown:
+class PicturedText:
     """The passage of the validation text that is plotted at each validation.
 
     Attributes:
@@ -41,7 +41,7 @@ class Shown:
 
 
 def plots(
-    model: GPT, totals: Tensor, shown: Shown, heads: list[tuple[int, int]], step: int
+    model: GPT, totals: Tensor, shown: PicturedText, heads: list[tuple[int, int]], step: int
 ) -> Iterator[dict[str, Any]]:
     """Yield each plot as its `tag` and `step`, and the `name` and `arguments` of a function of `reports.pictures`.
 
@@ -100,7 +100,7 @@ def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"activations/{'logits' if name == 'head' else name}", values
 
 
-def choose_shown(text: "Text", context: int) -> Shown:
+def choose_shown(text: "Text", context: int) -> PicturedText:
     """Choose a passage of the validation text with many different characters."""
     from data.batches import evaluation_windows
     from data.passages import ATTENDED, lines_to_show
@@ -110,7 +110,7 @@ def choose_shown(text: "Text", context: int) -> Shown:
     owners = np.maximum(tokenizer.token_sizes[:, 0][passage].cumsum() - 1, 0)
     around = tokens[max(0, begin - context) : begin + NUM_TOKENS]
     windows = evaluation_windows(around, context, 4, stride=max(1, context // 2))
-    return Shown(
+    return PicturedText(
         names=tokenizer.names,
         passage=torch.from_numpy(passage[: min(ATTENDED, context)]),
         characters=[tokenizer.decode(passage[owners == owner]) for owner in range(owners[-1] + 1)],

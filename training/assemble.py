@@ -18,7 +18,6 @@ from data.batches import VALIDATION_CHARACTERS
 from data.passages import prompts
 from gpt.transfer import init_from
 from reports.picture_data import choose_shown
-from reports.tensorboard import cut_events
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.metrics import Metrics
 from training.callbacks.pictures import Pictures
@@ -131,8 +130,6 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         InputError: Lightning refuses an option.
     """
     config, point = plan.config, plan.resume_point
-    if not plan.fresh and processes.rank() == 0:
-        cut_events(plan.directory, point.step if point else -1)
     profiler: Profiler | None = None
     if config.trainer.profiler in ("simple", "advanced") and processes.rank() == 0:
         profiler = make_profiler(config.trainer.profiler, plan.directory)

@@ -29,7 +29,7 @@ from training.module import LitGPT
 from training.run_plan import RunPlan
 
 TIMED_SECONDS = 2.0  # seconds of steps to time
-WARMUP_STEPS = 3  # steps before that, which are slower
+UNTIMED_STEPS = 3  # steps before that, which are slower
 NUM_SAMPLED = 10  # characters whose generation is timed
 NUM_EVALUATED = 2**13  # characters whose evaluation is timed
 
@@ -55,7 +55,7 @@ class _Clock(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
-        trainer.should_stop = len(self.steps) > WARMUP_STEPS and sum(self.steps[WARMUP_STEPS:]) > TIMED_SECONDS
+        trainer.should_stop = len(self.steps) > UNTIMED_STEPS and sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
 
 
 def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, **trainer: Any) -> Cost:
@@ -89,7 +89,7 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
                 raise module.diverged("after a few steps the model's outputs are NaN or infinite")
             evaluated = _median_seconds(lambda: float(net(windows).sum()))
             sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0))
-    return Cost(statistics.median(clock.steps[WARMUP_STEPS:]), evaluated / windows.numel(), sampled / NUM_SAMPLED)
+    return Cost(statistics.median(clock.steps[UNTIMED_STEPS:]), evaluated / windows.numel(), sampled / NUM_SAMPLED)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

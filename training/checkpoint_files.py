@@ -28,7 +28,7 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
         try:
             contents = read(file)
             if not _is_complete(contents):
-                raise CheckpointError(f"{file}: does not hold all that is needed to resume training")
+                raise CheckpointError(f"{file}: lacks what resuming needs (another version of Lightning?)")
             return file, contents, skipped
         except CheckpointError as error:
             skipped.append(str(error))

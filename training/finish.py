@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERA
 from training.errors import Stopped
 from training.machine import device_kind
 from training.run_plan import RunPlan
-from training.summary import as_summary, as_trained, hyperparameters, write_summary
+from training.summary import Summary, hyperparameters, write_summary
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedModel:
     """A model of a run with its score on the whole validation split."""
 
     step: int
@@ -55,7 +55,7 @@ def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
         return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
-def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
+def evaluate_models(plan: RunPlan) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the whole validation split; write the scores into their files.
 
     Training has chosen the best by a part of the split; on the whole split the last may be better.
@@ -63,7 +63,7 @@ def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
     Returns:
         The best and the last.
     """
-    device, found = device_kind(plan.config.trainer.accelerator), dict[int, Evaluated]()
+    device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
     for name in ("last", "best"):
         path = run_directory.model_of(plan.directory, name)
         try:
@@ -77,7 +77,7 @@ def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
         if step not in found:
             model = build(shape, weights).to(device)
             score = evaluate_split(plan, model, "validation", name)
-            found[step] = Evaluated(step, score, model)
+            found[step] = EvaluatedModel(step, score, model)
             scores = {"val_loss": score.loss, "evaluation": measured(score, plan.config.model.context)}
             model_file.write(path, weights, meta | scores)
     last = found[max(found)]
@@ -87,7 +87,7 @@ def evaluate_models(plan: RunPlan) -> tuple[Evaluated, Evaluated]:
     return best, last
 
 
-def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any]) -> float | None:
+def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary) -> float | None:
     """Finish a run after training.
 
     Returns:
@@ -96,11 +96,10 @@ def conclude(plan: RunPlan, callbacks: Callbacks, summary: dict[str, Any]) -> fl
     Raises:
         Stopped: a signal came in the last validation.
     """
-    step = summary["steps"]
     if callbacks.stops.received:
-        raise Stopped(callbacks.stops.received, step)
-    if summary["status"] == "pruned":
-        log.info(f"pruned after step {step}: other trials of the search were better by then")
+        raise Stopped(callbacks.stops.received, summary.steps)
+    if summary.status == "pruned":
+        log.info(f"pruned after step {summary.steps}: other trials of the search were better by then")
         callbacks.pictures.finish(partial(append, plan.directory))
         return None
     if processes.rank():
@@ -120,20 +119,21 @@ def finish_again(plan: RunPlan) -> float | None:
     loss = run_directory.summary_of(run).get("val_loss")
     if loss is not None or processes.rank():
         return loss
-    trained = as_trained(plan, point.step, point.contents["callbacks"]["Watch"])
+    summary = Summary("pruned" if point.pruned else "interrupted")
+    summary.set_training(plan, point.step, point.contents["callbacks"]["Watch"])
     if point.pruned:
-        write_summary(run, trained | {"status": "pruned"})
+        write_summary(run, summary)
         return None
-    with to_file(run / "train.log"):
-        return finish(plan, trained, None)  # it was stopped during the evaluation
+    to_file(run / "train.log")
+    return finish(plan, summary, None)  # it was stopped during the evaluation
 
 
-def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) -> float:
+def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None) -> float:
     """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
 
     Args:
         plan: of the run.
-        summary: see `as_trained`.
+        summary: with its fields about training.
         pictures: that may still be rendering.
 
     Returns:
@@ -145,11 +145,12 @@ def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) ->
     test = evaluate_split(plan, best.model, "test", "best") if len(text.test) else None
     describe_result(plan, best, last, test)
     losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
-    for line in describe_training(losses, summary["characters_per_second"]):
+    for line in describe_training(losses, summary.characters_per_second):
         log.info(line)
     if "tensorboard" in config.logger:
         write_projector(run, best.model.embedding.weight, text.tokenizer.names, occurrences(text))
-    summary |= {"status": "finished"} | as_summary(best.score, last.score, test, best.step, config.model.context)
+    summary.status = "finished"
+    summary.set_scores(best.score, last.score, test, best.step, config.model.context)
     sample = write_sample(plan, best.model)
     reported = write_report(plan, summary, callbacks, best.model, sample)
     if pictures:
@@ -158,13 +159,13 @@ def finish(plan: RunPlan, summary: dict[str, Any], pictures: Pictures | None) ->
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     if test:
         results["best/test_loss"] = test.loss
-    log_result(run, hyperparameters(config), summary["steps"], results)
+    log_result(run, hyperparameters(config), summary.steps or 0, results)
     write_summary(run, summary)  # last: a run that is stopped before this is finished when it is resumed
     farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
     return best.score.loss
 
 
-def describe_result(plan: RunPlan, best: Evaluated, last: Evaluated, test: Any) -> None:
+def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel, test: Any) -> None:
     """Log the exact losses."""
     context = plan.config.model.context
     log.info("")
@@ -186,7 +187,7 @@ def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
 
 
 def write_report(
-    plan: RunPlan, summary: dict[str, Any], callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
+    plan: RunPlan, summary: Summary, callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
 ) -> Path | None:
     """Write report.html and return its path; on an error log it and return None: the run has finished all the same."""
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
@@ -200,7 +201,7 @@ def write_report(
             "config": to_yaml(config),
         }
         tokens = passage(text, config.model.context + 1)
-        write_text(path, page(about, summary, callbacks, model, tokens, text.tokenizer))
+        write_text(path, page(about, asdict(summary), callbacks, model, tokens, text.tokenizer))
     except Stopped:
         raise
     except Exception as error:

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -20,7 +19,7 @@ from training.devices import rows_per_device
 from training.errors import Diverged, RunFailed, Stopped, is_lost_process
 from training.module import LitGPT
 from training.run_plan import RunPlan
-from training.summary import as_trained, write_summary
+from training.summary import Summary, write_summary
 
 
 def way_on(run: Path, config: Config) -> str:
@@ -45,28 +44,28 @@ def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
 
 
 @contextmanager
-def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterator[dict[str, Any]]:
+def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterator[Summary]:
     """Write into summary.json how training ended, even by an error.
 
     Yields:
-        The values of summary.json; complete when the context has ended.
+        The summary; its fields about training are set when the context has ended.
 
     Raises:
         Stopped: a signal stopped training.
         CheckpointError: the checkpoint does not fit the run.
         InputError: memory ran out.
     """
-    summary: dict[str, Any] = {"status": "failed"}
+    summary = Summary("failed")
     stops, point = callbacks.stops, plan.resume_point
     try:
         with explaining_out_of_memory(plan, plan.runtime.devices):
             yield summary
     except (Stopped, Diverged) as error:
-        summary["status"] = "interrupted" if isinstance(error, Stopped) else "diverged"
+        summary.status = "interrupted" if isinstance(error, Stopped) else "diverged"
         raise
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if stops.received and not stops.training:  # torch re-raises `Stopped` as another error while it copies weights
-            summary["status"] = "interrupted"
+            summary.status = "interrupted"
             raise Stopped(stops.received) from error
         module = trainer.lightning_module
         restoring = isinstance(module, LitGPT) and module.restoring
@@ -76,31 +75,33 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
         raise CheckpointError(f"{point.path}: does not fit this run ({reason})") from error
     else:
         # "finished" only after the evaluation, which pruned trials do not get
-        summary["status"] = "pruned" if callbacks.prune and callbacks.prune.pruned else "interrupted"
+        summary.status = "pruned" if callbacks.prune and callbacks.prune.pruned else "interrupted"
     finally:
         callbacks.waiting.end()
-        summary |= as_trained(plan, trainer.global_step, callbacks.metrics.state_dict())
+        summary.set_training(plan, trainer.global_step, callbacks.metrics.state_dict())
         # An error that has ended the run goes before one of writing this.
-        with suppress(OSError) if summary["status"] == "failed" else nullcontext():
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
             if processes.rank() == 0:
                 write_summary(plan.directory, summary)
 
 
 @contextmanager
 def explaining_the_end(plan: RunPlan) -> Iterator[None]:
-    """Log how a run ended early, with the command that continues it.
+    """Tell how a run ended early, with the command that continues it.
 
     Raises:
+        Stopped: a signal has stopped it; logged here.
+        Diverged: with the command.
         RunFailed: another rank has died or does not answer.
     """
     try:
         yield
     except (Stopped, Diverged) as error:
         line = f"{error}; {way_on(plan.directory, plan.config)}"
+        if isinstance(error, Diverged):
+            raise Diverged(line) from None
         log.info(line)
-        if isinstance(error, Stopped):
-            raise
-        raise Diverged(line) from None
+        raise
     except RuntimeError as error:
         if plan.runtime.devices == 1 or not is_lost_process(error):
             raise

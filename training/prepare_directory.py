@@ -67,12 +67,15 @@ def make_directory(run: Path, fresh: bool) -> None:
 
 def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes: list[str]) -> None:
     """Make the run directory, write config.yaml and summary.json, log the hyperparameters and introduce the run."""
+    from reports.tensorboard import cut_events
     from reports.terminal import introduce
-    from training.summary import write_summary
+    from training.summary import Summary, write_summary
 
     make_directory(plan.directory, plan.fresh)
+    if not plan.fresh:
+        cut_events(plan.directory, plan.resume_point.step if plan.resume_point else -1)
     write_text(plan.directory / "config.yaml", to_yaml(plan.config))
-    write_summary(plan.directory, {"status": "running"})
+    write_summary(plan.directory, Summary("running"))
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
     introduce(plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)

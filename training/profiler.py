@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from base.log import log
 
-WARMUP_STEPS = 10  # steps before those that are recorded: the first are slower and may compile
+UNRECORDED_STEPS = 10  # steps before those that are recorded: the first are slower and may compile
 NUM_STEPS = 3
 NUM_ROWS = 20  # operators in the table
 
@@ -36,7 +36,7 @@ class StepProfiler(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         left = trainer.max_steps - trainer.global_step
-        self.first = trainer.global_step + min(WARMUP_STEPS, max(0, left - NUM_STEPS))
+        self.first = trainer.global_step + min(UNRECORDED_STEPS, max(0, left - NUM_STEPS))
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self.first:

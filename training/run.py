@@ -113,7 +113,8 @@ def fit(plan: "RunPlan") -> float | None:
     keep_freed_memory()
     config, first_process = plan.config, processes.rank() == 0
     stops = StopSignals(Checkpoints(plan.directory / "checkpoints"))
-    with quiet_lightning(), stops, to_file(plan.directory / "train.log"), explaining_the_end(plan):
+    to_file(plan.directory / "train.log")
+    with quiet_lightning(), stops, explaining_the_end(plan):
         notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
         if config.minutes is not None and not plan.resume_point:
             with explaining_out_of_memory(plan, devices=1):

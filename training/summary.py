@@ -17,7 +17,7 @@ from training.machine import untrained
 from training.run_plan import RunPlan
 
 
-@dataclass(frozen=True)
+@dataclass
 class Summary:
     """The fields of summary.json, null where unknown.
 
@@ -45,40 +45,38 @@ class Summary:
     seed: int | None = None
     versions: dict[str, str] | None = None
 
+    def set_training(self, plan: RunPlan, step: int, counted: Mapping[str, Any]) -> None:
+        """Set the fields about training.
 
-def write_summary(run: Path, values: Mapping[str, Any]) -> None:
-    """Write summary.json from the known fields of `Summary`."""
-    write_text(run / "summary.json", json.dumps(asdict(Summary(**values)), indent=2) + "\n")
+        Args:
+            plan: of the run.
+            step: steps taken.
+            counted: the state of the callback `Metrics`.
+        """
+        config = plan.config
+        per_step = config.data.batch * config.model.context
+        stepping, model, peak = counted["stepping"], untrained(config, plan.text), counted.get("peak")
+        speed = counted["stepped"] * per_step / stepping if stepping else None
+        self.steps, self.characters, self.seconds = step, step * per_step, counted["seconds"]
+        self.characters_per_second = speed
+        self.mfu = speed * model.flops_per_token() / peak if speed and peak else None
+        self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
+        self.parameters, self.device = model.num_parameters(), plan.runtime.device
+        self.versions = {"python": platform.python_version()}
+        self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
+
+    def set_scores(self, best: Score, last: Score, test: Score | None, best_step: int, context: int) -> None:
+        """Set the fields about the models' scores on whole splits."""
+        self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
+        self.best_step, self.last_val_loss = best_step, last.loss
+        if test:
+            self.test_loss, self.test_bpc = test.loss, test.bpc
+        self.evaluation = measured(best, context)
 
 
-def as_trained(plan: RunPlan, step: int, counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `Summary` about training.
-
-    Args:
-        plan: of the run.
-        step: steps taken.
-        counted: the state of the callback `Metrics`.
-    """
-    config = plan.config
-    per_step = config.data.batch * config.model.context
-    stepping, model, peak = counted["stepping"], untrained(config, plan.text), counted.get("peak")
-    speed = counted["stepped"] * per_step / stepping if stepping else None
-    return {
-        "steps": step,
-        "characters": step * per_step,
-        "seconds": counted["seconds"],
-        "characters_per_second": speed,
-        "mfu": speed * model.flops_per_token() / peak if speed and peak else None,
-        "init_from": config.init_from,
-        "parameters": model.num_parameters(),
-        "precision": config.trainer.precision,
-        "device": plan.runtime.device,
-        "seed": config.seed,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "lightning", "numpy")},
-        },
-    }
+def write_summary(run: Path, summary: Summary) -> None:
+    """Write summary.json."""
+    write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
@@ -86,17 +84,3 @@ def hyperparameters(config: Config) -> dict[str, Any]:
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - HOW
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}
-
-
-def as_summary(best: Score, last: Score, test: Score | None, best_step: int, context: int) -> dict[str, Any]:
-    """Return the fields of `Summary` about the model's scores."""
-    return {
-        "val_loss": best.loss,
-        "val_bpc": best.bpc,
-        "val_bpb": best.bpb,
-        "best_step": best_step,
-        "last_val_loss": last.loss,
-        "test_loss": test.loss if test else None,
-        "test_bpc": test.bpc if test else None,
-        "evaluation": measured(best, context),
-    }

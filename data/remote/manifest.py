@@ -30,7 +30,7 @@ MIN_BYTES = 2**27  # to read that are worth another process
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScannedDocument:
     """The result of reading a document once."""
 
     address: str
@@ -59,7 +59,7 @@ def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tupl
 
 
 @contextmanager
-def fetch(scanned: Scanned, copy: Path) -> Iterator[IO[bytes]]:
+def fetch(scanned: ScannedDocument, copy: Path) -> Iterator[IO[bytes]]:
     """Download a document of a manifest and open it, if it has not changed by a byte.
 
     Raises:
@@ -77,7 +77,9 @@ def changed(address: str, how: str) -> DataError:
     return DataError(f"{printable(address)}: has changed since it was read: {how}")
 
 
-def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool) -> list[Scanned]:
+def make_manifest(
+    path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool
+) -> list[ScannedDocument]:
     """Open the manifest of a text, or make it; read the documents that are new or have changed.
 
     Args:
@@ -128,18 +130,18 @@ def make_manifest(path: str, encoding: str | None, folder: Path, room: float, *,
     return found
 
 
-def _read(file: Path) -> dict[str, Scanned]:
+def _read(file: Path) -> dict[str, ScannedDocument]:
     """Read the lines of a manifest, by address; a line that is not whole is skipped."""
     found = {}
     with suppress(FileNotFoundError), open(file, encoding="ascii", errors="replace") as lines:
         for line in lines:
             with suppress(ValueError, TypeError):
-                each = Scanned(**json.loads(line))
+                each = ScannedDocument(**json.loads(line))
                 found[each.address] = each
     return found
 
 
-def _differing(before: dict[str, Scanned], listed: dict[str, Version]) -> Iterator[str]:
+def _differing(before: dict[str, ScannedDocument], listed: dict[str, Version]) -> Iterator[str]:
     """Say what differs from the manifest, in words."""
     for address in sorted(before | listed):
         if address not in listed:
@@ -150,7 +152,7 @@ def _differing(before: dict[str, Scanned], listed: dict[str, Version]) -> Iterat
             yield str(changed(address, f"size and tag are {listed[address]}, not {before[address].version}"))
 
 
-def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[Scanned]:
+def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[ScannedDocument]:
     """Read documents once, in at most one process per CPU, if that pays and their copies fit."""
     sizes = [size or 0 for size, _ in todo.values()]
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
@@ -161,7 +163,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
     ]
     with Progress("reading", sum(sizes), "B") as progress:
 
-        def counted(each: Scanned) -> Scanned:
+        def counted(each: ScannedDocument) -> ScannedDocument:
             progress.update(each.bytes)
             return each
 
@@ -181,7 +183,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
                 raise
 
 
-def scan_document(address: str, version: Version, encoding: str | None, copy: Path) -> Scanned:
+def scan_document(address: str, version: Version, encoding: str | None, copy: Path) -> ScannedDocument:
     """Read a document for the first time, from a temporary `copy`.
 
     Raises:
@@ -198,6 +200,6 @@ def scan_document(address: str, version: Version, encoding: str | None, copy: Pa
                     count_characters(np.frombuffer(chunk, np.uint8), are_bytes=True)
                     for chunk in iter(lambda: file.read(1 << 20), b"")
                 )
-            return Scanned(address, version, size, sha256, tokens, characters, distinct)
+            return ScannedDocument(address, version, size, sha256, tokens, characters, distinct)
     except OSError as error:
         raise cannot_save(copy.parent, error) from None

@@ -16,7 +16,7 @@ from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
 from data.downloads import cache_dir
 from data.encode import FORMAT, cannot_save, load, load_saved, make_tokenizer, save
-from data.remote.manifest import Scanned, fetch, make_manifest
+from data.remote.manifest import ScannedDocument, fetch, make_manifest
 from data.remote.shard_cache import GB, Cache
 from data.remote.shards import BLOCK, SHARD, Shards, encode, in_shards, length_of
 from data.text import SPLITS, Text, check_lengths, cuts
@@ -41,7 +41,7 @@ def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before
         raise cannot_save(folder, error) from None
 
 
-def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scanned], copy: Path) -> Text:
+def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[ScannedDocument], copy: Path) -> Text:
     """Open a text by its manifest; its documents are downloaded to `copy` while they are read."""
     names = _names([each.address for each in scanned])
     encoding = None if config.tokenizer == "byte" else config.encoding

@@ -15,6 +15,7 @@ from data.sources import entries
 RETRY_SECONDS = 60.0  # for a store that does not answer
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
+BUGS = (AssertionError, AttributeError, NameError, TypeError)
 EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
 Version = list[Any]  # of a document in its store: size and tag, which differ when the document does
 
@@ -33,6 +34,8 @@ def list_documents(path: str) -> dict[str, Version]:
         try:
             store, root = fsspec.url_to_fs(entry)
             found |= {store.unstrip_protocol(name): _version(info) for name, info in _find(store, root).items()}
+        except BUGS:
+            raise
         except Exception as error:  # whatever the store's own library raises
             raise DataError(f"data.path={printable(entry)}: {_reason(error, entry)}") from error
     return found
@@ -84,6 +87,8 @@ def download(address: str, copy: Path) -> None:
             store, path = fsspec.url_to_fs(address)
             store.get_file(path, str(copy))
             return
+        except BUGS:
+            raise
         except Exception as error:  # whatever the store's own library raises
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
                 raise

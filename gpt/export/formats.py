@@ -1,17 +1,30 @@
-"""The export formats: file ending (none: a folder), how to load such a file, and module."""
+"""The export formats, and the function that writes each."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-FORMATS = {
-    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})", "to_onnx"),
-    "torch": (".pt2", "torch.export.load({!r}).module()(tokens)", "to_torch_program"),
-    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})", "to_huggingface"),
-    "web": (".html", "open {!r} in a browser", "to_web_page"),
+FORMATS = {  # ending of the file (none: a folder), and how to load it
+    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
+    "torch": (".pt2", "torch.export.load({!r}).module()(tokens)"),
+    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r})"),
+    "web": (".html", "open {!r} in a browser"),
 }
 
 
 def load_writer(name: str) -> Callable[..., Any]:
-    """Import the module of a format; return its function `write_NAME(model, meta, path)`."""
-    return getattr(import_module(f"gpt.export.{FORMATS[name][2]}"), f"write_{name}")
+    """Return the function `write_NAME(model, meta, path)` of a format; its packages are loaded only now."""
+    if name == "onnx":
+        from gpt.export.to_onnx import write_onnx
+
+        return write_onnx
+    if name == "torch":
+        from gpt.export.to_torch_program import write_torch
+
+        return write_torch
+    if name == "hf":
+        from gpt.export.to_huggingface import write_hf
+
+        return write_hf
+    from gpt.export.to_web_page import write_web
+
+    return write_web

@@ -107,7 +107,7 @@ class Decoder:
             slots = np.arange(filled)
             distance = (position[:, None] - slots) % S  # (B, m)
             bias = self._bias(distance[:, None], (slots <= position[:, None])[:, None])  # (B, 1 or H, 1, m)
-            at = (w.integers(rows), slice(None), w.integers(position % S))
+            at = (w.to_array(rows), slice(None), w.to_array(position % S))
             position = position[:, None]  # (B, 1)
         own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
 
@@ -134,7 +134,7 @@ class Decoder:
         key_positions = np.concatenate((cached, positions), axis=1)  # (B, m)
         distance = positions[:, :, None] - key_positions[:, None]  # (B, n, m)
         bias = self._bias(distance, (distance >= 0) & (distance < S) & (key_positions >= 0)[:, None])
-        row, slots, join = w.integers(rows), w.integers(positions[:, -S:] % S), w.xp.concatenate
+        row, slots, join = w.to_array(rows), w.to_array(positions[:, -S:] % S), w.xp.concatenate
 
         def store(i: int, k: Array, v: Array) -> tuple[Array, Array]:
             """Store keys and values (B, n, H, D); return them after those that were cached."""
@@ -172,11 +172,11 @@ class Decoder:
         w = self.weights
         previous = np.concatenate((self.previous[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
         encoding = self._encoding(positions) if w.config.positions in ("rotary", "sinusoidal") else None
-        x = w.embedding[w.integers(tokens)]  # (B, n, C)
+        x = w.embedding[w.to_array(tokens)]  # (B, n, C)
         if w.config.token_shift:
-            x = x + w.shifted[w.integers(previous)]
+            x = x + w.shifted[w.to_array(previous)]
         if w.config.positions == "learned":
-            x = x + w.positions[w.integers(positions) if isinstance(positions, np.ndarray) else positions]
+            x = x + w.positions[w.to_array(positions) if isinstance(positions, np.ndarray) else positions]
         if w.config.positions == "sinusoidal":
             x, encoding = x + encoding, None
         for i, layer in enumerate(w.layers):
@@ -200,7 +200,7 @@ class Decoder:
         full = rows[self.position[rows] == T]
         self.position[full], self.previous[full] = 0, -1
         for moved in self.moved:
-            moved[self.weights.integers(full)] = 0
+            moved[self.weights.to_array(full)] = 0
         if T > 1:
             self._read(self.tokens[full, T - T // 2 :], full)
 

@@ -127,7 +127,7 @@ class Weights:
         pairs = order[:2, :, :R].reshape(2, H, 2, R // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :R] = pairs.reshape(2, H, R)  # (2, H, R)
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], self.config.dim)  # (3C,)
-        return self.integers(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
+        return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
         """ALiBi's biases at the distances 0, N - 1, ..., 1, 0, N - 1, ..., 1, (H, 1, 2N); None without ALiBi.
@@ -151,16 +151,16 @@ class Weights:
 
     def zeros(self, *shape: int) -> Array:
         """Zeros of the weights' type, on their device."""
-        return self.integers(np.zeros(shape, self.dtype))
+        return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
         """Float64 or complex128 numbers in the weights' precision, on their device."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
-        return self.integers(values.astype(kind))
+        return self.to_array(values.astype(kind))
 
-    def integers(self, values: np.ndarray) -> Array:
-        """Any array, on the weights' device."""
+    def to_array(self, values: np.ndarray) -> Array:
+        """NumPy's array as one of this library, on the weights' device."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 

@@ -121,7 +121,7 @@ class Slow(LitGPT):
 
     def training_step(self, batch: torch.Tensor, _: int) -> dict[str, torch.Tensor]:
         self.steps += 1
-        time.sleep(0.03 if self.steps > budget.WARMUP_STEPS else 0.5)
+        time.sleep(0.03 if self.steps > budget.UNTIMED_STEPS else 0.5)
         torch.rand(3)  # as dropout would
         return {"loss": torch.zeros(())}
 

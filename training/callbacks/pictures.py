@@ -12,7 +12,7 @@ from base.errors import one_line
 from base.log import log
 from conf.schema import WatchConfig
 from gpt.analysis import BINS, calibration_totals
-from reports.picture_data import Shown, histograms, plots
+from reports.picture_data import PicturedText, histograms, plots
 from reports.picture_process import Renderer
 from reports.tensorboard_private import Summary
 from training.callbacks.samples import boards
@@ -30,7 +30,7 @@ class Pictures(L.Callback):
     `END_SECONDS`. Pictures that are not rendered when the run is stopped are lost.
     """
 
-    def __init__(self, config: WatchConfig, shown: Shown) -> None:
+    def __init__(self, config: WatchConfig, shown: PicturedText) -> None:
         self.config, self.shown = config, shown
         self.renderer: Renderer | None = None
         self.queued = 0  # pictures that are sent and not written yet

@@ -8,6 +8,7 @@ import lightning as L
 
 from training.callbacks.checkpoints import Checkpoints
 from training.errors import Stopped
+from training.lightning_private import validation_interval
 
 
 class StopSignals(L.Callback):
@@ -22,9 +23,9 @@ class StopSignals(L.Callback):
         self.checkpoints = checkpoints
         self.received: int | None = None
         self.training = False
-        self.previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
 
     def __enter__(self) -> "StopSignals":
+        self.previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,7 +47,7 @@ class StopSignals(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Save and stop, unless a validation follows this step, after which `Checkpoints` saves."""
         step = trainer.global_step
-        validates = step % trainer.val_check_batch == 0 or step == trainer.max_steps  # type: ignore[operator]
+        validates = step % validation_interval(trainer) == 0 or step == trainer.max_steps
         if not validates and self._asked(trainer):
             self.checkpoints.save(trainer)
             raise Stopped(self.received or signal.SIGTERM, step)
