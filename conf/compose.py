@@ -83,7 +83,8 @@ def compose_command(
         ]
         for key in ("workers", "launcher"):
             if not sweep and any(key in each.keys for each in typed):
-                raise InputError(f"{key}: goes with -m, which makes several runs")
+                also = " or hparams_search=default" if key == "workers" else ""
+                raise InputError(f"{key}: goes with -m{also}, for several runs")
     return typed
 
 

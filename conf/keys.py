@@ -54,7 +54,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Read a file of conf/."""
+    """Return the settings in conf/<group>/<choice>.yaml."""
     return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 

@@ -23,11 +23,11 @@ def read_config(run: Path) -> Config:
     path = run / "config.yaml"
     try:
         if not path.is_file():
-            raise FileNotFoundError(f"has no {path.name}")
+            raise FileNotFoundError("is missing")
         with open(path, encoding="utf-8") as file:
             return from_yaml(file.read(MAX_YAML + 1))
     except (OSError, ValueError) as error:
-        raise InputError(f"{run}: cannot continue: {one_line(error)[:300]}") from None
+        raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
 def untrusted(config: Config) -> list[str]:

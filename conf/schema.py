@@ -83,7 +83,7 @@ class TrainerConfig:
             )
         if self.strategy == "fsdp" and self.precision == "64-true":
             raise InputError(
-                "trainer.precision=64-true: must be auto, 32-true, bf16-mixed or bf16-true with trainer.strategy=fsdp"
+                "trainer.precision=64-true: with trainer.strategy=fsdp must be auto, 32-true, bf16-mixed or bf16-true"
             )
 
 

@@ -46,5 +46,5 @@ def passage(text: Text, length: int) -> Tensor:
 
 
 def occurrences(text: Text) -> Tensor:
-    """Count each token in the first `COUNTED` tokens: (V,) int64."""
+    """Count each token in the first `COUNTED` tokens of the validation text: (V,) int64."""
     return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))

@@ -27,14 +27,14 @@ class PicturedText:
 
     Attributes:
         names: each of the V tokens as text.
-        passage: (T,) int64, tokens whose attention is plotted; at most a context.
-        characters: N characters from there on, whose surprisal is plotted.
-        owners: (M,) int64, for each token of these the index of its character.
-        windows: evaluation windows whose last M predictions are these tokens.
+        attended: (T,) int64, its first tokens, whose attention is plotted; at most a context.
+        characters: its N characters, whose surprisal is plotted.
+        owners: (M,) int64, for each of its tokens the index of its character.
+        windows: evaluation windows whose last M predictions are its tokens.
     """
 
     names: list[str]
-    passage: Tensor
+    attended: Tensor
     characters: list[str]
     owners: Tensor
     windows: list[tuple[Tensor, Tensor, Tensor]]
@@ -43,7 +43,7 @@ class PicturedText:
 def plots(
     model: GPT, totals: Tensor, shown: PicturedText, heads: list[tuple[int, int]], step: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield each plot as its `tag` and `step`, and the `name` and `arguments` of a function of `reports.pictures`.
+    """Yield a dict for each plot: `tag`, `step`, and `name` and `arguments` of the function that draws it.
 
     Args:
         model: the model.
@@ -57,11 +57,11 @@ def plots(
         return {"tag": tag, "step": step, "name": name, "arguments": {"step": step} | arguments}
 
     device = model.embedding.weight.device
-    maps = attention_maps(model, shown.passage.to(device)).half()  # (layers, heads, T, T)
-    names = [shown.names[token] for token in shown.passage.tolist()]
+    maps = attention_maps(model, shown.attended.to(device)).half()  # (layers, heads, T, T)
+    names = [shown.names[token] for token in shown.attended.tolist()]
     for layer, head in heads or spread_over(model.config.layers, model.config.heads):
-        name, weights = f"L{layer}H{head}", maps[layer, head].clone()  # (T, T)
-        yield plot(f"view_attention/{name}", "attention", head=name, characters=names, weights=weights)
+        which, weights = f"L{layer}H{head}", maps[layer, head].clone()  # (T, T)
+        yield plot(f"view_attention/{which}", "attention", head=which, characters=names, weights=weights)
 
     nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
     bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
@@ -71,7 +71,7 @@ def plots(
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Choose up to `MAX_HEADS` heads, evenly from the first of the first layer to the last of the last."""
+    """Choose up to `MAX_HEADS` heads, evenly from the first head of the first layer to the last of the last layer."""
     count = min(MAX_HEADS, layers * heads)
     return [divmod(round(index), heads) for index in np.linspace(0, layers * heads - 1, count).tolist()]
 
@@ -92,7 +92,7 @@ def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
     try:
         tokens = passage[None]  # (1, T)
         for _ in predictions(model, [(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))]):
-            pass
+            pass  # the hooks have what is needed
     finally:
         for hook in hooks:
             hook.remove()
@@ -107,12 +107,14 @@ def choose_shown(text: "Text", context: int) -> PicturedText:
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
     passage = tokens[begin : begin + NUM_TOKENS].astype("int64")
+    # Bytes that continue a character belong to it, those before the first to the first.
     owners = np.maximum(tokenizer.token_sizes[:, 0][passage].cumsum() - 1, 0)
     around = tokens[max(0, begin - context) : begin + NUM_TOKENS]
-    windows = evaluation_windows(around, context, 4, stride=max(1, context // 2))
+    # Each token has at least half a context before it.
+    windows = evaluation_windows(around, context, batch=4, stride=max(1, context // 2))
     return PicturedText(
         names=tokenizer.names,
-        passage=torch.from_numpy(passage[: min(ATTENDED, context)]),
+        attended=torch.from_numpy(passage[: min(ATTENDED, context)]),
         characters=[tokenizer.decode(passage[owners == owner]) for owner in range(owners[-1] + 1)],
         owners=torch.from_numpy(owners),
         windows=list(windows),

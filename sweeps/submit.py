@@ -55,7 +55,7 @@ class Job:
         return outcomes[0] if outcomes else None
 
     def checkpoint(self) -> Any:
-        """Return what submitit requeues."""
+        """Submitit asks at the time limit what to submit again: the same job, which resumes its trial."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -89,7 +89,7 @@ def test_a_given_time_chooses_a_preset(train: Call, long_steps: None) -> None:
     (arguments,) = [given for given in commands("train", "README.md") if given[0].startswith("minutes=")]
     given = ["data.path=book.txt", "compile=false", "data.batch=2", "watch.pictures=false", "trainer.accelerator=cpu"]
     ended = train(*arguments, *given, defaults=False)
-    assert ended.status == 0 and "settled before the first step" in ended.out, ended
+    assert ended.status == 0 and "model, batch and steps are chosen for" in ended.out, ended
 
 
 def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,12 @@ class Cost:
     """Seconds that a model takes on this machine."""
 
     step: float
-    evaluated: float  # per character of a split
-    sampled: float  # per generated character
+    per_evaluated: float  # character of a split
+    per_sampled: float  # generated character
 
 
 class _Clock(L.Callback):
-    """Time steps, `TIMED_SECONDS` long."""
+    """Time training steps; stop after `TIMED_SECONDS` of them."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -74,13 +74,13 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
     context = net.config.context
     count = max(1, min(len(tokens), NUM_EVALUATED) // context)
     windows = tokens[: count * context].view(count, context)  # (count, T)
-    fitted = L.Trainer(
+    timing = L.Trainer(
         **trainer, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
         use_distributed_sampler=False,
     )  # fmt: skip
-    device = fitted.strategy.root_device
+    device = timing.strategy.root_device
     with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-        fitted.fit(module, data)
+        timing.fit(module, data)
         net.to(device)  # Lightning has moved it to the CPU
         windows = windows.to(device)
         net.eval()
@@ -104,11 +104,12 @@ def _median_seconds(work: Callable[[], object]) -> float:
 # A larger preset is chosen when the run trains it on this many characters per weight, and the text has at least one
 # character per weight: an estimate, not measured.
 CHARACTERS_PER_WEIGHT = 4.0
-# With more weights per character of the text and more epochs than this, a model without dropout memorises the text, and
+# With more weights per character of the text and more epochs than these, a model without dropout memorises the text;
 # its validation loss rises again. Seen with 0.8 million weights on 180 KB, but not on 1 MB (docs/experiments.md).
 WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
-DOUBLED_FROM = 4000  # steps from which twice the batch and half the steps are faster (docs/experiments.md)
-VALIDATIONS = 6  # per run; fewer where they would exceed
+# From this many steps on, half of them with twice the batch reach at least as low a loss (docs/experiments.md).
+DOUBLED_FROM = 4000
+VALIDATIONS = 6  # per run; fewer if they would take more than `VALIDATION_SHARE`
 VALIDATION_SHARE = 0.25  # of the time
 OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit
 
@@ -137,28 +138,28 @@ class Work:
         """Return the seconds of all of it, with the overhead of a run."""
         evaluated = validations * self.validated + self.finally_evaluated
         sampled = validations * self.sampled_per_validation + self.finally_sampled
-        return OVERHEAD_SECONDS + evaluated * cost.evaluated + sampled * cost.sampled
+        return OVERHEAD_SECONDS + evaluated * cost.per_evaluated + sampled * cost.per_sampled
 
 
 def choose_budget(
     left: Callable[[], float],
     presets: list[ModelConfig],
-    measure: Callable[[ModelConfig], Cost],
+    measure_cost: Callable[[ModelConfig], Cost],
     work: Work,
     batch: int,
     vocabulary: int,
-    text: int,
+    text_length: int,
 ) -> Budget:
     """Choose a preset, its dropout, and the numbers of steps and validations.
 
     Args:
         left: returns the seconds until the run should be over.
         presets: from small to large; a single one is taken as it is.
-        measure: times a model on this machine.
+        measure_cost: times a model on this machine.
         work: what the run does besides its steps.
         batch: windows per step.
         vocabulary: number of tokens.
-        text: characters to train on.
+        text_length: characters to train on.
     """
 
     def shape(config: ModelConfig) -> tuple[int, int]:
@@ -167,19 +168,19 @@ def choose_budget(
         return model.flops_per_token(), model.num_parameters()
 
     chosen = presets[0]
-    cost = measure(chosen)
+    cost = measure_cost(chosen)
     flops_per_second = shape(chosen)[0] * batch * chosen.context / cost.step
     for larger in presets[1:]:
         flops, parameters = shape(larger)
         seen = left() * flops_per_second / flops
-        if min(seen / CHARACTERS_PER_WEIGHT, text) >= parameters:
+        if min(seen / CHARACTERS_PER_WEIGHT, text_length) >= parameters:
             chosen = larger
     flops, parameters = shape(chosen)
     seen = left() * flops_per_second / flops
-    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text and seen > EPOCHS * text:
+    if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text_length and seen > EPOCHS * text_length:
         chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
-        cost = measure(chosen)
+        cost = measure_cost(chosen)
     validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
     validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATION_SHARE * seconds), 1)
     steps = int((seconds - work.seconds(cost, validations)) / cost.step)
@@ -232,13 +233,13 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         settled = settle([settled.model])
     config.model = settled.model
     if settled.steps < 1:
-        # In hundredths, rounded up; a busier machine may still need more.
+        # Hundredths of a minute, rounded up, and one for the step; a busier machine may still need more.
         needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
         raise InputError(f"minutes={minutes:g}: is over before the first step, must be above {needed:g}")
     config.trainer.max_steps = settled.steps
     if work.interval is None:
         config.trainer.val_check_interval = -(-settled.steps // settled.validations)
-    return f"minutes    {minutes:g}: settled before the first step, for {1000 * settled.cost.step:.3g} ms a step"
+    return f"minutes    {minutes:g}: model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
 
 
 def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:

@@ -43,7 +43,7 @@ class EvaluatedModel:
 
 
 def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
-    """Evaluate a model on a whole split, `validation` or `test`; progress names it `which` checkpoint."""
+    """Evaluate a model on a whole split, `validation` or `test`; progress calls the model the `which` checkpoint."""
     tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
 

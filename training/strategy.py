@@ -96,7 +96,7 @@ def make_strategy(strategy: str, devices: int) -> Any:
 
 
 def end_parent() -> None:
-    """End rank 0, which has started this process and may hang now that this one has failed."""
+    """Wait `GRACE_SECONDS` for rank 0, which started this failed process, to end; then kill it, as it may hang."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # ranks that wait for this one get an error
     parent, until = os.getppid(), time.monotonic() + GRACE_SECONDS

@@ -23,7 +23,7 @@ from data.text import SPLITS, Text, check_lengths, cuts
 
 
 def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
-    """Open a remote text; see `data.open_text.open_text`.
+    """Open a remote text; for the arguments see `data.open_text.open_text`.
 
     Raises:
         DataError: one line that says what is wrong and what is needed.

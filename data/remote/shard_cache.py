@@ -1,8 +1,8 @@
 """A disk cache of arrays with a size limit, shared by the processes that use its folder.
 
-`7.bin` has the items of an array and their crc32; it is written atomically. The process that makes it locks `7.lock`
-and reserves the bytes that making it may take with `7.room`, a sparse file of that size. Leftovers of a process that
-died are removed by the next one.
+An array named `7` is `7.bin`: its items, then their crc32, written atomically. Who makes it locks `7.lock`,
+reserves the bytes that making it may take with `7.room`, a sparse file of that size, and may use a temporary `7.copy`.
+What a process that died has left is removed by the next one.
 """
 
 import os
@@ -23,22 +23,22 @@ from data.corpus import DataError
 
 try:
     import fcntl
-except ImportError:  # Windows, which does not delete mapped files
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 GB = 10**9
 CRC = struct.Struct("<I")
-WAIT_SECONDS = 60.0  # until other processes have released the arrays they use
+WAIT_SECONDS = 60.0  # for other processes to release the arrays they use
 
 
 class Cache:
-    """The arrays below a folder, of at most `max_bytes`; the least recently used is deleted first."""
+    """The arrays below a folder, together at most `max_bytes`; the least recently used is deleted first."""
 
     def __init__(self, root: Path, max_bytes: float) -> None:
         self.root, self.max_bytes = root, max_bytes
 
     def open(
-        self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], more: int
+        self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], scratch_bytes: int
     ) -> np.ndarray:
         """Open an array, (length,) mapped read-only; its file is not deleted while it is in use.
 
@@ -47,7 +47,7 @@ class Cache:
             dtype: of its items.
             length: how many there are.
             make: yields the items in pieces if the array is not cached; may use a temporary file at the given path.
-            more: bytes that this temporary file may take.
+            scratch_bytes: that this temporary file may take.
 
         Raises:
             DataError: arrays in use leave too little space.
@@ -58,7 +58,7 @@ class Cache:
             array = self._open(path, dtype, length)
             if array is None:
                 with Progress(f"fetching shard {path.name}"):
-                    self._make(path, dtype, length, make, more)
+                    self._make(path, dtype, length, make, scratch_bytes)
                 array = self._open(path, dtype, length)
             if array is None:
                 raise DataError(f"{printable(path)}.bin: was damaged as soon as it was written")
@@ -70,8 +70,8 @@ class Cache:
         try:
             with open(f"{path}.bin", "rb") as file:
                 if fcntl:
-                    fcntl.flock(file, fcntl.LOCK_SH)  # lasts as long as the mapping
-                os.utime(file.fileno())
+                    fcntl.flock(file, fcntl.LOCK_SH)  # the mapping keeps the lock after the file is closed
+                os.utime(file.fileno())  # used last, for `_make_room`
                 array: np.ndarray = np.memmap(file, np.uint8, mode="r")
         except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
             return None
@@ -80,12 +80,12 @@ class Cache:
         return array[:size].view(dtype)
 
     def _make(
-        self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], more: int
+        self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], scratch_bytes: int
     ) -> None:
         whole, room = Path(f"{path}.bin"), Path(f"{path}.room")
         _remove_leftovers(room)
         whole.unlink(missing_ok=True)  # a damaged one
-        self._make_room(room, length * np.dtype(dtype).itemsize + CRC.size + more)
+        self._make_room(room, length * np.dtype(dtype).itemsize + CRC.size + scratch_bytes)
         try:
             checksum = 0
             with atomic(whole) as temporary, open(temporary, "wb") as file:
@@ -111,8 +111,9 @@ class Cache:
                     if used + size <= self.max_bytes:
                         break
                     if _is_free(file):
-                        file.unlink()
-                        used -= each
+                        with suppress(PermissionError):  # Windows, where it is mapped
+                            file.unlink()
+                            used -= each
                 if used + size <= self.max_bytes:
                     room.touch()
                     os.truncate(room, size)
@@ -126,20 +127,21 @@ class Cache:
             time.sleep(0.2)
 
     def _remove_dead(self) -> None:
+        """Remove what processes have left that died while they made an array; a living one holds the lock."""
         for room in self.root.glob("*/*.room"):
             with suppress(Timeout), FileLock(room.with_suffix(".lock"), blocking=False):
                 _remove_leftovers(room)
 
 
 def _remove_leftovers(room: Path) -> None:
-    """Remove the files of making an array, whose lock the caller has."""
+    """Remove the temporary files of an array; the caller holds its lock."""
     remove_unfinished(room.parent, f"{room.stem}.bin")
     room.with_suffix(".copy").unlink(missing_ok=True)
     room.unlink(missing_ok=True)
 
 
 def _is_free(file: Path) -> bool:
-    """Return whether no process has mapped a file."""
+    """Return whether no process has mapped a file; on Windows, which then refuses to delete it, always True."""
     if fcntl is None:
         return True
     with open(file, "rb") as opened, suppress(BlockingIOError):

@@ -174,7 +174,7 @@ def test_what_is_no_plain_data(workplace: Path) -> None:
         assert isinstance(result, str) and said in result, (text[:40], result)
     Path("runs/a/config.yaml").unlink()
     os.mkfifo("runs/a/config.yaml")  # which would never end
-    with pytest.raises(InputError, match="has no config.yaml"):
+    with pytest.raises(InputError, match="config.yaml: is missing"):
         read_config(Path("runs/a"))
 
 

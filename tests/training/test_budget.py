@@ -137,7 +137,7 @@ def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with quiet_lightning():
         cost = measure(module, data, tokens, accelerator="cpu", devices=1, precision="32-true")
     assert 0.03 <= cost.step < 0.3
-    assert 0.01 <= cost.evaluated * 5 * SMALL.context < 0.1, "of whole windows"
-    assert 0.01 <= cost.sampled < 0.1
+    assert 0.01 <= cost.per_evaluated * 5 * SMALL.context < 0.1, "of whole windows"
+    assert 0.01 <= cost.per_sampled < 0.1
     assert torch.equal(state, torch.random.get_rng_state())
     assert {path.name for path in Path().iterdir()} == {"book.txt", "cache"}

@@ -26,8 +26,8 @@ END_SECONDS = 30.0  # seconds to wait at the end of a run for pictures that are 
 class Pictures(L.Callback):
     """Add pictures, and histograms on request, to TensorBoard at each validation.
 
-    The data are computed here and rendered in a second process. Training does not wait for it; `finish` does, for up to
-    `END_SECONDS`. Pictures that are not rendered when the run is stopped are lost.
+    The data are computed here and rendered in a second process. Training does not wait for that; `finish` does, for
+    up to `END_SECONDS`. Pictures that are not rendered when the run is stopped are lost.
     """
 
     def __init__(self, config: WatchConfig, shown: PicturedText) -> None:
@@ -57,7 +57,7 @@ class Pictures(L.Callback):
             return
         step = trainer.global_step
         if self.config.histograms:
-            for tag, values in histograms(model, self.shown.passage):
+            for tag, values in histograms(model, self.shown.attended):
                 for board in boards(trainer):
                     board.experiment.add_histogram(tag, values, step)
         last = step >= trainer.max_steps or trainer.should_stop

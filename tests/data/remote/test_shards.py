@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from base.log import to_console
 from data.batches import train_batch
 from data.config import DataConfig
 from data.corpus import DataError
@@ -189,9 +190,11 @@ def test_the_bound_is_held_and_the_batches_are_the_same(tmp_path, opened):
         opened(folder.address, cache_gb=needed - 2e-6)
 
 
-def get(cache, name, count=100, make=None, more=0):
+def get(cache, name, count=100, make=None, scratch_bytes=0):
     """Open 0, 1, 2, ... in a cache."""
-    return cache.open(cache.root / name, np.uint8, count, make or (lambda _: [np.arange(count, dtype=np.uint8)]), more)
+    return cache.open(
+        cache.root / name, np.uint8, count, make or (lambda _: [np.arange(count, dtype=np.uint8)]), scratch_bytes
+    )
 
 
 def test_the_least_recently_used_goes_first_and_what_is_mapped_stays(tmp_path, monkeypatch):
@@ -227,7 +230,7 @@ def make_and_die(root):
         yield np.arange(50, dtype=np.uint8)
         faults.die()
 
-    get(Cache(root, 600), "a/0", make=make, more=400)
+    get(Cache(root, 600), "a/0", make=make, scratch_bytes=400)
 
 
 @pytest.mark.slow
@@ -321,6 +324,7 @@ def test_a_document_that_changes_is_named_or_read_anew(tmp_path, request, opened
         with pytest.raises(DataError, match=rf"^{store.address}/{name}: (is missing|has changed).*allow=\[text\]"):
             opened(store.address, as_before=True)
     assert not fetched(store)
+    to_console()
     capsys.readouterr()
     anew = opened(store.address)
     assert capsys.readouterr().out.startswith(f"text       {store.address}/{name}: ")
