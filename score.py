@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from base import run_directory
 from base.command_line import Parser, answer, device, number, writing_to
 from base.errors import InputError, nearest
+from base.processes import keep_freed_memory
 from base.progress import hidden
 from reports.score_lines import Differences, count, difference, figures, json_lines, row
 from reports.scoring import Reader, describe, display_name, measure, pieces, read
@@ -66,6 +67,7 @@ def run(options: argparse.Namespace) -> None:
 
 def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
     """Load the models, read the text, score it and print the table."""
+    keep_freed_memory()
     readers = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

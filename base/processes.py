@@ -120,6 +120,19 @@ def cores() -> int:
     return int(os.environ.get("OMP_NUM_THREADS") or usable)
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory that a batch frees for the next batch.
+
+    By default it returns large blocks to the system, which zeroes each page when they are allocated again
+    (docs/experiments.md has the cost). Nothing is done without glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+        mallopt(trim_threshold, 2**30)
+        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # limit of old versions
+
+
 def end_with_parent() -> None:
     """Ignore Ctrl-C and exit when the parent process ends; for worker processes of multiprocessing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

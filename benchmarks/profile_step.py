@@ -17,11 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from base import processes  # noqa: E402
 from benchmarks import plain_loop  # noqa: E402
 from conf.schema import Config  # noqa: E402
 from gpt.model import GPT  # noqa: E402
 from gpt.optim import make_optimizer  # noqa: E402
-from training.machine import choose_precision, keep_freed_memory  # noqa: E402
+from training.machine import choose_precision  # noqa: E402
 
 VOCABULARY, STEPS = 65, 20
 
@@ -44,7 +45,7 @@ def before() -> Callable[[], None]:
 def after() -> Callable[[], None]:
     """A step of the default recipe."""
     config = Config()
-    keep_freed_memory()
+    processes.keep_freed_memory()
     model = GPT(config.model, VOCABULARY)
     for block in model.blocks:
         block.compile(dynamic=False)

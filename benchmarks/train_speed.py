@@ -101,6 +101,7 @@ def run_bare(text: str) -> dict[str, float]:
     """Train the default recipe in Lightning's loop with all else off: no logging, no progress, no validation."""
     import torch
 
+    from base import processes
     from conf.schema import Config
     from data.config import DataConfig
     from data.datamodule import TextDataModule
@@ -113,7 +114,7 @@ def run_bare(text: str) -> dict[str, float]:
     config.trainer.max_steps = STEPS
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(config.data).absolute() / "compiled")
     data = open_text(config.data, config.model.context)
-    machine.keep_freed_memory()
+    processes.keep_freed_memory()
     module = LitGPT(config, data.tokenizer, data={}, conditions={})
     budget.TIMED_SECONDS = 8.0
     batches = TextDataModule(data, config.data, config.model.context, config.seed)

@@ -1,9 +1,7 @@
 """Choose device, precision and compilation for a machine, before the first step; config.yaml keeps the choice."""
 
-import ctypes
 import hashlib
 import json
-import platform
 import shutil
 import sys
 import sysconfig
@@ -126,19 +124,6 @@ def missing_to_compile() -> str:
 def expected_seconds(flops: float) -> float:
     """Estimate the length of a run on two cores of a laptop, at a constant rate: the same on each machine."""
     return flops / 1.5e11
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep the memory that a training step frees for the next step.
-
-    By default it returns large blocks to the system, which zeroes each page when they are allocated again
-    (docs/experiments.md has the cost). Nothing is done on other systems.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-        libc.mallopt(trim_threshold, 2**30)
-        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)  # limit of old versions
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,6 @@ def fit(plan: "RunPlan") -> float | None:
         from training.callbacks.checkpoints import Checkpoints
         from training.callbacks.stop_signals import StopSignals
         from training.finish import conclude
-        from training.machine import keep_freed_memory
         from training.outcome import explaining_out_of_memory, explaining_the_end, recording
         from training.quiet_lightning import quiet_lightning
 
@@ -110,7 +109,7 @@ def fit(plan: "RunPlan") -> float | None:
         processes.end_with(int(os.environ["CHARGPT_PARENT"]))
     else:
         processes.adopt()
-    keep_freed_memory()
+    processes.keep_freed_memory()
     config, first_process = plan.config, processes.rank() == 0
     stops = StopSignals(Checkpoints(plan.directory / "checkpoints"))
     to_file(plan.directory / "train.log")

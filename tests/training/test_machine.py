@@ -1,8 +1,5 @@
-import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import time
@@ -12,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from tests.conftest import ROOT, Call, one_line
+from tests.conftest import Call, one_line
 from training import machine
 from training.machine import COMPILE_FROM, choose_compile, choose_precision, device_kind
 
@@ -69,27 +66,6 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
         assert choose_precision("auto", "cuda")[0] == precision
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back in a way that can be set")
-def test_freed_memory_is_kept() -> None:
-    """Pages that are asked for again are not filled with zeros again: few page faults after the first round."""
-    program = (
-        "import resource, torch; from training.machine import keep_freed_memory\n"
-        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "def median():\n"
-        "    counts = []\n"
-        "    for _ in range(39):\n"
-        "        before = faults(); torch.ones(10 * 2**20)\n"  # more than what glibc comes to keep by itself
-        "        counts.append(faults() - before)\n"
-        "    return sorted(counts[30:])[4]\n"  # a kernel short of memory may take pages back now and then
-        "print(median()); keep_freed_memory(); print(median())"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    usual, kept = map(int, ended.stdout.split())
-    pages = 4 * 10 * 2**20 / os.sysconf("SC_PAGE_SIZE")
-    assert kept < 0.01 * pages < 0.5 * pages < usual
 
 
 def test_a_device_that_is_not_there(train: Call) -> None:
