@@ -360,15 +360,17 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 
 def plant(count: int, seed: int, jobs: int, seconds: float) -> None:
-    """Plant faults and write down what became of them; those that are known to be found are left out."""
+    """Plant faults and write down what became of them, but for those known to be found or equivalent."""
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     for name in ("torch", "lightning.pytorch", "hydra.main", "torch.utils.tensorboard", "fsspec", "pooch"):
         __import__(name)
     mutants, durations, known = choose(count, seed), json.loads((NOTES / "durations.json").read_text()), read_results()
     tests = tests_of(mutants)
     chosen = {mutant.id: select(mutant, tests[mutant.id], durations, seconds) for mutant in mutants}
-    waiting = []
+    waiting, same = [], dict(equivalents())
     for mutant in mutants:
+        if mutant.id in same:
+            continue
         row = known.get(mutant.id, {"outcome": "", "tests": []})
         if row["outcome"] not in FOUND and row["tests"] != chosen[mutant.id]:
             waiting.append(mutant)
