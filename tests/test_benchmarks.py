@@ -46,47 +46,7 @@ def test_what_was_measured_is_kept_and_nothing_begun_that_would_not_end_in_time(
     assert os.listdir(file.parent) == ["part.json"]
 
 
-def timed(training: float, loss: float) -> dict[str, float]:
-    return {"process": training + 10, "training": training, "fit": training + 1, "loss": loss}
-
-
-def pace(speed: float, mfu: float | None = None) -> dict[str, float | None]:
-    return {"characters_per_second": speed, "mfu": mfu}
-
-
-FOUND: dict[str, dict[str, Any]] = {
-    "loss": {"seed 1": {"cold": timed(5, 1.46), "warm": timed(4, 1.46)},
-             "seed 2": {"cold": timed(7, 1.46), "warm": timed(6, 1.465)},
-             "seed 3": {"cold": timed(1, 1.4697), "warm": timed(2, 1.45)}},
-    "speed": {"baby, seed 1": {"plain": pace(100), "same parts": pace(250), "recipe": pace(150, 0.3)},
-              "baby, seed 2": {"plain": pace(100), "same parts": pace(200), "recipe": pace(160, 0.32)},
-              "wide, seed 1": {"wide": pace(50, 0.5)}},
-    "exact": {"seed 1": {"same": True, "resumed": True, "cost": 1.5}, "devices": {"bf16": 0.0123},
-              "seed 2": {"same": True, "resumed": False, "cost": 1.25}},
-    "stdlib": {"seed 1": {"val_bpc": 1.1, "test_bpc": 1.2, "parse share": "12 % parse"}},
-}  # fmt: skip
-CELLS = {
-    "loss": ["4.0 (2.0 to 6.0) s", "14.0 (12.0 to 16.0) s / 16.0 (15.0 to 17.0) s, 2 of 3; 1 of 3 did not reach it "
-             "and do not count"],
-    "speed": ["2.25 (2.00 to 2.50)x, 2 of 3 with its model and AdamW; 1.55 (1.50 to 1.60)x, 2 of 3 with the default "
-              "recipe", "31.0 (30.0 to 32.0) %, 2 of 3 / 50.0 (50.0 to 50.0) %, 1 of 3"],
-    "best": ["not measured"], "sampling": ["not measured"], "pipeline": ["not measured"],
-}  # fmt: skip
-
-
-def test_the_table_has_what_was_measured_and_says_what_was_not() -> None:
-    for parts in ([], ["speed"], list(FOUND)):
-        text = gpu.table({part: MACHINE | {"seen": FOUND[part]} for part in parts})
-        rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[0].splitlines()[2:]]
-        wanted = [cell if part in parts else "not measured" for part, cells in CELLS.items() for cell in cells]
-        assert [row[-1] for row in rows] == wanted
-        must = ["15 s", "30 s / 90 s", "1.5x", "25 % / 45 %", "1.45", "3,000 / 200,000", "5 %"]
-        assert [row[1] for row in rows] == must
-        assert f"Measured on {'a GPU, torch 2.0' if parts else 'no GPU yet'};" in text
-    also = dict(line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()[2:])
-    assert also["run twice, equal bit for bit"] == "2 of 2"
-    assert also["killed and resumed, equal bit for bit"] == "1 of 2"
-    assert "12 % parse" in text
+def test_the_runs_on_a_gpu_are_runs_that_train_py_takes() -> None:
     runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
     for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
         check_overrides(arguments, {}, False)
