@@ -114,7 +114,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise InputError(f"{argument}: list the values: {key}=a,b,c")
     if key.startswith("hydra"):
-        raise InputError(f"{key}: is not taken: runs are stored in runs/<name>, and Hydra writes no files")
+        raise InputError(f"{key}: is not accepted: runs are stored in runs/<name>, and Hydra writes no files")
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
     if key not in choices and key not in PLUGINS:
@@ -124,7 +124,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
                 raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
             return  # an argument of a class or of submitit that is not ours to check
         if group == "trainer" and rest in REFUSED:
-            raise InputError(f"{key}: is not taken: {REFUSED[rest]}")
+            raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
         if key not in KNOWN:
             raise InputError(f"{key}: no such key{_nearest_key(key, [*KNOWN, *choices])}")
         if override.type == OverrideType.ADD:

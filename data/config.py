@@ -46,7 +46,7 @@ class DataConfig:
             codecs.lookup(self.encoding)
         except LookupError:
             raise InputError(
-                f"data.encoding={self.encoding}: is no encoding Python knows, such as utf-8, utf-16, latin-1, cp1252"
+                f"data.encoding={self.encoding}: must be an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
             ) from None
         if self.tokenizer == "byte" and self.encoding != "utf-8":
             raise InputError(

@@ -151,7 +151,7 @@ def load_saved(folder: Path) -> Encoded:
     with Progress("checking the encoded text"):
         opened = load(folder)
     if opened is None:
-        raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written")
+        raise DataError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
     return opened
 
 

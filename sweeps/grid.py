@@ -34,7 +34,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
         raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume")
     for key in varied_keys(arguments):
         if group(key) in HOW:
-            raise InputError(f"{key}: is the same for all trials of a sweep")
+            raise InputError(f"{key}: must have one value for all trials of a sweep")
     given = [f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW]
     sweep = literals.get("name") or sweep_name([*arguments, *given])
     directory = run_directory.RUNS / sweep

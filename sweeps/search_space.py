@@ -80,7 +80,7 @@ def make_range(override: Override) -> Range:
         for end in (low, high):
             check_value(key, end, hint, metadata)
         if not low < high:
-            raise InputError(f"{text}: holds no values: its first end must be below its second")
+            raise InputError(f"{text}: holds no values: the lower bound must be below the upper")
         kind = "IntDistribution" if numbers == [int] else "FloatDistribution"
         arguments: dict[str, Any] = {"log": log}
     else:
@@ -96,7 +96,7 @@ def make_range(override: Override) -> Range:
         kind = "IntDistribution" if isinstance(low, int) and isinstance(value.step, int) else "FloatDistribution"
         arguments = {"step": value.step}
     if log and low <= 0:
-        raise InputError(f"{text}: tag(log,…) needs a first end above 0")
+        raise InputError(f"{text}: tag(log,…) needs a lower bound above 0")
     return Range(text, as_typed(low), as_typed(high), kind, {"low": low, "high": high, **arguments})
 
 
@@ -149,7 +149,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
         raise InputError("launcher: goes with -m; the trials of a search are processes of this machine, see workers=N")
     for key in set(given) & HOW:
         if given[key].is_sweep_override():
-            raise InputError(f"{key}: is the same for all trials of a search")
+            raise InputError(f"{key}: must have one value for all trials of a search")
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given and key not in literals]
     check_overrides(ranges, {}, search=True)

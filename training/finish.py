@@ -71,7 +71,7 @@ def evaluate_models(plan: RunPlan) -> tuple[EvaluatedModel, EvaluatedModel]:
         except model_file.CheckpointError as error:
             if name == "last":
                 raise
-            log.info(f"skips {error}")
+            log.info(f"evaluation skips {error}")
             continue
         step = meta["step"]
         if step not in found:

@@ -106,4 +106,4 @@ def explaining_the_end(plan: RunPlan) -> Iterator[None]:
         if plan.runtime.devices == 1 or not is_lost_process(error):
             raise
         way = way_on(plan.directory, plan.config)
-        raise RunFailed(f"another process of this run has died or is silent; {way}") from error
+        raise RunFailed(f"another process of this run has died or does not answer; {way}") from error

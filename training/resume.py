@@ -39,7 +39,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         if key not in keys:
             value = one_line(old.data.path) if key == "data.path" else "…"
             hint = f"if you trust it, add {key}={value} to the command"
-            raise InputError(f"{run / 'config.yaml'}: its {key} is not taken; {hint}")
+            raise InputError(f"{run / 'config.yaml'}: its {key} is not trusted; {hint}")
     return merge_resumed(old, typed, keys), run
 
 

@@ -90,7 +90,7 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
         if resumed is None or "data.path" in keys:
             raise
         where = resumed / "config.yaml"
-        raise DataError(f"{error} (as {where} has it; data.path= says where the text is now)") from None
+        raise DataError(f"{error} (from {where}; type data.path= if the text has moved)") from None
 
 
 def fit(plan: "RunPlan") -> float | None:

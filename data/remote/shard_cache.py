@@ -61,7 +61,7 @@ class Cache:
                     self._make(path, dtype, length, make, scratch_bytes)
                 array = self._open(path, dtype, length)
             if array is None:
-                raise DataError(f"{printable(path)}.bin: was damaged as soon as it was written")
+                raise DataError(f"{printable(path)}.bin: was damaged as soon as it was written; check the disk")
             return array
 
     def _open(self, path: Path, dtype: type, length: int) -> np.ndarray | None:

@@ -40,5 +40,7 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
         differences.append((exported(tokens) - expected).abs().max() / expected.abs().max())
     worst = float(torch.stack(differences).max())  # NaN if any is
     if not worst <= TOLERANCE:
-        raise InputError(f"logits differ by {worst:.1e} of the largest, must be at most {TOLERANCE:g}; nothing is kept")
+        raise InputError(
+            f"logits differ by {worst:.1e} of the largest, must be at most {TOLERANCE:g}; nothing was written"
+        )
     return worst

@@ -95,7 +95,7 @@ def test_a_host_is_lost_and_the_same_commands_go_on(fault: Any, hosts: tuple[Hos
         assert running[1].wait(LONGEST).status != 0  # it gives the other up, too
     ended = running[0].wait(LONGEST)
     assert ended.status != 0
-    told = "another process of this run has died or is silent; the newest checkpoint is runs/many/"
+    told = "another process of this run has died or does not answer; the newest checkpoint is runs/many/"
     assert told in ended.out + ended.err, ended
     assert not one.processes() and not other.processes()
     assert not Path("runs/many/checkpoints/step-00000160.ckpt").exists(), "it was lost in the middle"

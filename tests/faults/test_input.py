@@ -67,7 +67,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "": "must be key=value", "=3": "must be key=value", "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
     "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot read the value",
     "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
-    "hydra/launcher=x": "is not taken", "hydra.run.dir=x": "hydra.run.dir: is not taken",
+    "hydra/launcher=x": "is not accepted", "hydra.run.dir=x": "hydra.run.dir: is not accepted",
     "seed=range(0,1000000000)": "seed=range(0,1000000000)", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
     "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
@@ -98,7 +98,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "no such run",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
     "resume=.": "is not a run that can continue",
-    **{f"trainer.{name}=1": f"trainer.{name}: is not taken" for name in REFUSED},
+    **{f"trainer.{name}=1": f"trainer.{name}: is not accepted" for name in REFUSED},
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.
 
 def test_what_counts_only_where_it_is_typed_again(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(run, logger={"evil": EVIL}, data={**yaml.safe_load(run.read_text())["data"], "cache_dir": "theirs"})
-    one_line(train(*RESUME, defaults=False), 2, "its logger is not taken")
+    one_line(train(*RESUME, defaults=False), 2, "its logger is not trusted")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert train(*RESUME, "logger=csv", defaults=False).status == 0
     assert list(read_config(Path("runs/first")).logger) == ["csv"]
@@ -101,11 +101,11 @@ def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[s
     (server, asked), data = listener, yaml.safe_load(run.read_text())["data"]
     for form in ("{}", "[{}]", "[book.txt,{}]", "simplecache::{}"):
         changed(run, data={**data, "path": form.format(f"{server}/book.txt")})
-        one_line(train(*RESUME, defaults=False), 2, "its data.path is not taken")
+        one_line(train(*RESUME, defaults=False), 2, "its data.path is not trusted")
     assert asked == []
     address = f"file://{Path('book.txt').absolute()}"
     changed(run, data={**data, "path": address})
-    one_line(train(*RESUME, defaults=False), 2, "its data.path is not taken")
+    one_line(train(*RESUME, defaults=False), 2, "its data.path is not trusted")
     command = way_on(Path("runs/first"), read_config(Path("runs/first"))).partition("train.py ")[2]
     assert shlex.split(command) == ["resume=runs/first", f"data.path={address}"]
     assert train(*shlex.split(command), "trainer.max_steps=40", "allow=[text]", defaults=False).status == 0

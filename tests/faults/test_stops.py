@@ -108,6 +108,6 @@ def test_a_rank_that_fails_ends_the_job(fault: Any, rank: int, strategy: str, wo
     if fault is faults.raise_at:
         assert "ZeroDivisionError: division by zero" in ended.err
     elif rank == 1:
-        told = "another process of this run has died or is silent; the newest checkpoint is"
+        told = "another process of this run has died or does not answer; the newest checkpoint is"
         assert told in ended.err or ended.status == -signal.SIGKILL, ended
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 10

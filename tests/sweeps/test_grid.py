@@ -256,7 +256,7 @@ def test_launchers_and_shapes_that_cannot_be(
         (here, "launcher=slurm", "launcher=slurm: "),  # which is not here
         (here, "init_from=first model.dim=32,64", "cannot change model.dim=64 (the model has 32)"),
         (here, "launcher=slrum", "launcher=slrum: must be one of slurm; nearest: slurm"),
-        (here, "launcher=slurm,slurm", "launcher: is the same for all trials"),
+        (here, "launcher=slurm,slurm", "launcher: must have one value for all trials"),
         (here, "+launcher.timeout_min=5", "+launcher.timeout_min=5: needs launcher=slurm"),
         (here, "debug=fast", "debug: is for one run, not for -m"),
         (slurm, "launcher=slurm +launcher.partitions=x", "launcher=slurm: "),

@@ -7,13 +7,13 @@ FIXED = ["optim.lr=0.01", "optim.muon_lr=0.01", "optim.cooldown=0.5", "model.dro
 def test_ranges_that_cannot_be_searched(train: Call) -> None:
     for arguments, said in (
         (["optim.lr=tag(log,choice(0.001,0.01))"], "goes around interval(a,b)"),
-        (["model.dropout=tag(log,interval(0,0.1))"], "needs a first end above 0"),
-        (["optim.lr=interval(0.1,0.1)"], "its first end must be below its second"),
+        (["model.dropout=tag(log,interval(0,0.1))"], "needs a lower bound above 0"),
+        (["optim.lr=interval(0.1,0.1)"], "the lower bound must be below the upper"),
         (["optim.lr=shuffle(choice(0.001,0.01))"], "a search takes interval(a,b)"),
         (["data.tokenizer=interval(0,1)"], "data.tokenizer takes one of char, byte; list the values"),
         (["model.heads=range(4,4)"], "holds no values"),
         (["launcher=slurm"], "the trials of a search are processes of this machine"),
-        (["workers=1,2"], "workers: is the same for all trials of a search"),
+        (["workers=1,2"], "workers: must have one value for all trials of a search"),
         (FIXED, "nothing is left to search: every key of the space is fixed"),
     ):
         one_line(train(SEARCH, *arguments), 2, said)
