@@ -14,7 +14,7 @@ from gpt.config import ModelConfig
 CONF = Path(__file__).parent
 GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
 PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are arguments of other libraries' classes
-SHAPE = {"layers", "heads", "dim"}  # keys of the presets that `minutes` chooses from
+SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the presets that set only these
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_bef
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Use the first `length` tokens of the training text as all three splits."""
+    """Use the first `length` training tokens as validation and test, and `2 * context` more as training text."""
     if length <= context:
         raise DataError(f"data.overfit={length}: must be above model.context={context}")
     part = text.train[:length]

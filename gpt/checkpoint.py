@@ -39,7 +39,7 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
         with atomic(path) as temporary, open(temporary, "wb") as file:
             torch.save(contents, file)
     except (OSError, RuntimeError) as error:  # torch reports a failed write, such as a full disk, as either
-        raise OSError(f"{path}: could not be written: {str(error).splitlines()[0]}") from error
+        raise OSError(f"{path}: could not be written: {one_line(error)}") from error
 
 
 def read(path: str | Path) -> dict[str, Any]:

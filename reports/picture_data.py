@@ -17,7 +17,7 @@ from gpt.model import GPT
 if TYPE_CHECKING:
     from data.text import Text
 
-MAX_HEADS = 4  # heads whose attention is plotted by default
+NUM_HEADS = 4  # heads whose attention is plotted by default
 NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
 
 
@@ -49,7 +49,7 @@ def plots(
         model: the model.
         totals: of its calibration, see `gpt.analysis.calibration_totals`.
         shown: the passage.
-        heads: (layer, head) of each attention plot; empty for up to `MAX_HEADS` across the layers.
+        heads: (layer, head) of each attention plot; empty for up to `NUM_HEADS` across the layers.
         step: optimizer steps so far.
     """
 
@@ -71,8 +71,8 @@ def plots(
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Choose up to `MAX_HEADS` heads, evenly from the first head of the first layer to the last of the last layer."""
-    count = min(MAX_HEADS, layers * heads)
+    """Choose up to `NUM_HEADS` heads, evenly from the first head of the first layer to the last of the last layer."""
+    count = min(NUM_HEADS, layers * heads)
     return [divmod(round(index), heads) for index in np.linspace(0, layers * heads - 1, count).tolist()]
 
 

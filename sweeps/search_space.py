@@ -146,7 +146,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     """Put together what a search may try."""
     given = {override.key_or_group: override for override in parse(arguments)}
     if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
-        raise InputError("launcher: goes with -m; the trials of a search are processes of this machine, see workers=N")
+        raise InputError("launcher: not with hparams_search, whose trials are processes of this machine; see workers=N")
     for key in set(given) & HOW:
         if given[key].is_sweep_override():
             raise InputError(f"{key}: must have one value for all trials of a search")

@@ -118,7 +118,7 @@ def _build_prune(plan: RunPlan) -> Prune | None:
     trainer, point = plan.config.trainer, plan.resume_point
     if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
         return Prune(make_pruner(plan.directory.parent, int(number), trainer.val_check_interval, trainer.max_steps))
-    if point:  # a trial that is resumed by hand is not pruned
+    if point:  # resumed by hand, it is not pruned; Lightning would miss the callback of this state
         point.contents["callbacks"].pop("Prune", None)
     return None
 

@@ -30,7 +30,8 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         started: `time.perf_counter()` when the process began.
 
     Returns:
-        The validation loss of the best checkpoint in nats per token, over the whole split; None on ranks other than 0.
+        The validation loss of the best checkpoint in nats per token, over the whole split; None on ranks other than 0
+        and for a pruned run.
     """
     plan = settle(typed, keys, started)
     if plan.resume_point and plan.resume_point.is_end(plan.config):
@@ -94,7 +95,7 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
 
 
 def fit(plan: "RunPlan") -> float | None:
-    """Train a run to its end, and evaluate it; return what `main` returns."""
+    """Train a run to its end and finish it; return what `conclude` returns."""
     with Progress("loading Lightning"):
         from data.datamodule import TextDataModule
         from training import assemble

@@ -160,14 +160,14 @@ class Decoder:
     def _forward(
         self, tokens: np.ndarray, rows: np.ndarray, positions: Any, bias: Array | None, store: Callable[..., Any]
     ) -> np.ndarray:
-        """Apply the whole model: (B, n) -> (B, n, V) float64.
+        """Apply the whole model and advance the texts: (B, n) -> (B, n, V) float64.
 
         Args:
             tokens: to read.
             rows: the texts they belong to.
             positions: of the tokens, (B, n), or one for all.
             bias: what is added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None adds nothing.
-            store: caches a block's new keys and values and returns all to attend to, 2 x (B, H, m, D).
+            store: `store(i, k, v)` caches block i's keys and values and returns all to attend to, 2 x (B, H, m, D).
         """
         w = self.weights
         previous = np.concatenate((self.previous[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)

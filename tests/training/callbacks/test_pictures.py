@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
-from reports.picture_data import MAX_HEADS, spread_over
+from reports.picture_data import NUM_HEADS, spread_over
 from reports.tensorboard import as_markdown
 from tests.conftest import Ended, assert_same_weights, last
 from tests.faults import faults
@@ -151,7 +151,7 @@ def test_text_comes_through_markdown() -> None:
 def test_heads_are_spread_over_layers() -> None:
     for layers, heads in ((1, 1), (4, 2), (2, 3), (12, 12), (40, 1)):
         chosen = spread_over(layers, heads)
-        assert len(set(chosen)) == len(chosen) == min(MAX_HEADS, layers * heads) and chosen == sorted(chosen)
+        assert len(set(chosen)) == len(chosen) == min(NUM_HEADS, layers * heads) and chosen == sorted(chosen)
         assert chosen[0] == (0, 0) and (len(chosen) == 1 or chosen[-1] == (layers - 1, heads - 1))
         gaps = np.diff([layer * heads + head for layer, head in chosen])
         assert len(chosen) == 1 or gaps.max() - gaps.min() <= 1
