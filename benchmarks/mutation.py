@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -211,7 +212,9 @@ def coverage_init(registry: Any, options: Any) -> None:
 
     class _Contexts(CoveragePlugin):
         def dynamic_context(self, frame: Any) -> str | None:
-            return None if current() == stale else current()
+            # The end of a context that a thread has begun would end that of the main thread, too.
+            main = threading.current_thread() is threading.main_thread()
+            return current() if main and current() != stale else None
 
     registry.add_dynamic_context(_Contexts())
 
