@@ -261,10 +261,12 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
     def call(*arguments: str, defaults: bool = True) -> Ended:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *(tiny(arguments) if defaults else arguments)])
+        given = [str(ROOT / "train.py"), *(tiny(arguments) if defaults else arguments)]
+        monkeypatch.setattr(sys, "argv", [*given])
         monkeypatch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
         capsys.readouterr()
         status = train_script.cli()
+        assert sys.argv == given, "other ranks are started with it"
         return Ended(status, *capsys.readouterr())
 
     return call
