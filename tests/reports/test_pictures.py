@@ -29,6 +29,8 @@ def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
 def test_attention_has_the_colours_of_its_weights() -> None:
     weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
     weights /= weights.sum(1, keepdims=True)
+    axes = pictures._background(tuple("abcdefgh"))[2]
+    assert len(axes.texts) >= 16, "the characters of rows and columns"
     for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
         picture = pixels(pictures.attention(7, "L0H1", list("abcdefgh"), shown))
         height, width, _ = picture.shape
@@ -55,7 +57,8 @@ def test_what_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures.calibration(3, np.array([4, 0, 2]), np.array([0.2, 0, 0.9]), np.array([0.25, 0, 0.8]), 0.07)
     pictures.surprisal(1, ["a", "\n", "b"], np.array([1.0, 2.0, 3.0]))
     upper, lower = figures[0].axes
-    np.testing.assert_allclose(upper.lines[1].get_xydata(), [[0.2, 0.25], [0.9, 0.8]])
+    diagonal, measured = (line.get_xydata().tolist() for line in upper.lines)
+    assert diagonal == [[0, 0], [1, 1]] and measured == [[0.2, 0.25], [0.9, 0.8]]
     assert (*upper.get_xlim(), *upper.get_ylim()) == (0, 1, 0, 1) and len(upper.get_yticks()) == 6
     assert [bar.get_height() for bar in upper.patches] == [0.25, 0, 0.8]
     assert [bar.get_height() for bar in lower.patches] == [4, 0, 2]

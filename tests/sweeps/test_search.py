@@ -158,7 +158,7 @@ WRONG = {  # what is typed, and what is said of it
     "optim.min_lr=tag(log,interval(0,0.001))": r"tag\(log.* above 0",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1", "workers=0": "workers=0.* at least 1",
     "model.norm=interval(0,1)": "(?=.*model.norm)(?=.*layernorm, rmsnorm).*choice",
-    "model.heads=2,5": "model.heads=5.* must divide model.dim=32", "workers=1,2": "workers.* the same for all trials",
+    "model.heads=2,5": "model.heads=5.* must divide model.dim=32", "workers=1,2": "workers.* one value for all trials",
     "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*interval\(a,b\)", "data.path=none.txt": "none.txt.* no such file",
     "data.batch=3,5 trainer.devices=2": "data.batch=3.* multiple of 2 devices", "name=a/b": "name=a/b.* slash",
     "resume=runs/first": "resume=runs/first.* without resume", "--cfg=job": "--cfg=job",
