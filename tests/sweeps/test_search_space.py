@@ -12,7 +12,7 @@ def test_ranges_that_cannot_be_searched(train: Call) -> None:
         (["optim.lr=shuffle(choice(0.001,0.01))"], "a search takes interval(a,b)"),
         (["data.tokenizer=interval(0,1)"], "data.tokenizer takes one of char, byte; list the values"),
         (["model.heads=range(4,4)"], "holds no values"),
-        (["launcher=slurm"], "the trials of a search are processes of this machine"),
+        (["launcher=slurm"], "whose trials are processes of this machine"),
         (["workers=1,2"], "workers: must have one value for all trials of a search"),
         (FIXED, "nothing is left to search: every key of the space is fixed"),
     ):
