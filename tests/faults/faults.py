@@ -27,7 +27,7 @@ import data.remote.store
 import gpt.checkpoint
 import gpt.optim
 import reports.picture_process
-import training.assemble
+import reports.tensorboard
 import training.callbacks.pictures
 import training.finish
 import training.machine
@@ -159,7 +159,7 @@ def without(protection: str) -> None:
             training.module.dropout_seed = lambda *_: torch.initial_seed()
             torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
         case "cut":
-            training.assemble.cut_events = lambda *_: None
+            reports.tensorboard.cut_events = lambda *_: None
 
 
 def no_links(step: int) -> None:

@@ -168,7 +168,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
     ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"), ("", "seed=1,2 model.context=20,20000", "model.context"),
     ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"), ("", "seed=1,2 name=a/b", "has no slash"),
-    ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: is the same for all"),
+    ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
     ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one SLURM task, and this step has 4"),
