@@ -141,6 +141,7 @@ def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = Path("runs/csv").rglob("metrics.csv")
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
+    assert "optim.lr: 0.006" in (file.parent / "hparams.yaml").read_text()
 
 
 def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
