@@ -137,7 +137,9 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     if fixed:
         raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
     for name in filter(is_fixed, allow):
-        raise InputError(f"allow=[{name}]: cannot be allowed: the weights would not fit or mean something else")
+        raise InputError(
+            f"allow=[{name}]: cannot be allowed; another value would make the weights unfit or change what they mean"
+        )
     if set(differing) - set(allow):
         raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] continues all the same")
     return listed

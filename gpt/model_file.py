@@ -88,7 +88,7 @@ def read(path: str | Path) -> Model:
     try:
         with open(path, "rb") as file:
             if struct.unpack("<Q", file.read(8))[0] > MAX_HEADER:
-                raise ValueError("no safetensors header")
+                raise ValueError("no usable safetensors header")
         with safe_open(path, "numpy") as file:
             text = (file.metadata() or {}).get("chargpt", "")
             described = parse(text) if text else {}

@@ -59,7 +59,7 @@ def page(
     return fill(ASSETS / "run_page.html", title=html.escape(about["name"]), data=embedded(data))
 
 
-# -- Figures ---------------------------------------------------------------------------------------
+# -- Tiles and notes -------------------------------------------------------------------------------
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page: name, value, unit and notes."""
 

@@ -74,7 +74,7 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
-    """Return an error line that names the key to lower."""
+    """Return an error line that names what to lower: the micro-batch, or else the context or width."""
     # Activations of a character that the backward pass needs, by the shapes in gpt/model.py
     floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
     size = 4 * windows * model.context * floats / 2**30

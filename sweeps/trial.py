@@ -122,10 +122,10 @@ Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | Non
 
 
 def check_inputs(config: Config, keys: Sequence[str] = ()) -> str | None:
-    """Check the text of a run, the model it starts from, and that the batch divides evenly.
+    """Check the text of a run, its batch, and the model it starts from against the keys that were typed.
 
     Returns:
-        The fingerprint of the text; None where it depends on the model that the run starts from.
+        The fingerprint of the text; None with `init_from`, whose model may set the context.
     """
     from data.open_text import open_text
     from data.sources import open_corpus
