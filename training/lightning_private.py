@@ -1,8 +1,9 @@
 """Undocumented details of Lightning, seen in 2.6; tests/training/test_lightning_private.py checks them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning as L
+if TYPE_CHECKING:
+    import lightning as L
 
 
 def steps_completed(checkpoint: dict[str, Any]) -> int:
@@ -14,6 +15,6 @@ def steps_completed(checkpoint: dict[str, Any]) -> int:
     return checkpoint["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
 
 
-def validation_interval(trainer: L.Trainer) -> int:
+def validation_interval(trainer: "L.Trainer") -> int:
     """Return the steps between two validations, as `trainer.val_check_interval` has been understood."""
     return trainer.val_check_batch  # type: ignore[return-value]
