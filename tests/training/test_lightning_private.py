@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import lightning as L
-import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests.conftest import last
 from training.lightning_private import steps_completed, validation_interval
+from training.quiet_lightning import quiet_lightning
 
 
 def test_lightning_counts_steps_where_we_read_them(trained: Path) -> None:
@@ -13,9 +13,9 @@ def test_lightning_counts_steps_where_we_read_them(trained: Path) -> None:
     assert steps_completed(checkpoint) == checkpoint["global_step"] == 30
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_lightning_keeps_the_validation_interval_where_we_read_it() -> None:
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = L.Trainer(max_steps=2, val_check_interval=2, accelerator="cpu", **quiet)
-    trainer.fit(BoringModel())
+    with quiet_lightning():
+        trainer = L.Trainer(max_steps=2, val_check_interval=2, accelerator="cpu", **quiet)
+        trainer.fit(BoringModel())
     assert validation_interval(trainer) == 2
