@@ -39,8 +39,8 @@ class Cost:
     """Seconds that a model takes on this machine."""
 
     step: float
-    per_evaluated: float  # character of a split
-    per_sampled: float  # generated character
+    per_evaluated: float  # for each character of a split that is evaluated
+    per_sampled: float  # for each character that is generated
 
 
 class _Clock(L.Callback):
