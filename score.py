@@ -14,6 +14,7 @@ from base.command_line import Parser, answer, device, number, writing_to
 from base.errors import InputError, nearest
 from base.processes import keep_freed_memory
 from base.progress import hidden
+from reports.run_text import save_test_score
 from reports.score_lines import Differences, count, difference, figures, json_lines, row
 from reports.scoring import Reader, describe, display_name, measure, pieces, read
 
@@ -37,7 +38,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
-    add("file", help="text file; - is standard input")
+    add("file", nargs="?", help="text file; - is standard input")
+    split = "score a split of the text that the run was trained on, instead of a file"
+    add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
     add("--window", choices=MODES, help="windows to score in (default: disjoint, then strided)")
     stride = number(int, 1, 2**20)
@@ -54,10 +57,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Check the options, open the page to find a wrong name early, and score."""
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
-    text = Path(options.file)
-    if options.file != "-" and not text.exists():
+    if (options.file is None) == (options.split is None):
+        raise InputError(f"score.py {options.checkpoint}: name either a text file or --split")
+    text = Path(options.file or "")
+    if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
+    if options.split and options.encoding != "utf-8":
+        raise InputError(f"--encoding {options.encoding}: is for a text file; the encoding of a run's text is known")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
     page = nullcontext() if options.html is None else writing_to(options.html, "--html", [*checkpoints, text])
@@ -89,8 +96,11 @@ def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file
             scores, lines = [measure(each, mode) for each in readers], []
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
-            print(f"{display_name(options.file)}: {length}", file=out)
+            print(f"{display_name(options)}: {length}", file=out)
             print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
+        whole = mode == "disjoint" and options.split == "test" and options.context is None
+        if whole and (saved := save_test_score(checkpoints[0], scores[0])):
+            print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
         for letter, reader, score in zip(letters, readers, scores, strict=True):
             print(row(letter + describe(reader, mode), figures(score)), file=out)
         if options.compare:
@@ -142,7 +152,7 @@ def score_in_detail(
             {"name": reader.name, "mode": describe(reader, mode), "figures": figures(each), "vocabulary": vocabulary}
             for reader, each, vocabulary in zip(readers, scores, names, strict=True)
         ]
-        about = {"title": display_name(options.file), "characters": scores[0].characters, "models": models}
+        about = {"title": display_name(options), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None
         page_file.write(page(about, whole.getvalue(), columns))
     return scores, differences.most() if options.compare else []

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from base import processes
 from base.errors import InputError, is_out_of_memory, nearest, one_line
 from base.files import atomic
 from base.progress import discard
@@ -19,6 +20,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
     Returns:
         The exit status: 0; 2 for wrong input or too little memory, 1 for a failed file or terminal, 130 for Ctrl-C.
     """
+    processes.limit_spinning()
     try:
         work()
         sys.stdout.flush()

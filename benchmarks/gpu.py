@@ -400,7 +400,7 @@ def stdlib(text: str) -> Plan:
                     ("sample.py", "--num-chars", "600", "--temperature", "0.8", "--seed", "1"),
                 )
             ]  # fmt: skip
-        kept = {key: summary[key] for key in ("val_loss", "val_bpc", "test_loss", "test_bpc", "parameters", "steps")}
+        kept = {key: summary[key] for key in ("val_loss", "val_bpc", "parameters", "steps")}
         return {"process": seconds, **kept, "parse share": said[0], "sample": said[1]}
 
     return {"seed 1": once}
@@ -588,7 +588,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     for each in of("exact", "devices"):
         also |= {f"losses across devices, largest difference: {name}": f"{apart:.2g}" for name, apart in each.items()}
     for each in of("stdlib"):
-        also["Python source, bits per character: validation / test"] = f"{each['val_bpc']:.4f} / {each['test_bpc']:.4f}"
+        also["Python source, validation, bits per character"] = f"{each['val_bpc']:.4f}"
     tried = {name: each for name, each in found.get("best", {"seen": {}})["seen"].items() if name in VARIANTS}
     for name in sorted(tried, key=lambda name: tried[name]["val_loss"]):
         best, last = (f"{tried[name][key]:.4f}" for key in ("val_loss", "last_val_loss"))

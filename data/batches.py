@@ -14,8 +14,8 @@ from data.text import ShardedTokens
 
 CHUNK = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # steps whose windows are computed at once
-VALIDATION_CHARACTERS = 2**16  # while training, a larger validation split is represented by evenly spaced windows
-EVALUATION_BATCH = 2**13  # characters per batch of evaluation windows: enough to keep the cores busy, small logits
+VALIDATION_CHARACTERS = 2**16  # of a larger validation split, before the last step: in evenly spaced windows
+EVALUATION_BATCH = 2**11  # characters per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
 def train_batch(
@@ -70,6 +70,14 @@ def batches_on_device(
         for first in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:
             yield tokens[first[:, None] + window].long()  # (rows, context + 1)
             step += 1
+
+
+def validated(split: int, trained: int, last: bool) -> int:
+    """Return how many tokens of a validation split of that length to evaluate.
+
+    The last validation covers the whole split, unless the run has trained on fewer tokens than that.
+    """
+    return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
 
 
 def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:

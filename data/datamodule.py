@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import (
-    EVALUATION_BATCH,
-    VALIDATION_CHARACTERS,
-    batches_on_device,
-    evaluation_windows,
-    on_device,
-    train_batch,
-)
+from data.batches import EVALUATION_BATCH, batches_on_device, evaluation_windows, on_device, train_batch, validated
 from data.config import DataConfig
 from data.text import Text
 
@@ -70,6 +63,13 @@ class TextDataModule(L.LightningDataModule):
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 
+    def validated(self) -> int:
+        """Return the number of tokens that a validation at this step evaluates, over all devices."""
+        assert self.trainer is not None
+        step = self.trainer.global_step
+        trained = step * self.config.batch * self.context
+        return validated(len(self.text.validation), trained, last=step >= self.trainer.max_steps)
+
     def val_dataloader(self) -> DataLoader:
         """Load this device's share of the validation windows, in the same order every time."""
         assert self.trainer is not None
@@ -82,7 +82,7 @@ class TextDataModule(L.LightningDataModule):
                 max(1, EVALUATION_BATCH // self.context),
                 rank=trainer.global_rank,
                 ranks=trainer.world_size,
-                most=VALIDATION_CHARACTERS,
+                most=self.validated(),
             )
 
         return DataLoader(_Batches(windows), batch_size=None)

@@ -13,7 +13,7 @@ from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
-FUSED_FROM = 1024  # tokens from which torch's fused kernel is the faster one on a CPU, see docs/experiments.md
+FUSED_FROM = 1024  # tokens from which torch's fused kernel trains faster on a CPU, see docs/experiments.md
 MAX_SCORES = 2**25  # attention scores in memory at once when not training
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
 MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller blocks are slow
@@ -78,16 +78,15 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
 
 
 def choose_kernel(
-    config: ModelConfig, batch: int, length: int | None, device: str, training: bool
+    config: ModelConfig, length: int | None, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor]]:
     """Choose how attention is computed.
 
     Args:
         config: of the model.
-        batch: B.
         length: T; None in a graph that is exported for all lengths, where a condition on T would limit them.
         device: its type.
-        training: whether dropout is active and all scores are stored for the backward pass.
+        training: whether dropout is active and a backward pass follows.
 
     Returns:
         The kernel, and the function that applies it: `causal_attention`, `biased_attention`, `attention_in_parts` or
@@ -99,9 +98,9 @@ def choose_kernel(
         pattern = biased_attention
     if length is not None:
         width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
-        # Explicit matmuls are faster on a CPU while the scores are few; the fused kernel has no dropout there.
-        small = length < FUSED_FROM and (training or batch * config.heads * length**2 <= MAX_SCORES)
-        explicit = explicit and (small or length > width or (training and config.dropout > 0))
+        # On a CPU the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window.
+        slow = training and (length < FUSED_FROM or config.dropout > 0)
+        explicit = explicit and (slow or length > width)
         if pattern is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
             pattern = attention_in_parts
         elif length > width:  # else a block's keys would be the whole text
@@ -228,7 +227,7 @@ class Attention(nn.Module):
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
         slopes = tables[0] if config.positions == "alibi" else None  # (H,)
         length = None if torch.compiler.is_exporting() else T
-        kernel, pattern = choose_kernel(config, B, length, x.device.type, self.training)
+        kernel, pattern = choose_kernel(config, length, x.device.type, self.training)
         y = pattern(kernel, q, k, v, config.window, slopes, config.dropout if self.training else 0.0)  # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 

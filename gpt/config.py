@@ -33,7 +33,7 @@ class ModelConfig:
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
-        "attention kernel; auto: explicit matmuls on CPU below 1024 tokens, otherwise SDPA",
+        "attention kernel; auto: explicit matmuls in training on a CPU below 1024 tokens, otherwise SDPA",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
     )
@@ -123,6 +123,9 @@ class OptimConfig:
     )
     lr: float = option(6.0e-3, "peak learning rate of AdamW", above=0)
     muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
+    muon_beta2: float = option(
+        0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
+    )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: int = option(50, "linear warm-up steps", least=0)
     schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))

@@ -41,7 +41,10 @@ def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
         group | {"params": [p for p in group["params"] if id(p) not in inside], "betas": (first, second)}
         for group in parameter_groups(model, config.weight_decay)
     ]
-    hidden = {"params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True}
+    hidden = {
+        "params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True,
+        "beta2": config.muon_beta2,
+    }  # fmt: skip
     return Muon([group for group in [hidden, *groups] if group["params"]], lr=config.lr)
 
 
@@ -58,17 +61,41 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     return x
 
 
+def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
+    """Divide each row of an update by the root of its mean square over time; the norm of the whole stays. In place.
+
+    Source: NorMuon, arXiv:2510.05491, algorithm 1; there, the norm is set to a constant.
+
+    Args:
+        update: (R, C).
+        moment: running mean of the rows' sums of squares, (R, 1).
+        beta2: decay of `moment`.
+    """
+    squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
+    moment.lerp_(squares, 1 - beta2)
+    inverse = moment.clamp_min(1e-20).reciprocal()  # (R, 1)
+    norms = squares.sum() / (squares * inverse).sum().clamp_min(1e-20)  # before / after, both squared
+    update.mul_((inverse * norms).sqrt())
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for parameter groups with `muon=True`, which hold matrices only, and AdamW for the others.
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
-    the iteration together, in bf16; a packed q|k|v counts as three. Of sharded matrices, each device gathers all, does
-    the same computation, and applies its own rows.
+    the iteration together, in bf16; a packed q|k|v counts as three. Then, with `beta2` above 0, each row is normalised
+    (see `normalise_rows`). Of sharded matrices, each device gathers all, does the same computation, and applies its own
+    rows.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
-        super().__init__(groups, defaults)
+        super().__init__(groups, defaults | {"beta2": 0.0})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load a state; checkpoints of versions without `beta2` continue without it."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("beta2", 0.0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -88,6 +115,8 @@ class Muon(torch.optim.Optimizer):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+                if group["beta2"]:
+                    self.state[parameter]["moment"] = torch.zeros(len(parameter), 1, device=parameter.device)
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
         foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -106,6 +135,9 @@ class Muon(torch.optim.Optimizer):
             for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
                 wide.copy_(result)  # into its update
             foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
+        if group["beta2"]:
+            for parameter, update in zip(parameters, updates, strict=True):
+                normalise_rows(update, self.state[parameter]["moment"], group["beta2"])
         foreach_mul_(updates, lr)
         foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])

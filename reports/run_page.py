@@ -62,16 +62,10 @@ def page(
 # -- Tiles and notes -------------------------------------------------------------------------------
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page: name, value, unit and notes."""
-
-    def losses(name: str, nats: float, bits: float, what: str) -> list[str]:
-        shown = f"{bits:.4f}" if math.isfinite(bits) else "–"  # a text of bytes without a whole character
-        return [name, shown, "bits per character", f"{nats:.4f} nats per {unit}", what]
-
-    found = [
-        losses("Validation", summary["val_loss"], summary["val_bpc"], f"best checkpoint, step {summary['best_step']:,}")
-    ]
-    if summary["test_loss"] is not None:
-        found.append(losses("Test", summary["test_loss"], summary["test_bpc"], "best checkpoint"))
+    nats, bits = summary["val_loss"], summary["val_bpc"]
+    shown = f"{bits:.4f}" if math.isfinite(bits) else "–"  # a text of bytes without a whole character
+    step = f"best checkpoint, step {summary['best_step']:,}"
+    found = [["Validation", shown, "bits per character", f"{nats:.4f} nats per {unit}", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
     read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else "")
     time_unit = "minutes" if seconds < 3599.5 else "hours"
@@ -85,8 +79,9 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 def measured(summary: Mapping[str, Any]) -> str:
     """Say how the losses were measured, and the loss of the last checkpoint if it is not the best."""
     of = summary["evaluation"]
-    split = f"all {of['characters']:,} characters of the validation split"
-    said = f"Exact: {split}, in {of['mode']} windows of {of['context']}."
+    counted, split = f"{of['characters']:,}", of["split_characters"]
+    part = f"all {counted}" if of["characters"] == split else f"{counted} evenly spaced of {split:,}"
+    said = f"Exact: {part} characters of the validation split, in {of['mode']} windows of {of['context']}."
     if summary["last_val_loss"] != summary["val_loss"]:
         said += f" The last checkpoint has {summary['last_val_loss']:.4f} nats."
     return said

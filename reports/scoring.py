@@ -3,13 +3,15 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from base.command_line import to_device
 from base.errors import InputError, printable
 from base.progress import Progress
+from reports.run_text import split_of_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 NUM_TOP = 5  # most likely characters that are listed
 PIECE = 4096  # characters that are written at a time
 MAX_PAGE = 10_000_000  # characters in an HTML page
-BATCH = 2**12  # tokens per batch: keeps two cores busy and fits into their caches
+BATCH = 2**11  # tokens per batch: keeps two cores busy and fits into their caches
 MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
@@ -54,9 +56,23 @@ class Piece(NamedTuple):
 
 
 # -- The text --------------------------------------------------------------------------------------
-def display_name(file: str) -> str:
+def display_name(options: argparse.Namespace) -> str:
     """Return the name of the text for messages."""
-    return "standard input" if file == "-" else printable(file)
+    if options.split:
+        return f"{options.split} split of {printable(options.checkpoint)}"
+    return "standard input" if options.file == "-" else printable(options.file)
+
+
+def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
+    """Return the text as an open file, and its size in bytes, 0 if unknown."""
+    from data.corpus import Document
+
+    if options.split:
+        split = split_of_run(checkpoints[0], options.split)
+        return BytesIO(split), len(split)
+    if options.file == "-":
+        return nullcontext(sys.stdin.buffer), 0
+    return Document(display_name(options), Path(options.file)).open(), Path(options.file).stat().st_size
 
 
 def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
@@ -64,7 +80,6 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     with Progress("loading the model"):
         import numpy as np
 
-        from data.corpus import Document
         from data.tokenizer import tokenizer_from
         from gpt.checkpoint import load_checkpoint
         from gpt.transfer import with_context
@@ -76,17 +91,13 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
-    document = Document(display_name(options.file), Path(options.file))
-    size = 0 if options.file == "-" else document.path.stat().st_size
-    with (
-        nullcontext(sys.stdin.buffer) if options.file == "-" else document.open() as file,
-        Progress("reading", size, "B") as progress,
-    ):
+    source, size = open_source(checkpoints, options)
+    with source as file, Progress("reading", size, "B") as progress:
         texts = encode(file, tokenizers, options, progress)
     if not texts[0]:
-        raise InputError(f"{document.name}: is empty; there is no character to predict")
+        raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
-        raise InputError(f"--html: {document.name} has more characters than a page can show, {MAX_PAGE:,}")
+        raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
     readers = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['step']}"
@@ -126,14 +137,14 @@ def encode(
                 text += chunk
         return texts
     position, line = 0, 1
-    for piece in decode(file, display_name(options.file), options.encoding, progress.update, "--encoding "):
+    for piece in decode(file, display_name(options), options.encoding, progress.update, "--encoding "):
         for text, tokenizer in zip(texts, tokenizers, strict=True):
             try:
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
                 what = UnknownCharacter(error.character, position + error.position, error.nearest)
-                raise InputError(f"{display_name(options.file)}, line {line}: {what}") from None
+                raise InputError(f"{display_name(options)}, line {line}: {what}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts
 

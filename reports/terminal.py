@@ -28,15 +28,14 @@ def python() -> str:
     return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else "python"
 
 
-def describe_score(name: str, score: Score, context: int, which: str) -> str:
-    """Return a line with an exact loss and how it was measured."""
+def describe_score(name: str, score: Score, characters: int, context: int, which: str) -> str:
+    """Return a line with a loss and how it was measured, on a split of so many characters."""
+    counted = f"{score.characters:,}"
+    part = f"all {counted}" if score.characters == characters else f"{counted} evenly spaced of {characters:,}"
     bits = f"{score.bpc:.4f} bits per character"
     if score.bytes != score.characters:
         bits += f", {score.bpb:.4f} bits per byte"
-    return (
-        f"{name:10} loss {score.loss:.4f} nats, {bits} "
-        f"({which}; all {score.characters:,} characters, disjoint windows of {context})"
-    )
+    return f"{name:10} loss {score.loss:.4f} nats, {bits} ({which}; {part} characters, disjoint windows of {context})"
 
 
 def sparkline(values: Sequence[float], marks: str) -> str:
@@ -87,7 +86,7 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
 
 def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
     """Log what is trained, on which text and machine, and how it is evaluated."""
-    from data.batches import VALIDATION_CHARACTERS
+    from data.batches import validated
 
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
@@ -97,9 +96,11 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
     log.info(f"machine    {machine}")
-    part = min(VALIDATION_CHARACTERS, len(text.validation))
-    which = "the whole split" if part == len(text.validation) else f"{part:,} evenly spaced characters of the split"
-    log.info(f"validation {which}, disjoint windows of {shape.context}; the whole split again at the end")
+    split, trained = len(text.validation), config.trainer.max_steps * config.data.batch * shape.context
+    part = validated(split, trained, last=False)
+    which = "the whole split" if part == split else f"{part:,} evenly spaced characters of the split"
+    end = "; at the last step the whole split" if part < validated(split, trained, last=True) else ""
+    log.info(f"validation {which}, disjoint windows of {shape.context}{end}")
     if config.data.overfit is not None:
         log.info(
             f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "

@@ -52,9 +52,9 @@ def _settings(table: list[dict[str, str]]) -> list[str]:
 def leaderboard(table: list[dict[str, str]]) -> str:
     """Return the best trials as text, with their settings and results."""
     settings = _settings(table)
-    lines = [[*settings, "loss", "bpc", "test loss", "parameters", "time"]]
+    lines = [[*settings, "loss", "bpc", "parameters", "time"]]
     for row in table[:MAX_ROWS]:
-        losses = [f"{float(row[key]):.4f}" if row[key] else "" for key in ("val_loss", "val_bpc", "test_loss")]
+        losses = [f"{float(row[key]):.4f}" if row[key] else "" for key in ("val_loss", "val_bpc")]
         if not losses[0]:
             losses[0] = row["status"]
         weights = f"{int(row['parameters']):,}" if row["parameters"] else ""

@@ -27,7 +27,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, samp
         (run / "left").write_text("of the run before")
     assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
     assert {"best.safetensors", "last.ckpt"} < {path.name for path in (run / "checkpoints").iterdir()}
-    assert summary("debug-fast")["status"] == "finished" and summary("debug-fast")["test_loss"] > 0
+    assert summary("debug-fast")["status"] == "finished" and summary("debug-fast")["val_loss"] > 0
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["detect_anomaly"] is True
     # Only its name leads there.
     assert "no run in runs/" in sample().err

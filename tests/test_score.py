@@ -16,12 +16,15 @@ import pytest
 import torch
 
 import score as score_script
+from base import run_directory
+from data.config import DataConfig
+from data.open_text import open_text
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from reports import scoring
 from tests.conftest import Call, pages
-from tests.model_files import write_model_file
+from tests.model_files import nats_of, write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
@@ -505,3 +508,33 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
     monkeypatch.setattr(scoring, "MAX_PAGE", len(TEXT))
     assert score("model.st", "text.txt", "--html", "a.html").status == 0
+
+
+def test_splits_of_a_score(trained: Path, score: Call) -> None:
+    text = open_text(DataConfig(path="book.txt"), 32)
+    before = run_directory.summary_of(Path("runs/first"))
+    for split in ("validation", "test"):
+        Path("part.txt").write_bytes(text.tokenizer.decode(getattr(text, split)).encode())
+        named, file = score("first", "--split", split), score("first", "part.txt")
+        assert named.status == 0 and named.out.splitlines()[2:] == file.out.splitlines()[2:]
+        assert f"{split} split of first" in named.out
+    after = run_directory.summary_of(Path("runs/first"))
+    model, _ = load_checkpoint(trained)
+    assert after["test_loss"] == pytest.approx(np.mean(nats_of(model, text.test)), abs=1e-6)
+    assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
+
+
+def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
+    Path("alone.safetensors").write_bytes(trained.read_bytes())
+    for arguments, why in (
+        (["first"], "name either a text file or --split"),
+        (["first", "book.txt", "--split", "test"], "name either a text file or --split"),
+        (["alone.safetensors", "--split", "test"], "is not in a run directory"),
+        (["first", "--split", "test", "--encoding", "latin-1"], "--encoding latin-1"),
+    ):
+        ended = score(*arguments)
+        assert ended.status == 2 and why in ended.err and ended.err.count("\n") == 1, ended.err
+    with open("book.txt", "a") as book:
+        book.write("One line more.\n")
+    ended = score("first", "--split", "test")
+    assert ended.status == 2 and "has changed since" in ended.err

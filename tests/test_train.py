@@ -81,9 +81,10 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
     found = summary("first")
     assert found["val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
-    assert found["evaluation"] == {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(text.validation)}
+    measured = {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(text.validation)}
+    assert found["evaluation"] == measured | {"split_characters": len(text.validation)}
     assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
-    assert meta["evaluation"] == found["evaluation"] and meta["text"] == "book.txt"
+    assert meta["evaluation"] == measured and meta["text"] == "book.txt"
     names = {f"net.{name}" for name in model.state_dict()}  # and training checkpoints hold plain data
     for path in trained.parent.glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
@@ -92,7 +93,7 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
         assert contents["format"] == FORMAT and contents["data"]["path"] == "book.txt"
     accumulator, tags = board("first"), {
         "train": "loss bpc loss_spikes", "val": "loss bpc bpb", "optim": "lr grad_norm clip_share",
-        "perf": "chars_per_s memory_gib", "best": "val_loss val_bpc test_loss",
+        "perf": "chars_per_s memory_gib", "best": "val_loss val_bpc",
         "update": "embedding attention mlp norm head", "time": "data forward backward optimizer other",
     }  # fmt: skip
     expected = {f"{group}/{name}" for group, names in tags.items() for name in names.split()}
@@ -114,9 +115,29 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
     numbers = [settings[key].number_value for key in ("trainer.max_steps", "model.tied", "optim.lr")]
     assert numbers == [40, 0, OptimConfig().lr] and settings["data.path"].string_value == "book.txt"
     assert settings["optim.betas"].string_value.startswith("[0.9,")
-    for key in ("val_loss", "val_bpc", "test_loss"):
+    for key in ("val_loss", "val_bpc"):
         points = [(point.step, point.value) for point in shown.Scalars(f"best/{key}")]
         assert points == [(40, pytest.approx(summary("first")[key], rel=1e-6))], "the row of the 30 steps is gone"
+
+
+def test_a_short_run_evaluates_a_part_of_its_split_and_names_the_command_for_the_rest(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
+    split = len(open_text(DataConfig(path="book.txt"), 32).validation)
+    enough = -(-split // (8 * 32))
+    for name, steps in (("short", enough - 1), ("long", enough)):
+        out = train(f"name={name}", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out
+        counted = summary(name)["evaluation"]
+        (line,) = re.findall("validation loss .*best checkpoint.*", out)
+        assert counted["split_characters"] == split and f"{counted['characters']:,}" in line
+        assert (counted["characters"] == split) == ("all" in line) == (name == "long")
+        assert (f"score.py runs/{name} --split validation" in out) == (name == "short")
+        entries = last(name)["callbacks"]["Watch"]["history"]["validations"]["entries"]
+        assert entries[-1][1] == summary(name)["last_val_loss"], "the last validation is the final one"
+    model, _ = load_checkpoint("runs/long/checkpoints/last.safetensors")
+    text = open_text(DataConfig(path="book.txt"), 32)
+    assert summary("long")["last_val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
 
 
 def test_what_is_said_while_it_trains(trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:

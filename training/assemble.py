@@ -14,7 +14,6 @@ from base.errors import InputError
 from base.files import write_text
 from conf.compose import make
 from conf.schema import to_dict, to_yaml
-from data.batches import VALIDATION_CHARACTERS
 from data.passages import prompts
 from gpt.transfer import init_from
 from reports.picture_data import choose_shown
@@ -91,10 +90,10 @@ def build_module(plan: RunPlan) -> LitGPT:
 
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
     """Build the callbacks; `stops` handles signals already."""
-    config, text, point, devices = plan.config, plan.text, plan.resume_point, plan.runtime.devices
+    config, text, point = plan.config, plan.text, plan.resume_point
     trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
     return Callbacks(
-        waiting=Waiting(min(VALIDATION_CHARACTERS, len(text.validation)) // devices),
+        waiting=Waiting(),
         same_start=SameStart(
             conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
             config.trainer.timeout,

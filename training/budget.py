@@ -247,7 +247,8 @@ def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:
     validated = min(VALIDATION_CHARACTERS, len(text.validation))
     return Work(
         validated=validated,
-        finally_evaluated=len(text.validation) + len(text.test) + validated * (config.init_from is not None),
+        # The last validation covers the whole split.
+        finally_evaluated=len(text.validation) - validated + validated * (config.init_from is not None),
         sampled_per_validation=len(TEMPERATURES) * SAMPLE_LENGTH if config.logger else 0,
         finally_sampled=FINAL_SAMPLE_LENGTH,
         interval=config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,

@@ -1,4 +1,4 @@
-"""Finish a trained run: exact losses on whole splits, a sample, report.html, the last lines."""
+"""Finish a trained run: exact losses, a sample, report.html, the last lines."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from base.log import log, to_file
 from base.progress import Progress
 from conf.defaults import differences, overrides
 from conf.schema import to_yaml
-from data.batches import EVALUATION_BATCH, evaluation_windows
+from data.batches import EVALUATION_BATCH, evaluation_windows, validated
 from data.passages import occurrences, passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, read
@@ -23,47 +23,56 @@ from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports.run_page import page
 from reports.tensorboard import append, log_result, write_projector
-from reports.terminal import describe, describe_score, describe_training, farewell
+from reports.terminal import describe, describe_score, describe_training, farewell, python
 from training.assemble import Callbacks
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
 from training.errors import Stopped
 from training.machine import device_kind
+from training.module import LitGPT
 from training.run_plan import RunPlan
 from training.summary import Summary, hyperparameters, write_summary
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model of a run with its score on the whole validation split."""
+    """A model of a run with its score on the validation split."""
 
     step: int
     score: Score
     model: GPT
 
 
-def evaluate_split(plan: RunPlan, model: GPT, split: str, which: str) -> Score:
-    """Evaluate a model on a whole split, `validation` or `test`; progress calls the model the `which` checkpoint."""
-    tokens, tokenizer, context = getattr(plan.text, split), plan.text.tokenizer, plan.config.model.context
-    with Progress(f"evaluating the {which} checkpoint on {split}", len(tokens)) as progress:
+def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
+    """Evaluate a model on `count` tokens of the validation split; progress calls the model the `which` checkpoint."""
+    tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
+    with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context)):
+            for each in evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context), most=count):
                 yield each
                 progress.update(each[0].numel())
 
         return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
-def evaluate_models(plan: RunPlan) -> tuple[EvaluatedModel, EvaluatedModel]:
+def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the whole validation split; write the scores into their files.
 
+    A run that has trained on fewer tokens than the split holds evaluates a part of it.
     Training has chosen the best by a part of the split; on the whole split the last may be better.
+
+    Args:
+        plan: of the run.
+        steps: taken in training.
+        scored: scores that the last validation has found already, by step.
 
     Returns:
         The best and the last.
     """
     device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
+    context = plan.config.model.context
+    count = validated(len(plan.text.validation), steps * plan.config.data.batch * context, last=True)
     for name in ("last", "best"):
         path = run_directory.model_of(plan.directory, name)
         try:
@@ -76,10 +85,11 @@ def evaluate_models(plan: RunPlan) -> tuple[EvaluatedModel, EvaluatedModel]:
         step = meta["step"]
         if step not in found:
             model = build(shape, weights).to(device)
-            score = evaluate_split(plan, model, "validation", name)
+            score = scored.get(step) or evaluate_split(plan, model, count, name)
             found[step] = EvaluatedModel(step, score, model)
-            scores = {"val_loss": score.loss, "evaluation": measured(score, plan.config.model.context)}
-            model_file.write(path, weights, meta | scores)
+            if step not in scored:
+                scores = {"val_loss": score.loss, "evaluation": measured(score, context)}
+                model_file.write(path, weights, meta | scores)
     last = found[max(found)]
     best = min(found.values(), key=lambda each: each.score.loss)
     if best is last:
@@ -87,7 +97,7 @@ def evaluate_models(plan: RunPlan) -> tuple[EvaluatedModel, EvaluatedModel]:
     return best, last
 
 
-def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary) -> float | None:
+def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary, module: LitGPT) -> float | None:
     """Finish a run after training.
 
     Returns:
@@ -104,7 +114,8 @@ def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary) -> float | N
         return None
     if processes.rank():
         return None
-    loss = finish(plan, summary, callbacks.pictures)
+    ended = module.score if module.scored_step >= plan.config.trainer.max_steps else None
+    loss = finish(plan, summary, callbacks.pictures, {module.scored_step: ended} if ended else {})
     if profiler := plan.config.trainer.profiler:
         log.info(f"profile    {plan.directory / ('trace.json' if profiler == 'pytorch' else 'fit-profile.txt')}")
     return loss
@@ -125,55 +136,56 @@ def finish_again(plan: RunPlan) -> float | None:
         write_summary(run, summary)
         return None
     to_file(run / "train.log")
-    return finish(plan, summary, None)  # it was stopped during the evaluation
+    return finish(plan, summary, None, {})  # it was stopped during the evaluation
 
 
-def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None) -> float:
-    """Evaluate the models on whole splits, write summary.json and report.html, and show a sample.
+def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: Mapping[int, Score]) -> float:
+    """Evaluate the models, write summary.json and report.html, and show a sample.
 
     Args:
         plan: of the run.
         summary: with its fields about training.
         pictures: that may still be rendering.
+        scored: see `evaluate_models`.
 
     Returns:
         The validation loss of the best checkpoint.
     """
     run, config, text = plan.directory, plan.config, plan.text
     callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]
-    best, last = evaluate_models(plan)
-    test = evaluate_split(plan, best.model, "test", "best") if len(text.test) else None
-    describe_result(plan, best, last, test)
+    best, last = evaluate_models(plan, summary.steps or 0, scored)
+    describe_result(plan, best, last)
     losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
     for line in describe_training(losses, summary.characters_per_second):
         log.info(line)
     if "tensorboard" in config.logger:
         write_projector(run, best.model.embedding.weight, text.tokenizer.names, occurrences(text))
     summary.status = "finished"
-    summary.set_scores(best.score, last.score, test, best.step, config.model.context)
+    summary.set_scores(best.score, last.score, best.step, plan)
     sample = write_sample(plan, best.model)
     reported = write_report(plan, summary, callbacks, best.model, sample)
     if pictures:
         with Progress("drawing the last pictures"):
             pictures.finish(partial(append, run))
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
-    if test:
-        results["best/test_loss"] = test.loss
     log_result(run, hyperparameters(config), summary.steps or 0, results)
     write_summary(run, summary)  # last: a run that is stopped before this is finished when it is resumed
     farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
     return best.score.loss
 
 
-def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel, test: Any) -> None:
-    """Log the exact losses."""
-    context = plan.config.model.context
+def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -> None:
+    """Log the exact losses, and how to score the splits that were not evaluated."""
+    context, characters = plan.config.model.context, plan.text.characters["validation"]
     log.info("")
-    log.info(describe_score("validation", best.score, context, f"best checkpoint, step {best.step}"))
+    log.info(describe_score("validation", best.score, characters, context, f"best checkpoint, step {best.step}"))
     if last is not best:
-        log.info(describe_score("", last.score, context, f"last checkpoint, step {last.step}"))
-    if test:
-        log.info(describe_score("test", test, context, f"best checkpoint, step {best.step}"))
+        log.info(describe_score("", last.score, characters, context, f"last checkpoint, step {last.step}"))
+    command = f"{python()} score.py {shlex.quote(str(plan.directory))} --split"
+    if best.score.characters < characters:
+        log.info(f"           all of it: {command} validation")
+    if len(plan.text.test):
+        log.info(f"test       {command} test")
 
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:

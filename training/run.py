@@ -131,4 +131,4 @@ def fit(plan: "RunPlan") -> float | None:
                 data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
                 point = plan.resume_point
                 trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
-            return conclude(plan, callbacks, summary)
+            return conclude(plan, callbacks, summary, module)

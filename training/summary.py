@@ -21,7 +21,8 @@ from training.run_plan import RunPlan
 class Summary:
     """The fields of summary.json, null where unknown.
 
-    Losses are in nats per token; bpc and bpb in bits per character and per byte.
+    Losses are in nats per token; bpc and bpb in bits per character and per byte. `score.py --split test` adds those of
+    the test split.
     """
 
     status: str
@@ -65,13 +66,12 @@ class Summary:
         self.versions = {"python": platform.python_version()}
         self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
 
-    def set_scores(self, best: Score, last: Score, test: Score | None, best_step: int, context: int) -> None:
-        """Set the fields about the models' scores on whole splits."""
+    def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
+        """Set the fields about the models' scores on the validation split."""
         self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
         self.best_step, self.last_val_loss = best_step, last.loss
-        if test:
-            self.test_loss, self.test_bpc = test.loss, test.bpc
-        self.evaluation = measured(best, context)
+        split = {"split_characters": plan.text.characters["validation"]}
+        self.evaluation = measured(best, plan.config.model.context) | split
 
 
 def write_summary(run: Path, summary: Summary) -> None:

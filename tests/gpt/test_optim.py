@@ -6,9 +6,9 @@ import torch
 
 from gpt.config import OptimConfig
 from gpt.model import GPT
-from gpt.optim import lr_at, make_optimizer, orthogonalise
+from gpt.optim import lr_at, make_optimizer, normalise_rows, orthogonalise
 from tests.reference.models import fill, tiny
-from tests.reference.optim import adamw, learning_rate
+from tests.reference.optim import adamw, learning_rate, rows_normalised
 
 
 def with_gradients(model: GPT, seed: int) -> None:
@@ -69,7 +69,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
 
 def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks() -> None:
     """torch.optim.Muon treats a packed q|k|v as one matrix, so there it is given the three apart."""
-    config = OptimConfig(name="muon", lr=0.01, muon_lr=0.05, weight_decay=0.3)
+    config = OptimConfig(name="muon", lr=0.01, muon_lr=0.05, weight_decay=0.3, muon_beta2=0)
     model = fill(GPT(tiny(layers=2, heads=2, dim=8, context=6, bias=True), 7))
     ours = make_optimizer(model, config)
     names = [name for name, value in model.blocks.named_parameters() if value.ndim == 2]
@@ -94,6 +94,37 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks() -> None:
             # Both iterate in bf16; stacking changes the order of its roundings.
             assert (got - value).norm() < 0.03 * moved * (step + 1), name
             assert moved > 0.01
+
+
+def test_rows_of_an_update_are_normalised_by_the_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(4, 6, 9, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 6)[:, None]
+    updates[1:, 2] = 0
+    expected = rows_normalised(updates.tolist(), 0.9)
+    moment = torch.zeros(6, 1, dtype=torch.float64)
+    for update, wanted in zip(updates, expected, strict=True):
+        normalise_rows(update, moment, 0.9)
+        torch.testing.assert_close(update, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    zeros = torch.zeros(6, 9)
+    normalise_rows(zeros, torch.zeros(6, 1), 0.9)
+    assert zeros.eq(0).all(), "a matrix without a gradient does not become NaN"
+
+
+def test_muon_normalises_the_rows_of_its_updates() -> None:
+    """Two models that differ in `muon_beta2` alone: the second step is the first one's, normalised."""
+    moved = []
+    for beta2 in (0.0, 0.9):
+        model = fill(GPT(tiny(layers=1, dim=8, context=6), 7))
+        matrix = model.blocks.get_parameter("0.mlp.up.weight")
+        optimizer = make_optimizer(model, OptimConfig(name="muon", weight_decay=0, muon_beta2=beta2))
+        moved.append([])
+        for step in range(2):
+            with_gradients(model, step)
+            before = matrix.detach().clone()
+            optimizer.step()
+            moved[-1].append((before - matrix.detach()).double())
+    for found, expected in zip(moved[1], rows_normalised([each.tolist() for each in moved[0]], 0.9), strict=True):
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-2, atol=1e-5)
 
 
 def test_muon_leaves_all_else_to_adamw() -> None:

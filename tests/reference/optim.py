@@ -40,3 +40,20 @@ def adamw(
         second_hat = second / (1 - betas[1] ** t)
         value = value - lr * first_hat / (math.sqrt(second_hat) + eps) - lr * decay * value
     return value
+
+
+def rows_normalised(updates: list[list[list[float]]], beta2: float) -> list[list[list[float]]]:
+    """Updates of a matrix in turn, after NorMuon's normalisation of rows (arXiv:2510.05491, algorithm 1).
+
+    Each row is divided by the root of the running mean of its mean square; then the whole gets back its norm.
+    """
+    means = [0.0] * len(updates[0])
+    results = []
+    for update in updates:
+        means = [
+            beta2 * v + (1 - beta2) * sum(x * x for x in row) / len(row) for v, row in zip(means, update, strict=True)
+        ]
+        rows = [[x / (math.sqrt(v) or 1.0) for x in row] for v, row in zip(means, update, strict=True)]
+        before, after = (math.sqrt(sum(x * x for row in each for x in row)) for each in (update, rows))
+        results.append([[x * before / after for x in row] for row in rows])
+    return results

@@ -25,8 +25,9 @@ from tests.test_score import TEXT, check_card, contrasts, readable, write
 
 Call = Callable[..., Ended]
 SUMMARY = {
-    "val_loss": 1.25, "val_bpc": 1.8034, "last_val_loss": 1.3, "test_loss": 1.5, "test_bpc": 2.1640, "best_step": 40,
-    "evaluation": {"mode": "disjoint", "context": 24, "characters": 55_770}, "steps": 60, "characters": 1_234_567,
+    "val_loss": 1.25, "val_bpc": 1.8034, "last_val_loss": 1.3, "best_step": 40,
+    "evaluation": {"mode": "disjoint", "context": 24, "characters": 55_770, "split_characters": 55_770},
+    "steps": 60, "characters": 1_234_567,
     "seconds": 187.2, "characters_per_second": 7288.4, "parameters": 812_288, "device": "cpu",
     "precision": "bf16-mixed", "seed": 7, "init_from": None, "versions": {"python": "3.11.7", "torch": "2.13.0"},
 }  # fmt: skip
@@ -106,7 +107,7 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
 
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
     callbacks = kept(validations=[[60, 1.5, math.nan]])
-    data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, test_loss=1.0, test_bpc=math.nan)
+    data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, val_loss=1.0, val_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
     assert data["curves"]["validations"] == [[60, 1.5, None]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")
@@ -125,7 +126,7 @@ def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of((run / "report.html").read_text("utf-8"))
-    assert [figure[1] for figure in data["figures"][:2]] == [f"{said[key]:.4f}" for key in ("val_bpc", "test_bpc")]
+    assert data["figures"][0][1] == f"{said['val_bpc']:.4f}"
     assert data["figures"][0][3].startswith(f"{said['val_loss']:.4f} nats")
     assert data["figures"][0][4] == f"best checkpoint, step {said['best_step']}"
     config = (run / "config.yaml").read_text("utf-8")
@@ -144,7 +145,7 @@ def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     save(path.with_name("step-00000030.ckpt"), contents)
     assert train("resume=runs/first", "trainer.max_steps=32", defaults=False).status == 0
     data = data_of((run / "report.html").read_text("utf-8"))
-    assert "32 steps" in data["figures"][2][4]
+    assert "32 steps" in data["figures"][1][4]
     assert data["curves"]["losses"][:-1] == LOSSES and data["curves"]["validations"][:-1] == VALIDATIONS
     assert data["samples"][:-1] == SAMPLES
 

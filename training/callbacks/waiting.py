@@ -12,13 +12,9 @@ class Waiting(L.Callback):
     """Show what a run waits for: setup, compiling, validation, and the other callbacks after a validation.
 
     It must come before those.
-
-    Args:
-        validated: characters of a validation on this device.
     """
 
-    def __init__(self, validated: int) -> None:
-        self.validated = validated
+    def __init__(self) -> None:
         self.shown: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
@@ -42,8 +38,8 @@ class Waiting(L.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         self.end()
 
-    def on_validation_start(self, *_: Any) -> None:
-        self.show("validating", self.validated)
+    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.show("validating", trainer.datamodule.validated() // trainer.world_size)  # type: ignore[attr-defined]
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         assert self.shown is not None
