@@ -1,4 +1,6 @@
-"""Passages of the validation text: prompts for samples, and text whose attention and losses are shown."""
+"""Passages: prompts for samples, text whose attention and losses are shown, and text to guess."""
+
+import re
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of a passage whose attention is plotted
 SEARCHED = 2**12  # tokens in which such a passage is searched
 COUNTED = 2**20  # tokens that `occurrences` counts
+NUM_TO_GUESS = 6
+TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
@@ -48,3 +52,23 @@ def passage(text: Text, length: int) -> Tensor:
 def occurrences(text: Text) -> Tensor:
     """Count each token in the first `COUNTED` tokens of the validation text: (V,) int64."""
     return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))
+
+
+def to_guess(text: str, trained: str, characters: str) -> list[str]:
+    """Choose `NUM_TO_GUESS` passages that begin at lines, spread over a text; fewer if it has no more.
+
+    They have the given characters only, and no quarter of a passage occurs in the text `trained`.
+    """
+    found: list[str] = []
+    free = 0  # where the next passage may begin
+    for start in (match.start() for match in re.finditer(r"^\S", text, re.MULTILINE)):
+        passage = text[start : start + TO_GUESS]
+        if start < free or len(passage) < TO_GUESS or not set(passage) <= set(characters):
+            continue
+        quarter = TO_GUESS // 4
+        if not any(passage[i : i + quarter] in trained for i in range(0, TO_GUESS, quarter)):
+            found.append(passage)
+            free = max(start + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
+            if len(found) == NUM_TO_GUESS:
+                break
+    return found
