@@ -34,10 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file to write, with the suffix of the format; a folder for hf")
-    guess = (
-        "for web: add a game with passages of a file, or of the run's `validation` text; all who open it can read them"
-    )
-    add("--guess", metavar="TEXT", help=guess)
+    add("--guess", metavar="FILE|validation", help="web: add a game with text of FILE or of the run's validation split")
     return parser.parse_args(arguments)
 
 
@@ -91,27 +88,25 @@ def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) 
 
     if vocabulary["kind"] == "byte":
         return [], "no game, because its tokens are bytes"
-    note = "of {} can be read in it"
+    unseen = ""
     try:
         saved = checkpoint.read(file.with_name("last.ckpt"))["data"]
         config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
-        if is_remote(config.path):
-            raise InputError(f"{config.path}: is not on this machine")
-        text = open_text(config, context, saved["known"])
-        if text.fingerprint != saved["fingerprint"]:
-            raise InputError(f"{text.name}: has changed since the run")
-        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train, text.validation))
+        text = None if is_remote(config.path) else open_text(config, context, saved["known"])
+        if text is None or text.fingerprint != saved["fingerprint"]:
+            raise InputError(f"{saved['name']}: is not on this machine as it was in the run")
+        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
     except InputError as error:
         if source == "validation":
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
-        trained, note = "", f"{note}, not compared with the training text ({error})"
+        trained, unseen = "", f", not compared with the training text ({error})"
     if source != "validation":
         corpus = open_corpus(DataConfig(path=source))
         guessed = "\n".join("".join(map(str, corpus.read(document))) for document in corpus.documents)
     if found := to_guess(guessed, trained, vocabulary["characters"]):
-        return found, f"{len(found)} passages {note.format(source)}"
-    rules = f"{TO_GUESS} characters from the beginning of a line, in the model's vocabulary, not in its training text"
-    raise InputError(f"--guess {source}: has no passage to guess ({rules}); name another text")
+        return found, f"{len(found)} passages of {source} can be read in it{unseen}"
+    wanted = f"{TO_GUESS} characters after a line break that the model knows and was not trained on"
+    raise InputError(f"--guess {source}: has no {wanted}; name another text")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of a passage whose attention is plotted
 SEARCHED = 2**12  # tokens in which such a passage is searched
 COUNTED = 2**20  # tokens that `occurrences` counts
-NUM_TO_GUESS = 6
+NUM_TO_GUESS = 6  # passages
 TO_GUESS = 200  # characters of a passage to guess
 
 
@@ -55,20 +55,13 @@ def occurrences(text: Text) -> Tensor:
 
 
 def to_guess(text: str, trained: str, characters: str) -> list[str]:
-    """Choose `NUM_TO_GUESS` passages that begin at lines, spread over a text; fewer if it has no more.
-
-    They have the given characters only, and no quarter of a passage occurs in the text `trained`.
-    """
+    """Choose passages of the given characters that begin lines and of which no quarter occurs in `trained`."""
     found: list[str] = []
-    free = 0  # where the next passage may begin
-    for start in (match.start() for match in re.finditer(r"^\S", text, re.MULTILINE)):
-        passage = text[start : start + TO_GUESS]
-        if start < free or len(passage) < TO_GUESS or not set(passage) <= set(characters):
-            continue
-        quarter = TO_GUESS // 4
-        if not any(passage[i : i + quarter] in trained for i in range(0, TO_GUESS, quarter)):
+    free = 0  # where the next passage may begin: they are spread over the text
+    for line in re.finditer(r"(?<=\n)\S", text):
+        passage = text[line.start() : line.start() + TO_GUESS]
+        usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
+        if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):
             found.append(passage)
-            free = max(start + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
-            if len(found) == NUM_TO_GUESS:
-                break
+            free = max(line.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
     return found

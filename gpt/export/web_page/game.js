@@ -28,7 +28,7 @@ function shannonBounds(needed, size) {
 /** Index in the passage of the character to guess. */
 const position = () => passage.length - TO_GUESS + player.length;
 const visible = (letter) => SHOWN[letter] ?? named(letter);
-const ordinal = (needed) => (needed > MAX_GUESSES ? "missed" : `guess ${needed}`);
+const guesses = (needed) => (needed > MAX_GUESSES ? "more than five guesses" : needed === 1 ? "1 guess" : `${needed} guesses`);
 
 /** Let the model read up to the character to guess, a token at a time, so that the page responds. */
 function readAhead() {
@@ -69,14 +69,13 @@ function settle(needed, said) {
     row.classList.toggle("right", order[i] === token);
   });
   element("model-bars").hidden = false;
-  element("compared").textContent = `For ${visible(letter)} you needed ${needed > MAX_GUESSES ? "more than five guesses" : count(needed, "guess").replace("guesss", "guesses")}. `
-    + `The model gave it ${percent(shares[token])}: its guess ${rank}.`;
+  element("compared").textContent = `The model gave ${visible(letter)} ${percent(shares[token])}: its guess ${rank}. You needed ${guesses(needed)}.`;
   nats -= Math.log(shares[token]);
   player.push(needed);
   opponent.push(Math.min(rank, MAX_GUESSES + 1));
   tried = [];
   over = player.length === TO_GUESS;
-  showGame(`${said}: ${visible(letter)}`);
+  showGame(`${said}: ${visible(letter)}. The model needed ${guesses(opponent.at(-1))}.`);
   readAhead();
 }
 
@@ -87,7 +86,7 @@ function showGame(said) {
     const part = document.createElement("i"), needed = player[i - first];
     part.textContent = SHOWN[letter] ?? letter;
     part.className = `${needed ? `needed-${needed === 1 ? 1 : needed > MAX_GUESSES ? "more" : "some"}` : ""} ${SHOWN[letter] ? "sign" : ""}`;
-    return letter === "\n" ? [part, "\n"] : [part];
+    return [part, letter === "\n" ? "\n" : letter === " " ? document.createElement("wbr") : ""];
   });
   const cursor = Object.assign(document.createElement("b"), { textContent: over ? "" : "?" });
   element("passage").replaceChildren(...parts.flat(), cursor);
@@ -97,7 +96,7 @@ function showGame(said) {
   for (const id of ["typed", "reveal", "space", "enter"]) element(id).disabled = over;
   element("finish").disabled = over || length < MAY_FINISH;
   element("again").classList.toggle("main", over);
-  element("plot").ariaLabel = `Guesses needed, you: ${player.map(ordinal).join(", ")}; the model: ${opponent.map(ordinal).join(", ")}`;
+  element("plot").ariaLabel = `Guesses needed, 6 for more than five. You: ${player.join(", ")}. The model: ${opponent.join(", ")}.`;
   [["you", player, -1], ["them", opponent, 1]].forEach(([id, needed, direction]) => {
     const columns = needed.map((n, i) => `M${i + 0.5} ${6.5 + 0.25 * direction}v${direction * n}`);
     element(id).setAttribute("d", columns.join(""));
@@ -112,10 +111,11 @@ function showGame(said) {
 /** What the score says, in words. */
 function sentence() {
   const [mine, theirs] = [player, opponent].map((needed) => shannonBounds(needed, size));
-  const between = ([lower, upper]) => `between ${lower.toFixed(2)} and ${upper.toFixed(2)}`;
-  const better = mine[1] < theirs[0] ? "you predict this text better" : theirs[1] < mine[0] ? "the model predicts this text better"
-    : "the ranges overlap, so this passage does not tell who predicts better";
-  return `Each character told you ${between(mine)} bits, as answers to yes-or-no questions, and the model ${between(theirs)}: ${better}.`;
+  const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
+  const better = mine[1] < theirs[0] ? "you predicted it better" : theirs[1] < mine[0] ? "the model predicted it better"
+    : "the ranges overlap, so it is open who predicted better";
+  return `A bit is the answer to a yes-or-no question: beyond what you foresaw of this text, you needed ${range(mine)} of them for each character,`
+    + ` the model ${range(theirs)}; ${better}.`;
 }
 
 /** Set up the game, if the page has passages. */
