@@ -58,7 +58,7 @@ def to_guess(text: str, trained: str, characters: str) -> list[str]:
     """Choose passages of the given characters that begin lines and of which no quarter occurs in `trained`."""
     found: list[str] = []
     free = 0  # where the next passage may begin: they are spread over the text
-    for line in re.finditer(r"(?<=\n)\S", text):
+    for line in re.finditer(r"(?<=\n).", text):
         passage = text[line.start() : line.start() + TO_GUESS]
         usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
         if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):

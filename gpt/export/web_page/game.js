@@ -106,6 +106,7 @@ function showGame(said) {
   element("exact").textContent = length ? (nats / Math.LN2 / length).toFixed(2) : "–";
   element("rough").hidden = length >= ROUGH;
   element("meaning").textContent = over ? sentence() : "";
+  if (over) element("again").focus({ preventScroll: true });
 }
 
 /** What the score says, in words. */
@@ -145,7 +146,7 @@ function startGame(weights) {
   };
   for (const id in actions) element(id).onclick = () => {
     actions[id]();
-    (over ? element("again") : typed).focus({ preventScroll: true });
+    if (!over) typed.focus({ preventScroll: true });
   };
   nextRound();
 }
