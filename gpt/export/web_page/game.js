@@ -59,7 +59,7 @@ function guess(letter) {
   showGame(`Not ${visible(letter)}. Guess ${tried.length + 1} of ${MAX_GUESSES}.`);
 }
 
-/** Show the character: the visitor needed so many guesses for it. */
+/** Show the character: the visitor needed this number of guesses for it. */
 function settle(needed, said) {
   while (rival.tokens.length < position()) rival.read(tokenizer.tokens.get(passage[rival.tokens.length]));
   const letter = passage[position()], token = tokenizer.tokens.get(letter);
