@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from base import run_directory
 from base.command_line import Parser, answer
@@ -33,6 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file to write, with the suffix of the format; a folder for hf")
+    add("--guess", metavar="FILE|validation", help="web: add a game with text of FILE or of the run's validation split")
     return parser.parse_args(arguments)
 
 
@@ -42,6 +44,8 @@ def work(options: argparse.Namespace) -> None:
     suffix, use = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
+    if options.guess is not None and options.to != "web":
+        raise InputError(f"--guess {options.guess}: is for --to web, not {options.to}")
     if os.path.lexists(out):
         raise InputError(f"OUT {out}: exists; give another name or remove it first")
     if not out.parent.is_dir():
@@ -65,10 +69,44 @@ def export(options: argparse.Namespace, new: Path) -> str:
 
         model, meta = load_checkpoint(file)
         write = load_writer(options.to)
+    game, note = {}, f"step {meta['step']} of {file}"
+    if options.guess is not None:
+        game["passages"], said = passages(options.guess, file, meta["vocabulary"], model.config.context)
+        note += f", {said}"
     with Progress(f"writing {printable(options.out)} and checking it"):
-        difference = write(model, meta, new)
-    note = f"step {meta['step']} of {file}"
+        difference = write(model, meta, new, **game)
     return note if difference is None else f"{note}, logits differ by at most {difference:.1g} of the largest"
+
+
+def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) -> tuple[list[str], str]:
+    """Choose the passages of --guess; return them and a note about them."""
+    from data.config import DataConfig
+    from data.open_text import open_text
+    from data.passages import TO_GUESS, to_guess
+    from data.sources import is_remote, open_corpus
+    from gpt import checkpoint
+
+    if vocabulary["kind"] == "byte":
+        return [], "no game, because its tokens are bytes"
+    unseen = ""
+    try:
+        saved = checkpoint.read(file.with_name("last.ckpt"))["data"]
+        config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
+        text = None if is_remote(config.path) else open_text(config, context, saved["known"])
+        if text is None or text.fingerprint != saved["fingerprint"]:
+            raise InputError(f"{saved['name']}: is not on this machine as it was in the run")
+        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
+    except InputError as error:
+        if source == "validation":
+            raise InputError(f"--guess validation: {error}; name a text file instead") from None
+        trained, unseen = "", f", not compared with the training text ({error})"
+    if source != "validation":
+        corpus = open_corpus(DataConfig(path=source))
+        guessed = "\n".join("".join(map(str, corpus.read(document))) for document in corpus.documents)
+    if found := to_guess(guessed, trained, vocabulary["characters"]):
+        return found, f"{len(found)} passages of {source} can be read in it{unseen}"
+    wanted = f"{TO_GUESS} characters after a line break that the model knows and was not trained on"
+    raise InputError(f"--guess {source}: has no {wanted}; name another text")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Passages of the validation text: prompts for samples, and text whose attention and losses are shown."""
+"""Passages: prompts for samples, text whose attention and losses are shown, and text to guess."""
+
+import re
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of a passage whose attention is plotted
 SEARCHED = 2**12  # tokens in which such a passage is searched
 COUNTED = 2**20  # tokens that `occurrences` counts
+NUM_TO_GUESS = 6  # passages
+TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
@@ -48,3 +52,16 @@ def passage(text: Text, length: int) -> Tensor:
 def occurrences(text: Text) -> Tensor:
     """Count each token in the first `COUNTED` tokens of the validation text: (V,) int64."""
     return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))
+
+
+def to_guess(text: str, trained: str, characters: str) -> list[str]:
+    """Choose passages of the given characters that begin lines and of which no quarter occurs in `trained`."""
+    found: list[str] = []
+    free = 0  # where the next passage may begin: they are spread over the text
+    for line in re.finditer(r"(?<=\n).", text):
+        passage = text[line.start() : line.start() + TO_GUESS]
+        usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
+        if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):
+            found.append(passage)
+            free = max(line.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
+    return found

@@ -1,5 +1,7 @@
 import io
+import json
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -57,6 +59,38 @@ def test_a_page_is_written(checkpoint: Path, export: Call, monkeypatch: pytest.M
     assert ended.status == 130 and sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
     said = r"^writing slow.html and checking it: \d:\d\d so far$"
     assert re.search(said, ended.err, re.MULTILINE), ended.err
+
+
+def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
+    text, characters = Path("book.txt").read_text(), load_checkpoint(trained)[1]["vocabulary"]["characters"]
+    train, validation = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) : int(0.95 * len(text))]
+
+    def passages(file: str) -> list[str]:
+        return json.loads(re.search(r'id="model">(.*)</script>', Path(file).read_text("utf-8"))[1])["passages"]
+
+    ended = export("first", "--to", "web", "page.html", "--guess", "validation")
+    assert ended.status == 0 and f"{len(passages('page.html'))} passages of validation can be read in it; " in ended.out
+    assert len(passages("page.html")) > 1
+    for passage in passages("page.html"):
+        assert len(passage) == 200 and "\n" + passage in validation
+    # Of a file: what occurs in the training text, even in part, and what has other characters is left out.
+    fresh = ["".join(random.Random(i).choices(sorted(set(characters) - {"\n", " "}), k=200)) for i in range(8)]
+    copied = max(train.split("\n"), key=len)[:200]
+    Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], fresh[7][:100] + copied[:100], "é" * 200]))
+    assert export("first", "--to", "web", "new.html", "--guess", "new.txt").status == 0
+    assert len(passages("new.html")) >= 4 and set(passages("new.html")) <= set(fresh[:7])
+    Path("book.txt").write_text(text + "more")
+    ended = export("first", "--to", "web", "changed.html", "--guess", "validation")
+    one_line(ended, 2, "--guess validation: ", "as it was in the run; name a text file instead", program="export.py")
+    ended = export("first", "--to", "web", "changed.html", "--guess", "new.txt")
+    assert ended.status == 0 and "not compared with the training text" in ended.out
+    for arguments, said in {
+        "onnx model.onnx --guess new.txt": "--guess new.txt: is for --to web, not onnx",
+        "web none.html --guess none.txt": "none.txt: no such file",
+        "web none.html --guess runs/first/config.yaml": "config.yaml: has no 200 characters after a line break",
+    }.items():
+        one_line(export("first", "--to", *arguments.split()), 2, said, program="export.py")
+        assert not Path("none.html").exists()
 
 
 PLAIN = {"qk_norm": False, "key_offset": False, "token_shift": False}  # what transformers has, too

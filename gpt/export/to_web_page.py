@@ -4,6 +4,7 @@ The page is plain HTML, CSS and JavaScript from `web_page/`; its model is in `we
 """
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,15 +15,15 @@ from gpt.model import GPT
 PAGE = Path(__file__).with_name("web_page")
 
 
-def write_web(model: GPT, meta: dict[str, Any], path: Path) -> None:
-    """Write a model as a page that any browser opens, also from disk."""
-    path.write_text(page(model, meta), encoding="utf-8", newline="\n")
+def write_web(model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None) -> None:
+    """Write a model as a page that any browser opens, also from disk; `passages` are for the game."""
+    path.write_text(page(model, meta, passages), encoding="utf-8", newline="\n")
 
 
-def page(model: GPT, meta: dict[str, Any]) -> str:
+def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None) -> str:
     """Return the page's HTML for what `load_checkpoint` returns."""
     style = (PAGE / "style.css").read_text("utf-8")
-    script = "".join((PAGE / name).read_text("utf-8") for name in ("gpt.js", "page.js"))
+    script = "".join((PAGE / name).read_text("utf-8") for name in ("gpt.js", "game.js", "page.js"))
     tensors = {
         name: tensor.detach().cpu().float().numpy() for name, tensor in model.named_parameters()
     }  # tied ones once
@@ -33,6 +34,7 @@ def page(model: GPT, meta: dict[str, Any]) -> str:
         "tensors": [(name, tensor.size) for name, tensor in tensors.items()],
         "name": text_name(meta["text"]),
         "facts": facts(model, meta),
+        "passages": passages,
     }
     # Only the style and the script of this file run, and nothing is loaded.
     policy = f"default-src 'none'; img-src data:; style-src {sha256(style)}; script-src {sha256(script)}"

@@ -7,7 +7,7 @@ const GREETING = 200; // characters that the page writes when it opens
 const MANY = 128; // characters beyond the attention window that become plain text at once: elements are slow
 
 const element = (id) => document.getElementById(id);
-const { config, vocabulary, size, tensors, name, facts } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, name, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
@@ -233,17 +233,22 @@ function showOdds() {
   const shares = odds();
   const order = ranked(shares);
   Array.from(element("bars").children).forEach(({ firstChild: button }, i) => {
-    const [label, bar, share] = button.children;
     button.token = order[i];
-    label.textContent = tokenName(order[i]);
-    label.classList.toggle("word", Array.from(label.textContent).length > 2);
-    bar.style.setProperty("--share", shares[order[i]]);
-    share.textContent = percent(shares[order[i]]);
+    setBar(button, order[i], shares[order[i]]);
   });
   const others = order.subarray(BARS);
   element("others").hidden = others.length === 0;
   const sum = others.reduce((total, token) => total + shares[token], 0);
   element("others").textContent = `${count(others.length, "other")} together: ${percent(sum)}`;
+}
+
+/** Show a token and its probability in a row that `makeBar` has made. */
+function setBar(row, token, probability) {
+  const [label, bar, share] = row.children;
+  label.textContent = tokenName(token);
+  label.classList.toggle("word", Array.from(label.textContent).length > 2);
+  bar.style.setProperty("--share", probability);
+  share.textContent = percent(probability);
 }
 
 /** Shade each character by its attention weight from the selected one; the largest is darkest. */
@@ -276,14 +281,21 @@ function showAttention() {
 
 /* Input. */
 
-/** Make a bar that continues the text with its token when it is clicked. */
-function makeBar() {
-  const item = document.createElement("li"), button = document.createElement("button");
+/** Make the row of a token: an item of a list with one element, in which are its name, its bar and its probability. */
+function makeBar(tag) {
+  const item = document.createElement("li"), row = document.createElement(tag);
   for (const part of ["name", "bar", "percent"]) {
     const span = document.createElement("span");
     span.className = part;
-    button.append(span);
+    row.append(span);
   }
+  item.append(row);
+  return item;
+}
+
+/** Make a bar that continues the text with its token when it is clicked. */
+function makeButton() {
+  const item = makeBar("button"), button = item.firstChild;
   button.onclick = () => {
     stop();
     if (model.tokens.length < given) return; // still reading
@@ -291,7 +303,6 @@ function makeBar() {
     looked = null;
     show();
   };
-  item.append(button);
   return item;
 }
 
@@ -355,11 +366,12 @@ async function start() {
   for (const [id, number] of [["layer", config.layers], ["head", config.heads]])
     for (let n = 1; n <= number; n++) element(id).add(new Option(n));
   element("layer").selectedIndex = config.layers - 1;
-  element("bars").append(...Array.from({ length: Math.min(BARS, size) }, makeBar));
+  element("bars").append(...Array.from({ length: Math.min(BARS, size) }, makeButton));
   const weights = await loadWeights();
   model = new GPT(config, size, weights);
   forget();
   listen();
+  startGame(weights);
   await readPrompt();
   /* For tests and the curious: the logits after each of some tokens. */
   window.chargpt = {

@@ -17,6 +17,7 @@ from gpt.model import GPT
 from tests.conftest import pages
 from tests.model_files import filled
 from tests.reference import model as naive
+from tests.reference.losses import shannon_bounds, surprisal
 from tests.reference.models import PLACES, SOME, name, tiny
 from tests.reports.test_run_page import report
 from tests.test_score import TEXT, contrasts
@@ -44,9 +45,9 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     with pages(browser) as open_file:
 
-        def open_page(model: GPT, meta: dict[str, Any]) -> Any:
-            write_web(model, meta, tmp_path / "model.html")
-            page = open_file(tmp_path / "model.html", ready="#clear:enabled")
+        def open_page(model: GPT, meta: dict[str, Any], passages: list[str] | None = None, **options: Any) -> Any:
+            write_web(model, meta, tmp_path / "model.html", passages)
+            page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
             until(page, "document.querySelector('#status').textContent === 'Written by this model, seed 1'")
             assert page.evaluate("chargpt.model.tokens.length") == 201
             page.click("#clear")
@@ -413,6 +414,106 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
         "each => !(each.labels?.[0]?.textContent ?? each.textContent).trim()).map(each => each.id)"
     )
     assert nameless == []
+
+
+def test_shannons_bounds(show: Show) -> None:
+    page, rng = show(*make(tiny())), np.random.default_rng(0)
+    games = [rng.integers(1, 1 + highest, count).tolist() for highest in (1, 2, 6) for count in (1, 7, 100)]
+    games += [rng.geometric(0.6, 80).clip(max=6).tolist(), [2], [6]]
+    for needed in games:
+        for size in (6, 7, 96):
+            bounds = page.evaluate("given => shannonBounds(...given)", [needed, size])
+            assert bounds == pytest.approx(shannon_bounds(needed, 5, size), abs=1e-12)
+            assert bounds[0] <= bounds[1] + 1e-12
+    for ranks in range(1, 6):  # equally frequent: both bounds are the entropy
+        bounds = page.evaluate("given => shannonBounds(...given)", [list(range(1, ranks + 1)), 96])
+        assert bounds == pytest.approx([math.log2(ranks)] * 2, abs=1e-12)
+
+
+def passage(seed: int) -> str:
+    return "".join(np.random.default_rng(seed).choice(list(CHARACTERS), 200))
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["keyboard", "touch"])
+def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
+    model, meta = make(SLIDING)
+    options = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True} if touch else {}
+    text = passage(0)
+    page = show(model, meta, [text, passage(1)], **options)
+    press = (lambda key: page.tap(f"#{key}")) if touch else (lambda key: page.press("#typed", KEYS[key]))
+    tokens = tokenizer_from(meta["vocabulary"]).encode(text)
+    logits = read(model, tokens.tolist())[0]
+    rng, you, them, nats = np.random.default_rng(2), [], [], []
+    fill(page, temperature=0.3, top_k=2)  # of the writing part: the game has its own
+    page.focus("#typed")
+    for at in range(100, 200):
+        wrong = [letter for letter in sorted(set(CHARACTERS) - {text[at]}) if letter not in " \n"]
+        wrong = wrong[: rng.choice([0, 0, 0, 1, 2, 4, 5])]
+        for letter in wrong:
+            page.keyboard.insert_text(letter)
+        if at == 103 and len(wrong) < 5:
+            press("reveal")
+            wrong = wrong + [""] * 5
+        elif len(wrong) < 5:
+            assert page.text_content("#tried") == "".join(wrong)
+            if text[at] in " \n":
+                press("space" if text[at] == " " else "enter")
+            else:
+                page.keyboard.insert_text(text[at])
+        rank = int((logits[at - 1] > logits[at - 1][tokens[at]]).sum()) + 1
+        you.append(min(len(wrong) + 1, 6))
+        them.append(min(rank, 6))
+        nats.append(surprisal(logits[at - 1].tolist(), int(tokens[at])))
+        if at in (100, 103, 150, 199):
+            shares = np.exp(logits[at - 1] - logits[at - 1].max())
+            bars = page.locator("#model-bars .bar")
+            shown = bars.evaluate_all("all => all.map((bar) => Number(bar.style.getPropertyValue('--share')))")
+            assert shown == pytest.approx(np.sort(shares / shares.sum())[::-1][:5], rel=1e-4)
+            assert f"its guess {rank}." in page.text_content("#compared")
+            assert page.text_content("#progress") == f"{at - 99} of 100"
+            assert page.is_visible("#rough") == (at < 149) and page.is_enabled("#finish") == (139 <= at < 199)
+            for id, needed in (("you", you), ("them", them)):
+                lower, upper = shannon_bounds(needed, 5, model.vocabulary)
+                assert page.text_content(f"#{id}-bits") == f"{lower:.2f} to {upper:.2f}"
+                share = float(page.text_content(f"#{id}-first").removesuffix(" %"))
+                assert share == pytest.approx(100 * needed.count(1) / len(needed), abs=0.51)
+            assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
+    assert page.is_disabled("#typed") and "yes-or-no question" in page.text_content("#meaning")
+    assert page.locator("#passage i").count() == 200
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    contrasts(page)
+    page.keyboard.press("Enter")  # the focus is on Again
+    assert page.text_content("#progress") == "0 of 100" and not page.is_visible("#model-bars")
+    page.click("#again")  # after the last passage the first
+    assert page.evaluate("passage.join('')") == text and page.evaluate("document.activeElement.id") == "typed"
+
+
+KEYS = {"space": " ", "enter": "Enter", "reveal": "Escape"}
+
+
+def test_what_is_no_guess_does_not_count(show: Show) -> None:
+    text = "a" * 200
+    page = show(*make(SLIDING), [text])
+    assert page.text_content("#compared").startswith("After your answer") and not page.is_visible("#model-bars")
+    page.focus("#typed")
+    for typed in ("Z", "b", "b"):
+        page.keyboard.insert_text(typed)
+    assert page.text_content("#tried") == "b" and page.text_content("#verdict") == "Not b. Guess 2 of 5."
+    assert not page.is_visible("#model-bars")
+    page.keyboard.insert_text("abc")  # of a word from a phone's keyboard, the first character
+    assert page.text_content("#progress") == "1 of 100" and page.text_content("#tried") == ""
+    for _ in range(39):
+        page.keyboard.type("a")
+    page.click("#finish")
+    assert page.is_disabled("#typed") and "you needed" in page.text_content("#meaning")
+
+
+def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
+    page = show(*make(tiny()))
+    assert not page.is_visible("#game") and not page.is_visible("#to-game")
+    page = show(*make(tiny(), None), [])
+    assert "There is no game here: a token of this model is a byte" in page.inner_text("#game")
+    assert page.locator("#typed").count() == 0
 
 
 def test_what_is_known_of_the_model() -> None:
