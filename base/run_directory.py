@@ -134,8 +134,8 @@ def check_free(name: str) -> None:
     if not os.path.lexists(run) or run.is_dir() and not run.is_symlink() and (is_debug(name) or _is_left_over(run)):
         return
     if (run / "config.yaml").exists():
-        again = f"name={shlex.quote(name)} resume=auto"
-        raise InputError(f"name={name}: {run} exists; {again} continues it, another name starts afresh")
+        typed = shlex.quote(f"name={name}")
+        raise InputError(f"name={name}: {run} exists; {typed} resume=auto continues it, another name starts afresh")
     raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 
@@ -146,7 +146,8 @@ def _is_left_over(run: Path) -> bool:
 
 def _check_checkpoints(run: Path, typed: str) -> None:
     if lacks_checkpoints(run):
-        raise InputError(f"{typed}: has a model but no checkpoint; init_from={run} starts another run from its model")
+        start = shlex.quote(f"init_from={run}")
+        raise InputError(f"{typed}: has a model but no checkpoint; {start} starts another run from its model")
 
 
 def _check_place(run: Path, name: str) -> None:

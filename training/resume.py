@@ -1,6 +1,7 @@
 """Find the run and the checkpoint to resume from."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
     if typed and typed["global_step"] != contents["global_step"]:
-        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, resume={path}")
+        newest = shlex.quote(f"resume={path}")
+        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, {newest}")
     for line in skipped:
         log.info(f"resume: skips {line}")
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")

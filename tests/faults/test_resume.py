@@ -129,40 +129,39 @@ def steps_of(directory: Path) -> list[int]:
 
 
 def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) -> None:
-    def again(pattern: str, message: str, **options: Any) -> Any:
+    def words(pattern: str, message: str) -> list[str]:
         found = re.search(pattern, message, re.MULTILINE)
         assert found, (pattern, message)
-        return run(*shlex.split(found[1].replace("=N", "=40")), defaults=False, **options)
+        return shlex.split(found[1].replace("=N", "=40"))
 
+    several = ["seed=1,2", "trainer.max_steps=1"]
+    assert run(*words("add (-m) to the command", run(*several).err), *several).status == 0
     ended = run("name=it's", *MUON, fault=(faults.before_call, "write_summary", signal.SIGTERM))
-    ended = again(r"at step 0: python train.py (.*)$", ended.out, fault=(faults.signal_at, 12, signal.SIGTERM))
+    given = words("there is no checkpoint yet, it starts again at step 0: python train.py (.*)", ended.out)
+    ended = run(*given, defaults=False, fault=(faults.signal_at, 12, signal.SIGTERM))
     assert ended.status == 143 and "starting at step 0" in ended.out, ended
-    exists = run("name=it's")
-    ended = again(
-        r"the newest checkpoint is \S*.ckpt[\"']?: python train.py (.*)$", ended.out, fault=(faults.at_step, 25)
-    )
+    given = words("the newest checkpoint is .*: python train.py (.*)", ended.out)
+    ended = run(*given, defaults=False, fault=(faults.at_step, 25))
     assert ended.status == -signal.SIGKILL and "step 13" in ended.out, ended
-    ended = again(r"exists; (.*) continues it", exists.err)
+    refused = run(*given, "seed=1", defaults=False)
+    ended = run(
+        *given, "seed=1", *words("(allow=.*) continues", refused.err), defaults=False, fault=(faults.at_step, 25)
+    )
+    assert ended.status == -signal.SIGKILL and "continues with seed=1" in ended.out, ended
+    ended = run(*words("exists; (.*) continues it", run("name=it's").err), "seed=1", "allow=[seed]", defaults=False)
     assert ended.status == 0 and "continuing runs/it's" in ended.out and "step 20" in ended.out, ended
-    found = re.search(r"^more text +python sample.py (.*)$", ended.out, re.MULTILINE)
-    assert found and sample(*shlex.split(found[1])).status == 0
+    assert sample(*words("^more text +python sample.py (.*)", ended.out)).status == 0
     older = run("resume=runs/it's/checkpoints/step-00000020.ckpt", defaults=False)
-    ended = again(r"its newest checkpoint, (resume=.*)$", older.err.replace("it's", "it\\'s"))
-    assert ended.status == 0 and "is finished: step 30 of 30" in ended.out, ended
-    Path("runs/it's").rename("runs/cut")
-    longer = re.search(r"(\S+) continues it", ended.out)
-    assert longer
-    refused = run("resume=runs/cut", "seed=1", longer[1].replace("N", "40"), defaults=False)
-    assert run("resume=runs/cut", "seed=1", *re.findall(r"allow=\S+", refused.err), defaults=False).status == 0
-    ended = run("resume=runs/cut", longer[1].replace("N", "40"), defaults=False)
+    given = words("continues from its newest checkpoint, (.*)", older.err)
+    finished = run(*given, defaults=False)
+    assert finished.status == 0 and "is finished: step 30 of 30" in finished.out, finished
+    ended = run(*given, *words(r"(\S+) continues it", finished.out), defaults=False)
     assert ended.status == 0 and "step 40/40" in ended.out, ended
-    for path in Path("runs/cut/checkpoints").glob("*.ckpt"):
+    for path in Path("runs/it's/checkpoints").glob("*.ckpt"):
         path.unlink()
-    gone = run("resume=runs/cut", defaults=False)
-    one_line(gone, 2, "has a model but no checkpoint")
-    given = re.findall(r"init_from=\S+", gone.err)
-    ended = run(*given, "name=other", "data.path=book.txt", "trainer.max_steps=2", defaults=False)
-    assert ended.status == 0 and "from       runs/cut" in ended.out, ended
+    gone = run("resume=runs/it's", defaults=False)
+    ended = run(*words("has a model but no checkpoint; (.*) starts another run", gone.err), "model.dropout=0.1")
+    assert ended.status == 0 and "from       runs/it's" in ended.out, ended
 
 
 def test_models_are_brought_up_to_the_checkpoint(workplace: Path) -> None:

@@ -17,7 +17,9 @@ FIRST_SECONDS = 60.0  # seconds of training until the first checkpoint is due
 class Checkpoints(L.Callback):
     """Save `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
 
-    `StopSignals` has it save after other steps, too, where the ranks agree that a checkpoint is due. At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
+    `StopSignals` has it save after other steps, too, where the ranks agree that a checkpoint is due.
+
+    At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
     be made again from the `.ckpt`, so a kill between two files loses neither the old best model nor the new one.
 
     Args:
