@@ -5,6 +5,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -55,22 +56,33 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def all_runs() -> list[Path]:
     """List the runs with a checkpoint or a model, including trials of sweeps, the most recently written first."""
-
-    def written(run: Path) -> int:
-        times = [0]
-        for file in (file for kind in ("*.ckpt", "*.safetensors") for file in (run / "checkpoints").glob(kind)):
-            with suppress(OSError):  # the run that is training there has just removed it
-                times.append(file.stat().st_mtime_ns)
-        return max(times)
-
-    found = [checkpoints.parent for depth in ("*", "*/*") for checkpoints in RUNS.glob(f"{depth}/checkpoints")]
-    return sorted(filter(written, found), key=written, reverse=True)
+    return _newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
 def unfinished() -> list[Path]:
     """List the runs that have not finished, without scratch runs, the most recently written first."""
-    over = ("finished", "pruned")
-    return [run for run in all_runs() if summary_of(run).get("status") not in over and not is_debug(run.name)]
+    over, begun = ("finished", "pruned"), _newest_first("config.yaml", "checkpoints/*.ckpt")
+    return [run for run in begun if summary_of(run).get("status") not in over and not is_debug(run.name)]
+
+
+def _newest_first(*patterns: str) -> list[Path]:
+    """List the runs that have such files, including trials of sweeps, the most recently written first."""
+
+    def written(run: Path) -> int:
+        times = [0]
+        for file in (file for pattern in patterns for file in run.glob(pattern)):
+            with suppress(OSError):  # the run that is training there has just removed it
+                times.append(file.stat().st_mtime_ns)
+        return max(times)
+
+    parts = [f"{depth}/{part}" for depth in ("*", "*/*") for part in ("config.yaml", "checkpoints")]
+    found = dict.fromkeys(path.parent for part in parts for path in RUNS.glob(part))
+    return sorted(filter(written, found), key=written, reverse=True)
+
+
+def lacks_checkpoints(run: Path) -> bool:
+    """Whether a run has a trained model but no checkpoint: starting it at step 0 would overwrite the model."""
+    return model_of(run, "best").exists() and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
@@ -89,12 +101,13 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         The directory; None if `resume=auto` with a name starts a fresh run.
 
     Raises:
-        InputError: there is no such run, or it has no checkpoint.
+        InputError: there is no such run, or it has a model but no checkpoint.
     """
     if resume == "auto":
         run = RUNS / str(name)
         _check_place(run, str(name))
-        return run if any((run / "checkpoints").glob("*.ckpt")) else None
+        _check_checkpoints(run, f"name={name}")
+        return run if (run / "config.yaml").exists() or any((run / "checkpoints").glob("*.ckpt")) else None
     if name is not None:
         raise InputError(f"name={name}: cannot be given with resume={resume}, which continues in that run's directory")
     path = Path(resume)
@@ -110,20 +123,31 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not (run / "config.yaml").exists():
         raise InputError(f"resume={resume}: is not a run that can continue (without {run / 'config.yaml'})")
-    if not list((run / "checkpoints").glob("*.ckpt")):
-        inside = run.resolve().is_relative_to(RUNS.resolve())
-        fresh = f"; name={name_of(run)} resume=auto starts it afresh" if inside else ""
-        raise InputError(f"resume={resume}: has no checkpoint to continue from yet{fresh}")
+    _check_checkpoints(run, f"resume={resume}")
     return run
 
 
 def check_free(name: str) -> None:
     """Raise an `InputError` if a run of that name exists, unless it is a scratch run, or cannot be made."""
-    _check_place(RUNS / name, name)
-    if is_debug(name) and not (RUNS / name).is_symlink() and (RUNS / name).is_dir():
+    run = RUNS / name
+    _check_place(run, name)
+    if not os.path.lexists(run) or run.is_dir() and not run.is_symlink() and (is_debug(name) or _is_left_over(run)):
         return
-    if os.path.lexists(RUNS / name):
-        raise InputError(f"name={name}: {RUNS / name} exists; resume=auto continues it, another name starts afresh")
+    if (run / "config.yaml").exists():
+        typed = shlex.quote(f"name={name}")
+        raise InputError(f"name={name}: {run} exists; {typed} resume=auto continues it, another name starts afresh")
+    raise InputError(f"name={name}: {run} exists and is not a run; use another name")
+
+
+def _is_left_over(run: Path) -> bool:
+    """Whether a directory only has what a process leaves that is killed before it writes config.yaml."""
+    return all(path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.iterdir())
+
+
+def _check_checkpoints(run: Path, typed: str) -> None:
+    if lacks_checkpoints(run):
+        start = shlex.quote(f"init_from={run}")
+        raise InputError(f"{typed}: has a model but no checkpoint; {start} starts another run from its model")
 
 
 def _check_place(run: Path, name: str) -> None:

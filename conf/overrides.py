@@ -132,7 +132,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
         raise InputError(f"{argument}: an interval is for a search; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
-        raise InputError(f"{argument}: several values for {key}; -m tries each: python train.py -m {argument}")
+        raise InputError(f"{argument}: several values for {key}; add -m to the command to try each")
     for value in _values(override):
         if isinstance(value, str) and "${" in value:
             continue

@@ -44,7 +44,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 @dataclass
 class TrainerConfig:
-    """Devices, precision, steps and intervals: arguments of `L.Trainer`, and `timeout`."""
+    """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
 
     max_steps: int = option(1200, "optimizer steps", least=1, most=10**9)
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
@@ -58,6 +58,9 @@ class TrainerConfig:
         "auto", "floating-point precision; auto: bf16-mixed where it is fast", choices=PRECISIONS, on_resume="allow"
     )
     val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
+    checkpoint_minutes: float = option(
+        5.0, "minutes between further checkpoints; the first comes within 1 minute", above=0, most=525_600
+    )
     log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
         False,

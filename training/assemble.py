@@ -136,7 +136,7 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices),
         "profiler": profiler,
     }
-    del options["timeout"]
+    del options["timeout"], options["checkpoint_minutes"]
     loggers = make(config.logger, save_dir=str(plan.directory))
     try:
         return L.Trainer(

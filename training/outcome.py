@@ -24,11 +24,15 @@ from training.summary import Summary, write_summary
 
 def way_on(run: Path, config: Config) -> str:
     """Return the newest checkpoint of a run and the command that continues from it, for a message."""
+    if not (run / "config.yaml").exists():
+        return "there is no run yet"
+    command = f"{python()} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
-    if not steps:
-        return f"there is no {'checkpoint' if run.exists() else 'run'} yet"
-    command = shlex.join(["train.py", f"resume={run}", *typed_again(config)])
-    return f"the newest checkpoint is {steps[-1]}: {python()} {command}"
+    return (
+        f"the newest checkpoint is {steps[-1]}: {command}"
+        if steps
+        else f"there is no checkpoint yet, it starts again at step 0: {command}"
+    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from base import run_directory, run_lock
 from base.files import remove_unfinished, write_text
 from base.log import log
 from conf.keys import leaves
-from conf.resume import check_unchanged
+from conf.resume import check_unchanged, read_config, settings
 from conf.schema import Config, to_dict, to_yaml
 from data.downloads import cache_dir
 from training.resume import ResumePoint
@@ -38,30 +38,29 @@ def clean_up(run: Path, point: ResumePoint | None) -> None:
         restore_names(point.path, point.contents)
 
 
-def compare_with(point: ResumePoint, plan: "RunPlan", allow: list[str]) -> None:
-    """Compare the fingerprint of a resumed run with that of its checkpoint, and log the difference.
+def compare_with_before(plan: "RunPlan", allow: list[str]) -> None:
+    """Compare the fingerprint of a resumed run with its checkpoint, or else its config.yaml, and log the difference.
 
     Raises:
         InputError: something differs that `allow` does not name.
     """
     from training.machine import conditions
 
-    now = conditions(plan.config, plan.text, plan.runtime)
-    if differing := check_unchanged(point.contents["conditions"], now, allow):
+    now, point = conditions(plan.config, plan.text, plan.runtime), plan.resume_point
+    before = point.contents["conditions"] if point else now | settings(read_config(plan.directory))
+    if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
 
 
 def make_directory(run: Path, fresh: bool) -> None:
     """Make and lock the run's directory; of two processes with the same name, one gets it."""
-    try:
-        run.mkdir(parents=True, exist_ok=not fresh)
-    except FileExistsError:
-        run_directory.check_free(run_directory.name_of(run))
+    run.mkdir(parents=True, exist_ok=True)
     run_lock.lock(run)
+    if fresh:  # checked under the lock: another process may have made a run there since the command was read
+        run_directory.check_free(run_directory.name_of(run))
     if fresh and run_directory.is_debug(run.name):
         for left in set(run.iterdir()) - {run / ".lock"}:
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-    (run / "checkpoints").mkdir(exist_ok=True)
     clean_up(run, None)
 
 
@@ -74,7 +73,8 @@ def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes
     make_directory(plan.directory, plan.fresh)
     if not plan.fresh:
         cut_events(plan.directory, plan.resume_point.step if plan.resume_point else -1)
-    write_text(plan.directory / "config.yaml", to_yaml(plan.config))
+    write_text(plan.directory / "config.yaml", to_yaml(plan.config))  # from here on it is a run, not a leftover
+    (plan.directory / "checkpoints").mkdir(exist_ok=True)
     write_summary(plan.directory, Summary("running"))
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(leaves(to_dict(plan.config))))

@@ -1,6 +1,7 @@
 """Find the run and the checkpoint to resume from."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,11 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
             run_directory.check_free(typed.name)
         return typed, None
     newest = typed.resume == "auto" and typed.name is None
-    run = newest_unfinished() if newest else run_directory.to_resume(typed.resume, typed.name)
+    if processes.started_by_another_rank():  # rank 0 has found and locked it
+        run = Path(os.environ["CHARGPT_RESUMED"]) if os.environ["CHARGPT_RESUMED"] else None
+    else:
+        run = newest_unfinished() if newest else run_directory.to_resume(typed.resume, typed.name)
+        os.environ["CHARGPT_RESUMED"] = str(run or "")  # inherited by the processes that Lightning starts
     directory = run or run_directory.RUNS / str(typed.name)
     if directory.is_dir() and processes.rank() == 0:
         run_lock.lock(directory)
@@ -49,8 +54,6 @@ def newest_unfinished() -> Path:
     Raises:
         InputError: there is none.
     """
-    if processes.started_by_another_rank():  # rank 0 has found and locked it
-        return Path(os.environ["CHARGPT_RESUMED"])
     skipped = []
     for run in run_directory.unfinished():
         from training.checkpoint_files import find_newest  # loads torch, which takes a second
@@ -60,13 +63,14 @@ def newest_unfinished() -> Path:
             skipped.append(f"{run}: another process is training there")
         elif not (run / "config.yaml").is_file():
             skipped.append(f"{run}: has no config.yaml")
-        elif path is None:
+        elif damaged and path is None:
             skipped.append(f"{run}: no checkpoint can be resumed: {'; '.join(damaged)}")
+        elif run_directory.lacks_checkpoints(run):
+            skipped.append(f"{run}: has a model but no checkpoint")
         else:
             if processes.rank() == 0:
                 for line in skipped:
                     log.info(f"resume: skips {line}")
-            os.environ["CHARGPT_RESUMED"] = str(run)  # inherited by the processes that Lightning starts
             return run
     raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
 
@@ -96,11 +100,11 @@ class ResumePoint:
         return self.step >= config.trainer.max_steps or stopped
 
 
-def find_point(run: Path, resume: str) -> ResumePoint:
-    """Find the newest valid checkpoint of a run; log which newer ones are not.
+def find_point(run: Path, resume: str) -> ResumePoint | None:
+    """Find the newest valid checkpoint of a run, None if it has none yet; log which newer ones are not.
 
     Raises:
-        CheckpointError: there is none, or the one that was typed is damaged or not the newest.
+        CheckpointError: none is valid, or the one that was typed is damaged or not the newest.
     """
     from gpt.checkpoint import CheckpointError, read
     from training.checkpoint_files import find_newest
@@ -110,10 +114,14 @@ def find_point(run: Path, resume: str) -> ResumePoint:
             raise CheckpointError(f"{file}: is a link to somewhere else")
     typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
     path, contents, skipped = find_newest(run / "checkpoints")
-    if path is None:
+    if path is None and skipped:
         raise CheckpointError(f"{run}: no checkpoint can be resumed: {'; '.join(skipped)}")
+    if path is None:
+        log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
+        return None
     if typed and typed["global_step"] != contents["global_step"]:
-        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, resume={path}")
+        newest = shlex.quote(f"resume={path}")
+        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, {newest}")
     for line in skipped:
         log.info(f"resume: skips {line}")
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")

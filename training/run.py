@@ -9,11 +9,11 @@ from base import processes, run_directory
 from base.errors import printable
 from base.log import log, to_file
 from base.progress import Progress
-from conf.resume import merge_started
+from conf.resume import RULES, merge_started
 from conf.schema import Config, to_yaml
 from training.devices import share_out
 from training.init_from import load_init_model
-from training.prepare_directory import clean_up, compare_with, open_directory, share_compiled
+from training.prepare_directory import clean_up, compare_with_before, open_directory, share_compiled
 from training.resume import find_point, resolve
 
 if TYPE_CHECKING:
@@ -53,15 +53,16 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
     if resume == "auto":
-        what = f"continuing {run}" if resumed else f"{run} has no checkpoint, starting afresh"
+        what = f"continuing {run}" if resumed else f"there is no run {run} yet, starting it"
         log.info(f"resume: {printable(what)}")
     share_compiled(config)
-    with Progress("loading the model to start from"):
-        start = load_init_model(config.init_from) if config.init_from is not None and not resumed else None
-    if start:
-        config = merge_started(config, keys, vars(start.model.config), start.meta["vocabulary"]["kind"])
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
+    with Progress("loading the model to start from"):
+        start = load_init_model(config.init_from) if config.init_from is not None and not point else None
+    if start:
+        settled = list(RULES) if resumed else keys  # the run's config.yaml has every key
+        config = merge_started(config, settled, vars(start.model.config), start.meta["vocabulary"]["kind"])
     before = point.contents["conditions"] if point else {}
     if config.compile == before.get("compile_asked") and "compile" not in allow:  # failed, see `LitGPT._fall_back`
         config.compile = before["compile"]
@@ -73,9 +74,9 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
 
         runtime = choose(config, text)
     config.name, config.resume, config.allow = name, None, []
-    plan = RunPlan(run, config, keys, text, runtime, start, point, resume is None, started)
-    if point and processes.rank() == 0:  # before the other ranks start, or are ended with it
-        compare_with(point, plan, allow)
+    plan = RunPlan(run, config, keys, text, runtime, start, point, resumed is not None, resume is None, started)
+    if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
+        compare_with_before(plan, allow)
         clean_up(run, point)
     return plan
 
@@ -112,11 +113,11 @@ def fit(plan: "RunPlan") -> float | None:
         processes.adopt()
     processes.keep_freed_memory()
     config, first_process = plan.config, processes.rank() == 0
-    stops = StopSignals(Checkpoints(plan.directory / "checkpoints"))
+    stops = StopSignals(Checkpoints(plan.directory / "checkpoints", 60 * config.trainer.checkpoint_minutes))
     to_file(plan.directory / "train.log")
     with quiet_lightning(), stops, explaining_the_end(plan):
         notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
-        if config.minutes is not None and not plan.resume_point:
+        if config.minutes is not None and not plan.resumed:
             with explaining_out_of_memory(plan, devices=1):
                 notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
         with explaining_out_of_memory(plan, plan.runtime.devices):

@@ -22,6 +22,7 @@ class RunPlan:
         runtime: device, precision and compilation, each with its reason.
         init_model: the trained model that a fresh run starts from.
         resume_point: the checkpoint that a resumed run continues from.
+        resumed: whether the configuration is based on the config.yaml of the run.
         fresh: whether the directory must not exist yet.
         started: `time.perf_counter()` when the process began.
     """
@@ -33,5 +34,6 @@ class RunPlan:
     runtime: Runtime
     init_model: InitModel | None
     resume_point: ResumePoint | None
+    resumed: bool
     fresh: bool
     started: float

@@ -1,6 +1,8 @@
 import itertools
 import json
 import random
+import re
+import shlex
 import shutil
 import signal
 import time
@@ -11,9 +13,9 @@ import pytest
 import torch
 
 from gpt.model_file import read
-from tests.conftest import missing
+from tests.conftest import Call, missing, one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, Process, events, run, run_ranks, start, wait_for
+from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
 EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
@@ -80,6 +82,86 @@ def test_killed_once(point: str, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", "resume=auto", *MUON)
     assert ended.status == 0 and ended.err == "", ended.err
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None:
+    for again in (["resume=runs/cut"], ["resume=auto"], ["name=cut", "resume=auto"]):
+        assert run("name=cut", *MUON, "seed=7", fault=(faults.at_step, 7)).status == -signal.SIGKILL
+        one_line(run(*again, "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 7); allow=[seed]")
+        ended = run(*again, "trainer.timeout=50", defaults=False)
+        assert ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out, ended
+        assert "timeout: 50" in Path("runs/cut/config.yaml").read_text()
+        assert_as_if_never_touched(whole([*MUON, "seed=7"]), Path("runs/cut"))
+        shutil.rmtree("runs")
+
+
+def test_killed_before_its_configuration_is_written(whole: Any, workplace: Path) -> None:
+    assert run("name=cut", *MUON, fault=(faults.before_rename, 1, "config.yaml")).status == -signal.SIGKILL
+    assert Path("runs/cut").is_dir()
+    one_line(run("resume=auto", defaults=False), 2, "no unfinished run in runs/")
+    one_line(run("resume=runs/cut", defaults=False), 2, "is not a run that can continue")
+    ended = run("name=cut", *MUON)
+    assert ended.status == 0, ended
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+
+
+def test_checkpoints_by_time_change_nothing(whole: Any, workplace: Path) -> None:
+    often = "trainer.checkpoint_minutes=1e-6"
+    for recipe in (MUON, EMA):
+        assert run("name=cut", *recipe, often, fault=(faults.at_step, 17)).status == -signal.SIGKILL
+        ended = run("resume=auto", defaults=False)
+        assert ended.status == 0 and "step-00000017.ckpt, step 17" in ended.out, ended
+        assert steps_of(Path("runs/cut")) == [29, 30]
+        assert_same_checkpoints(whole(recipe), Path("runs/cut"))
+        shutil.rmtree("runs")
+
+
+def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
+    """Saved by both, although the clock of one says that none is due."""
+    ended = run_ranks(2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)})
+    assert ended.status == 0, ended
+    assert steps_of(Path("runs/cut")) == [29, 30]
+
+
+def steps_of(directory: Path) -> list[int]:
+    """The steps of a run's checkpoints."""
+    return sorted(int(path.stem[5:]) for path in directory.glob("checkpoints/step-*.ckpt"))
+
+
+def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) -> None:
+    def words(pattern: str, message: str) -> list[str]:
+        found = re.search(pattern, message, re.MULTILINE)
+        assert found, (pattern, message)
+        return shlex.split(found[1].replace("=N", "=40"))
+
+    several = ["seed=1,2", "trainer.max_steps=1"]
+    assert run(*words("add (-m) to the command", run(*several).err), *several).status == 0
+    ended = run("name=it's", *MUON, fault=(faults.before_call, "write_summary", signal.SIGTERM))
+    given = words("there is no checkpoint yet, it starts again at step 0: python train.py (.*)", ended.out)
+    ended = run(*given, defaults=False, fault=(faults.signal_at, 12, signal.SIGTERM))
+    assert ended.status == 143 and "starting at step 0" in ended.out, ended
+    given = words("the newest checkpoint is .*: python train.py (.*)", ended.out)
+    ended = run(*given, defaults=False, fault=(faults.at_step, 25))
+    assert ended.status == -signal.SIGKILL and "step 13" in ended.out, ended
+    refused = run(*given, "seed=1", defaults=False)
+    ended = run(
+        *given, "seed=1", *words("(allow=.*) continues", refused.err), defaults=False, fault=(faults.at_step, 25)
+    )
+    assert ended.status == -signal.SIGKILL and "continues with seed=1" in ended.out, ended
+    ended = run(*words("exists; (.*) continues it", run("name=it's").err), "seed=1", "allow=[seed]", defaults=False)
+    assert ended.status == 0 and "continuing runs/it's" in ended.out and "step 20" in ended.out, ended
+    assert sample(*words("^more text +python sample.py (.*)", ended.out)).status == 0
+    older = run("resume=runs/it's/checkpoints/step-00000020.ckpt", defaults=False)
+    given = words("continues from its newest checkpoint, (.*)", older.err)
+    finished = run(*given, defaults=False)
+    assert finished.status == 0 and "is finished: step 30 of 30" in finished.out, finished
+    ended = run(*given, *words(r"(\S+) continues it", finished.out), defaults=False)
+    assert ended.status == 0 and "step 40/40" in ended.out, ended
+    for path in Path("runs/it's/checkpoints").glob("*.ckpt"):
+        path.unlink()
+    gone = run("resume=runs/it's", defaults=False)
+    ended = run(*words("has a model but no checkpoint; (.*) starts another run", gone.err), "model.dropout=0.1")
+    assert ended.status == 0 and "from       runs/it's" in ended.out, ended
 
 
 def test_models_are_brought_up_to_the_checkpoint(workplace: Path) -> None:

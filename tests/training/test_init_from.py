@@ -121,7 +121,7 @@ def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
 @pytest.mark.slow
 def test_going_on_and_starting_from_a_model(base: Call) -> None:
     job = ["name=fine", "resume=auto", *FINE]
-    assert "has no checkpoint, starting afresh" in base(*job, "trainer.max_steps=10").out
+    assert "there is no run runs/fine yet, starting it" in base(*job, "trainer.max_steps=10").out
     ended = base(*job, "trainer.max_steps=20")
     assert ended.status == 0 and "continuing runs/fine" in ended.out and "step 0/" not in ended.out
     assert "bit for bit" not in ended.out and "from       " not in ended.out
@@ -151,8 +151,8 @@ def test_stopped_before_the_first_step(base: Call) -> None:
     given = [*FINE, "name=fine", "resume=auto"]
     ended = run(*given, fault=(faults.signal_in_validation, 1, "middle", signal.SIGTERM))
     assert ended.status == 128 + signal.SIGTERM and ended.err == "", ended
-    assert "stopped by SIGTERM after step 0; there is no checkpoint yet" in ended.out
-    assert "starting afresh" in base(*given).out
+    assert "stopped by SIGTERM after step 0; there is no checkpoint yet, it starts again at step 0: " in ended.out
+    assert "runs/fine has no checkpoint yet, starting at step 0" in base(*given).out
     assert [step for step, _ in events(Path("runs/fine"))["val/loss"]] == [0, 10, 20, 30]
 
 

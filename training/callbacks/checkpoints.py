@@ -1,6 +1,7 @@
-"""Save a checkpoint after every validation, and the best model."""
+"""Save a checkpoint after every validation and at intervals of time, and the best model."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,25 @@ from base.files import link
 from training.checkpoint_files import remove_older, step_path
 from training.module import LitGPT
 
+FIRST_SECONDS = 60.0  # seconds of training until the first checkpoint is due
+
 
 class Checkpoints(L.Callback):
     """Save `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
 
+    `StopSignals` has it save after other steps, too, where the ranks agree that a checkpoint is due.
+
     At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
     be made again from the `.ckpt`, so a kill between two files loses neither the old best model nor the new one.
+
+    Args:
+        directory: of the files.
+        seconds: after a checkpoint until the next is due.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, seconds: float) -> None:
+        self.directory, self.seconds = directory, seconds
+        self.due_at = math.inf
         self.over = False  # whether something other than max_steps, such as early stopping, has ended the run
         self.best_loss, self.best_step = math.inf, -1
 
@@ -28,6 +38,14 @@ class Checkpoints(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
+
+    def on_train_start(self, *_: Any) -> None:
+        self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint, by this rank's clock."""
+        return time.monotonic() >= self.due_at
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
@@ -45,6 +63,7 @@ class Checkpoints(L.Callback):
             logger.save()  # flush the events of these steps before a checkpoint says that they are done
         path = step_path(self.directory, trainer.global_step)
         trainer.save_checkpoint(path)
+        self.due_at = time.monotonic() + self.seconds
         if not trainer.is_global_zero:
             return
         link(path, self.directory / "last.ckpt")

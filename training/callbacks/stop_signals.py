@@ -1,4 +1,4 @@
-"""Stop a run by a signal between two steps."""
+"""Save between two steps when a checkpoint is due, and stop there after a signal."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import lightning as L
 from training.callbacks.checkpoints import Checkpoints
 from training.errors import Stopped
 from training.lightning_private import validation_interval
+from training.module import LitGPT
 
 
 class StopSignals(L.Callback):
@@ -44,23 +45,29 @@ class StopSignals(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.training = False
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Save and stop, unless a validation follows this step, after which `Checkpoints` saves."""
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Save if asked or due, and stop if asked, unless a validation follows, after which `Checkpoints` saves."""
+        assert isinstance(pl_module, LitGPT)
         step = trainer.global_step
-        validates = step % validation_interval(trainer) == 0 or step == trainer.max_steps
-        if not validates and self._asked(trainer):
+        if step % validation_interval(trainer) == 0 or step == trainer.max_steps:
+            return
+        # One reduction per step for both questions; the second is asked only where a checkpoint was saved.
+        if self._any_rank(trainer, self.received is not None or self.checkpoints.due):
             self.checkpoints.save(trainer)
-            raise Stopped(self.received or signal.SIGTERM, step)
+            pl_module.end_phase("checkpoint")
+            self._stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step < trainer.max_steps and self._asked(trainer):
+        if trainer.global_step < trainer.max_steps:
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        if self._any_rank(trainer, self.received is not None):
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 
-    def _asked(self, trainer: L.Trainer) -> bool:
-        """Whether any rank was asked to stop; the same answer on all."""
-        if trainer.world_size == 1:
-            return self.received is not None
-        return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
+    def _any_rank(self, trainer: L.Trainer, decision: bool) -> bool:
+        """Whether any rank decides so; the same answer on all."""
+        return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
     def _receive(self, number: int, frame: Any) -> None:
         if not self.training:
