@@ -16,7 +16,8 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     for file in ("runs/model/config.yaml", "elsewhere/config.yaml", "runs/sweep/sweep.csv", "runs/begun/config.yaml"):
         Path(file).touch()
     Path("runs/model/checkpoints/best.safetensors").touch()
-    os.utime("runs/model/config.yaml", (0, 1))
+    for file in ("config.yaml", "checkpoints/best.safetensors"):
+        os.utime(Path("runs/model", file), (0, 1))
     Path("loop").symlink_to("loop")
     for resume, name, said in (
         ("runs/first", "other", "name=other: cannot be given with resume=runs/first"),
@@ -30,7 +31,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     ):  # fmt: skip
         assert said in refusal(InputError, to_resume, resume, name), resume
     for resume in ("elsewhere", "runs/begun"):  # their checkpoints folder is empty or missing
-        assert to_resume(resume, None) == Path(resume)
+        assert to_resume(resume, None) in (Path(resume), Path(resume).resolve())
     assert to_resume("auto", "begun") == Path("runs/begun") and to_resume("auto", "bare") is None
     assert unfinished() == [Path("runs/begun"), Path("runs/model")], "without runs/bare and what has finished"
     assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == Path("runs/first")
