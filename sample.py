@@ -6,12 +6,12 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from base import run_directory
-from base.command_line import Parser, answer, device, number, writing_to
+from base.command_line import Parser, add_overwrite, answer, device, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.progress import Progress, hidden
 from gpt.inference.continuation import Continuation
@@ -60,6 +60,7 @@ def make_parser() -> Parser:
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed; the same seed repeats the text")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write to a file")
+    add_overwrite(add)
     add("--json", action="store_true", help="one line of JSON per text, with the log-probability of each character")
     add("--interactive", action="store_true", help="type prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
@@ -90,10 +91,12 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if "" in prompts:
         raise InputError("--prompt: one is empty, or has no character of the vocabulary")
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
-    files = [checkpoint, *map(Path, options.prompt_file)]
-    output = nullcontext(sys.stdout) if options.output is None else writing_to(options.output, "--output", files)
+    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
+    if options.output is not None:
+        files = [checkpoint, *map(Path, options.prompt_file)]
+        output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
     with output as out:
+        print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
         write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
 
 

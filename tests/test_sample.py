@@ -210,7 +210,10 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     for name in ("", "-", "runs"):
         assert "must be the name of a file" in sample(*settings, "--output", name).err
     Path("link.txt").symlink_to("out.txt")
-    assert sample(*settings, "--num-chars", "9", "--output", "link.txt").status == 0
+    said = "--output link.txt: exists; give another name, or --overwrite to replace it"
+    one_line(sample(*settings, "--output", "link.txt"), 2, said, program="sample.py")
+    assert Path("out.txt").read_text("utf-8") == expected
+    assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0
     assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
     os.mkfifo("pipe")  # which stays one
     command = [*COMMAND, "--num-chars", "9", "--prompt", "The", "--output", "pipe"]

@@ -146,7 +146,7 @@ def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch:
 def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (TEXT[:9], TEXT[:8], TEXT[:7], "Na", "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
-        ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
+        ended = score("model.st", "short.txt", "--per-char", "--html", "short.html", "--overwrite")
         assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
     ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
@@ -179,6 +179,8 @@ WRONG = {
     "learned.st text.txt --context 8": "--context 8: must be at most 7, the number of learned positions",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
     "model.st text.txt --compare bytes.st --html bytes.st": "--html bytes.st: is being read",
+    "model.st text.txt --html less.st": "--html less.st: exists; give another name, or --overwrite to replace it",
+    "model.st text.txt --html text.txt --overwrite": "--html text.txt: is being read",
     "model.st text.txt --device cuda:99": "--device cuda:99",
 }  # fmt: skip
 
@@ -288,7 +290,7 @@ Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what
 
 def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
     with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        assert score_script.cli([model, text, "--per-char", "--html", "a.html", *more]) == 0
+        assert score_script.cli([model, text, "--per-char", "--html", "a.html", "--overwrite", *more]) == 0
     return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
 
 
@@ -500,8 +502,9 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, value)
-            ended = score("model.st", "text.txt", "--html", "a.html")
+            ended = score("model.st", "text.txt", "--html", "a.html", "--overwrite")
         assert ended.status == status and said in ended.err, (target, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
     monkeypatch.setattr(scoring, "MAX_PAGE", len(TEXT))
-    assert score("model.st", "text.txt", "--html", "a.html").status == 0
+    ended = score("model.st", "text.txt", "--html", "a.html", "--overwrite")
+    assert ended.status == 0 and ended.err.endswith("\nwrote a.html: open it in a browser\n")
