@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from base import run_directory
-from base.command_line import Parser, add_overwrite, answer, device, number, writing_to
+from base.command_line import Parser, about_unknown, add_overwrite, add_unknown, answer, device, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.progress import Progress, hidden
 from gpt.inference.continuation import Continuation
@@ -42,8 +42,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("prompts").add_argument
     add("--prompt", metavar="TEXT", action="append", default=[], help="prompt text; repeat it for a batch")
     add("--prompt-file", metavar="FILE", action="append", default=[], help="file with a prompt; - is standard input")
-    unknown = ("error", "skip", "replace")
-    add("--unknown", choices=unknown, default="error", help="prompt characters outside the vocabulary (default error)")
+    add_unknown(add, "prompt characters")
     add = parser.add_argument_group("sampling").add_argument
     length = "characters, or bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help=length)
@@ -113,15 +112,15 @@ def read_prompt(name: str, newline: str | None) -> str:
     return text
 
 
-def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
-    """Handle the characters of a prompt that are not in the vocabulary as `--unknown` says."""
+def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--unknown") -> str:
+    """Handle the characters of a prompt that are not in the vocabulary as `option` says: error, skip or replace."""
     from data.tokenizer import UnknownCharacter
 
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; --unknown skip drops it, --unknown replace takes the nearest") from None
+            raise InputError(f"{error}; {about_unknown(option)}") from None
         return prompt
     return tokenizer.adapt(prompt, replace=unknown == "replace")
 
@@ -204,13 +203,13 @@ def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options
         import readline  # noqa: F401 - gives input() a history and line editing
     while True:
         try:
-            line = input("> ").lstrip()
+            line = input("> ")
             if line.startswith(":"):
                 if line.split()[0] in (":quit", ":q"):
                     return
                 command(line, parser, options)
             elif line:
-                prompt = adapt(line, options.unknown, tokenizer)
+                prompt = adapt(line, options.unknown, tokenizer, ":set unknown")
                 if not prompt:
                     raise InputError("none of these characters is in the vocabulary")
                 seed = secrets.randbits(32) if options.seed is None else options.seed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from base import run_directory
-from base.command_line import Parser, add_overwrite, answer, device, number, writing_to
+from base.command_line import Parser, add_overwrite, add_unknown, answer, device, number, writing_to
 from base.errors import InputError, nearest, printable
 from base.processes import keep_freed_memory
 from base.progress import hidden
@@ -47,6 +47,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--html", metavar="OUT", help="write an HTML page with the text coloured by surprisal")
     add_overwrite(add)
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text (default utf-8)")
+    add_unknown(add, "characters")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
     return parser.parse_args(arguments)
 

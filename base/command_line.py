@@ -112,6 +112,21 @@ def add_overwrite(add: Callable[..., Any]) -> None:
     add("--overwrite", action="store_true", help="replace the output file if it exists")
 
 
+def add_unknown(add: Callable[..., Any], of: str) -> None:
+    """Add the option `--unknown` for the characters `of` a text."""
+    add(
+        "--unknown",
+        choices=("error", "skip", "replace"),
+        default="error",
+        help=f"{of} outside the vocabulary (default error)",
+    )
+
+
+def about_unknown(option: str = "--unknown") -> str:
+    """Say what to do about an unknown character."""
+    return f"{option} skip drops it, {option} replace takes the nearest"
+
+
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
     """Return an argparse type for numbers from `least` to `most`."""
     what = "a whole number" if kind is int else "a number"

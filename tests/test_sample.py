@@ -238,14 +238,17 @@ def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Pat
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
-        ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",
+        ":set temperatur 1", "日", ":set unknown skip", "日The", "  The",
+        ":set unknown", "日", ":help", ":set", "", ":quit",
         "not read",
     ]  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     ended = sample("--interactive")
     assert ended.status == 0, ended.err
     texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.out, re.DOTALL)
-    assert len(texts) == 2 and texts[0] == texts[1]
+    assert len(texts) == 3 and texts[0] == texts[1]
+    assert re.search("^(> )*  The", ended.out, re.MULTILINE), "with the white space that it begins with"
+    assert "; :set unknown skip drops it, :set unknown replace takes" in ended.out and "--unknown" not in ended.out
     assert "hot: must be a number" in ended.err
     assert ":set colour 3: must be :set NAME VALUE" in ended.out and "nearest: temperature" in ended.out
     assert ended.out.count("is not in the vocabulary") == 2

@@ -20,7 +20,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_fr
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from reports import scoring
-from tests.conftest import Call, pages
+from tests.conftest import Call, one_line, pages
 from tests.model_files import write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
@@ -197,6 +197,23 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), (arguments, ended)
         assert ended.err.startswith("score.py: ") and said in ended.err, arguments
         assert sorted(os.listdir()) == before, arguments
+
+
+def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path, score: Call) -> None:
+    write("less.st", CharTokenizer(TEXT.replace("Ω", "").replace("ï", "")))
+    for number, model in enumerate(("model.st", "less.st")):
+        said = "is not in the vocabulary of this model; --unknown skip drops it, --unknown replace takes the nearest"
+        Path("strange.txt").write_text(f"abcж{'Ω' * number}", encoding="utf-8")
+        one_line(score(model, "strange.txt"), 2, said, program="score.py")
+    strange = "aΩbïжΩc" * 9
+    Path("strange.txt").write_text(strange, encoding="utf-8")
+    for choice, same, count in (("skip", "abc" * 9, 36), ("replace", "abic" * 9, 36)):
+        Path("same.txt").write_text(same, encoding="utf-8")
+        both = ["--compare", "less.st", "--window", "disjoint"]
+        ended = score("model.st", "strange.txt", *both, "--unknown", choice)
+        expected = score("model.st", "same.txt", *both)
+        assert ended.status == 0 and figures(ended.out) == figures(expected.out)
+        assert f"{count} characters outside the vocabulary: {choice}" in ended.err
 
 
 def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:

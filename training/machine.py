@@ -43,7 +43,7 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
         The precision and the reason for it.
     """
     if precision != "auto":
-        return precision, "as typed"
+        return precision, "as set"
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", "the GPU has bf16"
@@ -104,7 +104,7 @@ def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
         return "true", "saves time in a run this long"
     if asked != "false" and missing:
         raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as typed"
+    return asked, "as set"
 
 
 def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:

@@ -13,7 +13,7 @@ from base.log import log
 from conf.defaults import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
-from reports.terminal import out_of_memory, python
+from reports.terminal import out_of_memory
 from training.assemble import Callbacks
 from training.devices import rows_per_device
 from training.errors import Diverged, RunFailed, Stopped, is_lost_process
@@ -28,7 +28,7 @@ def way_on(run: Path, config: Config) -> str:
     if not steps:
         return f"there is no {'checkpoint' if run.exists() else 'run'} yet"
     command = shlex.join(["train.py", f"resume={run}", *typed_again(config)])
-    return f"the newest checkpoint is {steps[-1]}: {python()} {command}"
+    return f"the newest checkpoint is {steps[-1]}: {processes.here('python')} {command}"
 
 
 @contextmanager
