@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from base.errors import InputError, is_out_of_memory, nearest, one_line
+from base.errors import InputError, describe_os_error, is_out_of_memory, nearest, one_line
 from base.files import atomic
 from base.progress import discard
 
@@ -30,7 +30,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
         discard(sys.stdout)
     except OSError as error:
         discard(sys.stdout)
-        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: {describe_os_error(error)}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -78,7 +78,8 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
         opened = path if device else stack.enter_context(atomic(path))
         file = stack.enter_context(open(opened, "w", encoding="utf-8", newline=""))
     except OSError as error:
-        raise InputError(f"{option} {name}: {error.strerror}") from None
+        error.filename = name
+        raise InputError(f"{option} {describe_os_error(error)}") from None
     with stack:
         try:
             yield file

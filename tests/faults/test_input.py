@@ -93,6 +93,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     ("model.dim=131072", "model.heads=1024"): "out of memory",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/dev/null": "data.path",
+    "data.path=/": "data.path=/: holds files of the system", "data.path=/proc/kmsg": "holds files of the system",
     "data.path=*.nothing": "no file matches", "data.path=bin.dat": "bin.dat: is a binary file",
     "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=empty.txt": "is empty",
     "data.path=one.txt": "only one distinct character", "data.path=short.txt": "too few",
