@@ -139,7 +139,7 @@ class Runtime:
     def describe(self, config: Config) -> str:
         """Return a line with device, precision and compilation."""
         compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
-        why = self.why_compiled if config.compile == self.compile else "it failed"
+        why = self.why_compiled if config.compile == self.compile else "it failed or takes too long"
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 
