@@ -30,7 +30,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
         discard(sys.stdout)
     except OSError as error:
         discard(sys.stdout)
-        print(f"{program}: {describe_os_error(error)}", file=sys.stderr)
+        print(f"{program}: {describe_os_error(error, 'standard output')}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -136,7 +136,7 @@ def encode(
     for piece in decode(file, display_name(options.file), options.encoding, progress.update, "--encoding "):
         if options.unknown != "error":
             known = [set(each.characters) for each in tokenizers if isinstance(each, CharTokenizer)]
-            unknown += sum(map(piece.count, set(piece) - set.intersection(*known)))
+            unknown += sum(piece.count(each) for each in set(piece) if any(each not in own for own in known))
             for replace in [True, False] if options.unknown == "replace" else [False]:
                 for tokenizer in tokenizers:
                     piece = tokenizer.adapt(piece, replace=replace)
