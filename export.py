@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from base import run_directory
-from base.command_line import Parser, answer
+from base.command_line import Parser, add_overwrite, answer, output_path
 from base.errors import InputError, printable
 from base.files import atomic
 from base.progress import Progress
@@ -25,8 +25,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT",
-        description="Write a model in a format that other programs load. Existing files are not overwritten.",
+        usage="export.py MODEL --to FORMAT OUT [--overwrite]",
+        description="Write a model in a format that other programs load.",
         epilog="onnx: NAME.onnx; torch: NAME.pt2 (torch.export); hf: a new folder for transformers; web: NAME.html",
         allow_abbrev=False,
     )
@@ -35,6 +35,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file to write, with the suffix of the format; a folder for hf")
     add("--guess", metavar="FILE|validation", help="web: add a game with text of FILE or of the run's validation split")
+    add_overwrite(add)
     return parser.parse_args(arguments)
 
 
@@ -46,24 +47,27 @@ def work(options: argparse.Namespace) -> None:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if options.guess is not None and options.to != "web":
         raise InputError(f"--guess {options.guess}: is for --to web, not {options.to}")
-    if os.path.lexists(out):
-        raise InputError(f"OUT {out}: exists; give another name or remove it first")
+    file = run_directory.find_model(options.source)
+    target = out
+    if suffix:
+        target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
+    elif os.path.lexists(out):
+        raise InputError(f"OUT {out}: exists; --to {options.to} needs the name of a new folder")
     if not out.parent.is_dir():
         raise InputError(f"OUT {out}: no such folder: {out.parent}")
 
     try:
-        with atomic(out) as new:
+        with atomic(target) as new:
             (new.touch if suffix else new.mkdir)()  # fail before the work if it cannot be written
-            note = export(options, new)
+            note = export(options, file, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
     print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}"))
 
 
-def export(options: argparse.Namespace, new: Path) -> str:
-    """Write a model in another format and check it; return a note about it."""
-    file = run_directory.find_model(options.source)
+def export(options: argparse.Namespace, file: Path, new: Path) -> str:
+    """Write the model `file` in another format and check it; return a note about it."""
     with Progress("loading the model"):
         from gpt.checkpoint import load_checkpoint
 

@@ -6,12 +6,12 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from base import run_directory
-from base.command_line import Parser, answer, device, number, writing_to
+from base.command_line import Parser, about_unknown, add_overwrite, add_unknown, answer, device, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.progress import Progress, hidden
 from gpt.inference.continuation import Continuation
@@ -42,8 +42,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("prompts").add_argument
     add("--prompt", metavar="TEXT", action="append", default=[], help="prompt text; repeat it for a batch")
     add("--prompt-file", metavar="FILE", action="append", default=[], help="file with a prompt; - is standard input")
-    unknown = ("error", "skip", "replace")
-    add("--unknown", choices=unknown, default="error", help="prompt characters outside the vocabulary (default error)")
+    add_unknown(add, "prompt characters")
     add = parser.add_argument_group("sampling").add_argument
     length = "characters, or bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help=length)
@@ -60,6 +59,7 @@ def make_parser() -> Parser:
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed; the same seed repeats the text")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write to a file")
+    add_overwrite(add)
     add("--json", action="store_true", help="one line of JSON per text, with the log-probability of each character")
     add("--interactive", action="store_true", help="type prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
@@ -90,10 +90,12 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if "" in prompts:
         raise InputError("--prompt: one is empty, or has no character of the vocabulary")
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
-    files = [checkpoint, *map(Path, options.prompt_file)]
-    output = nullcontext(sys.stdout) if options.output is None else writing_to(options.output, "--output", files)
+    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
+    if options.output is not None:
+        files = [checkpoint, *map(Path, options.prompt_file)]
+        output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
     with output as out:
+        print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
         write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
 
 
@@ -110,15 +112,15 @@ def read_prompt(name: str, newline: str | None) -> str:
     return text
 
 
-def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer") -> str:
-    """Handle the characters of a prompt that are not in the vocabulary as `--unknown` says."""
+def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--unknown") -> str:
+    """Handle the characters of a prompt that are not in the vocabulary as `option` says: error, skip or replace."""
     from data.tokenizer import UnknownCharacter
 
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; --unknown skip drops it, --unknown replace takes the nearest") from None
+            raise InputError(f"{error}; {about_unknown(option)}") from None
         return prompt
     return tokenizer.adapt(prompt, replace=unknown == "replace")
 
@@ -201,13 +203,13 @@ def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options
         import readline  # noqa: F401 - gives input() a history and line editing
     while True:
         try:
-            line = input("> ").lstrip()
+            line = input("> ")
             if line.startswith(":"):
                 if line.split()[0] in (":quit", ":q"):
                     return
                 command(line, parser, options)
             elif line:
-                prompt = adapt(line, options.unknown, tokenizer)
+                prompt = adapt(line, options.unknown, tokenizer, ":set unknown")
                 if not prompt:
                     raise InputError("none of these characters is in the vocabulary")
                 seed = secrets.randbits(32) if options.seed is None else options.seed

@@ -5,13 +5,12 @@ import io
 import os
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from base import run_directory
-from base.command_line import Parser, answer, device, number, writing_to
-from base.errors import InputError, nearest
+from base.command_line import Parser, add_overwrite, add_unknown, answer, device, number, writing_to
+from base.errors import InputError, nearest, printable
 from base.processes import keep_freed_memory
 from base.progress import hidden
 from reports.run_text import save_test_score
@@ -49,7 +48,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
     add("--per-char", action="store_true", help="print one JSON line per character; the table goes to stderr")
     add("--html", metavar="OUT", help="write an HTML page with the text coloured by surprisal")
+    add_overwrite(add)
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text (default utf-8)")
+    add_unknown(add, "characters")
     add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
     return parser.parse_args(arguments)
 
@@ -67,9 +68,11 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--encoding {options.encoding}: is for a text file; the encoding of a run's text is known")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
-    page = nullcontext() if options.html is None else writing_to(options.html, "--html", [*checkpoints, text])
-    with page as out:
-        print_scores(checkpoints, options, out)
+    if options.html is None:
+        return print_scores(checkpoints, options, None)
+    with writing_to(options.html, "--html", [*checkpoints, text], overwrite=options.overwrite) as page:
+        print_scores(checkpoints, options, page)
+    print(f"wrote {printable(options.html)}: open it in a browser", file=sys.stderr)
 
 
 def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:

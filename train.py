@@ -13,6 +13,7 @@ from base.log import log, to_console
 from conf.compose import compose_command
 from conf.help import usage
 from conf.overrides import check_command
+from reports.run_list import run_list
 from sweeps.grid import begin_sweep
 from sweeps.search import begin_search
 from sweeps.search_space import take_search
@@ -41,6 +42,8 @@ def dispatch(arguments: list[str]) -> int:
         sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show a character
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return answer("train.py", lambda: print(usage("--help=all" in wanted)), out_of_memory="")
+    if "--runs" in arguments:
+        return answer("train.py", lambda: print(run_list()), out_of_memory="")
     try:
         processes.adopt_srun()
         search, typed = take_search(arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from base import processes
-from base.errors import InputError, is_out_of_memory, nearest, one_line
+from base.errors import InputError, describe_os_error, is_out_of_memory, nearest, one_line
 from base.files import atomic
 from base.progress import discard
 
@@ -32,7 +32,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
         discard(sys.stdout)
     except OSError as error:
         discard(sys.stdout)
-        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: {describe_os_error(error, 'standard output')}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -41,29 +41,47 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
     return 0
 
 
-@contextmanager
-def writing_to(name: str, option: str, inputs: Iterable[Path]) -> Iterator[TextIO]:
-    """Open a text file that takes its name when the block ends, or on Ctrl-C if something has been written.
+def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
+    """Return the path of a file to write, with links followed.
 
     Args:
-        name: path of the file; links are followed, and a device is written to directly.
-        option: the option it was given with, for error messages.
+        name: of the file.
+        option: what it was given with, for error messages.
         inputs: files that are being read.
+        overwrite: whether it may exist; a device or pipe, which holds nothing, always may.
 
     Raises:
-        InputError: it cannot be written, or is one of `inputs`.
+        InputError: it exists, is a folder or one of `inputs`.
+        OSError: the name is too long.
     """
-    path, stopped, stack = Path(name), False, ExitStack()
+    path = Path(name)
+    if name in ("", "-") or path.is_dir():
+        raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
+    if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
+        raise InputError(f"{option} {name}: is being read; write to another file")
+    if path.is_file() and not overwrite:
+        raise InputError(f"{option} {name}: exists; give another name, or --overwrite to replace it")
+    return path.resolve()
+
+
+@contextmanager
+def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
+    """Open a text file that takes its name when the block ends, or on Ctrl-C if something has been written.
+
+    The arguments are those of `output_path`; a device is written to directly.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    stopped, stack = False, ExitStack()
     try:
-        if name in ("", "-") or path.is_dir():
-            raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
-        if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
-            raise InputError(f"{option} {name}: is being read; write to another file")
+        path = output_path(name, option, inputs, overwrite=overwrite)
         device = path.exists() and not path.is_file()
-        opened = path if device else stack.enter_context(atomic(path.resolve()))
+        opened = path if device else stack.enter_context(atomic(path))
         file = stack.enter_context(open(opened, "w", encoding="utf-8", newline=""))
     except OSError as error:
-        raise InputError(f"{option} {name}: {error.strerror}") from None
+        error.filename = name
+        raise InputError(f"{option} {describe_os_error(error)}") from None
     with stack:
         try:
             yield file
@@ -90,6 +108,26 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
         self.exit(2, f"{self.prog}: {one_line(message)}{near}\n")
+
+
+def add_overwrite(add: Callable[..., Any]) -> None:
+    """Add the option `--overwrite`."""
+    add("--overwrite", action="store_true", help="replace the output file if it exists")
+
+
+def add_unknown(add: Callable[..., Any], of: str) -> None:
+    """Add the option `--unknown` for the characters `of` a text."""
+    add(
+        "--unknown",
+        choices=("error", "skip", "replace"),
+        default="error",
+        help=f"{of} outside the vocabulary (default error)",
+    )
+
+
+def about_unknown(option: str = "--unknown") -> str:
+    """Say what to do about an unknown character."""
+    return f"{option} skip drops it, {option} replace takes the nearest"
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

@@ -1,6 +1,8 @@
 """Errors caused by input, and their messages on one line."""
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -17,6 +19,23 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 class InputError(ValueError):
     """Input that cannot be used; the message says why in one line."""
+
+
+def describe_os_error(error: OSError, path: object = None) -> str:
+    """Say on one line which file an error is about, what is wrong, and what helps; `path` where the error has none.
+
+    Temporary files and locks are named by the file or folder that they are for.
+    """
+    name = str(error.filename or path or "")
+    name = re.sub(r"/\.(lock|claim)$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
+    if not name or not error.strerror:
+        return one_line(error.strerror or error)
+    helps = {
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),
+    }
+    what = f"could not be written: {error.strerror}; {helps[error.errno]}" if error.errno in helps else error.strerror
+    return one_line(f"{name}: {what}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

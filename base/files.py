@@ -30,8 +30,10 @@ def atomic(path: Path) -> Iterator[Path]:
                 with open(written, "r+b") as file:
                     os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         _remove(temporary)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a failed write does not say of what
         raise
     sync_directory(path.parent)
 

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from base.errors import InputError
 
@@ -55,6 +56,12 @@ def adopt_srun() -> None:
             "MASTER_PORT", str(15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000)
         ),
     }
+
+
+def here(program: str) -> str:
+    """Return a program of this Python's environment, such as `python`, as one would type it here."""
+    local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / program
+    return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else program
 
 
 def launched() -> tuple[int, int] | None:

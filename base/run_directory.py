@@ -190,7 +190,9 @@ def find_model(argument: str | None) -> Path:
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
-            raise InputError(f"no run in {RUNS}/ yet; make one with `python train.py`, or name a model file")
+            raise InputError(
+                f"no run in {RUNS}/ yet; make one with `{processes.here('python')} train.py`, or name a model file"
+            )
         return _best(runs[0])
     path = Path(argument)
     try:

@@ -1,8 +1,8 @@
 """How fast training is beside other work: `python benchmarks/busy_machine.py TEXT [--other CHECKOUT] [--rounds 3]`.
 
-Characters per second of the steps of the default recipe, compiled: alone, beside one process that only computes, and
-two trainings at once (the mean of both), as a share of the same system alone in the same round. `--other` is a checkout of
-another version; the plain loop of benchmarks/plain_loop.py is measured in the same rounds. Nothing else should run.
+Characters per second of the steps of the default recipe, compiled: alone, beside one process that only computes,
+and two trainings at once (the mean of both), as a share of the same system alone in that round. `--other` is a
+checkout of another version; benchmarks/plain_loop.py is measured in the same rounds. Nothing else should run.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The text of `train.py --help` and `train.py --help=all`."""
 
 from base.options import allowed, shown
+from base.processes import here
 from conf.keys import SEARCH, fields, groups
 
 TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
@@ -13,8 +14,9 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
   python train.py name=first                 name the run directory: runs/first
   python train.py resume=auto                continue the newest unfinished run
   python train.py init_from=runs/first       start from a trained model
-  python train.py -m optim.lr=1e-3,3e-3      run every combination, then print a table
+  python train.py -m optim.lr=3e-3,6e-3      run every combination, then print a table
   python train.py hparams_search=default     search for settings with Optuna
+  python train.py --runs                     list the runs with their losses
   python train.py debug=overfit              check that the model can memorise a short text
 
 groups and their presets (conf/<group>/<preset>.yaml)"""
@@ -22,9 +24,10 @@ groups and their presets (conf/<group>/<preset>.yaml)"""
 
 def usage(everything: bool) -> str:
     """Return the help: tasks and groups, and on request every key with its default, meaning and range."""
-    lines = [TASKS, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
+    tasks = TASKS.replace("python train.py", f"{here('python')} train.py")
+    lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:
-        return "\n".join([*lines, "", "python train.py --help=all lists every key: default, meaning, range"])
+        return "\n".join([*lines, "", f"{here('python')} train.py --help=all lists every key: default, meaning, range"])
     section = None
     for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:

@@ -14,7 +14,7 @@ from conf.hydra_grammar import Override, OverrideType, ValueType, parse
 from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, groups
 from conf.schema import REFUSED
 
-FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "--cfg=job", "--cfg=all", "--resolve")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "--cfg=job", "--cfg=all", "--resolve", "--runs")
 MAX_VALUES = 10_000  # values of one key in a sweep
 KNOWN = fields() | SEARCH
 
@@ -38,10 +38,22 @@ def check_command(
     overrides, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
     for flag in flags:
         if flag not in FLAGS:
-            raise InputError(f"{flag}: no such flag, must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}")
+            raise InputError(f"{flag}: no such flag{_as_setting(flag, arguments)}")
     sweep = bool({"-m", "--multirun"} & set(flags))
     check_overrides(overrides, literals, sweep, search)
     return flags, overrides, literals, sweep
+
+
+def _as_setting(flag: str, arguments: list[str]) -> str:
+    """Suggest the setting that was typed as a flag, as in `--max-steps 10`, or the nearest flag."""
+    name, equals, value = flag.lstrip("-").replace("-", "_").partition("=")
+    after = arguments[arguments.index(flag) + 1 :][:1]
+    if not equals:
+        value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else "…"
+    keys = [key for key in KNOWN if name in (key, key.rpartition(".")[2])]
+    if keys:
+        return f"; settings have no dashes: {keys[0]}={value}"
+    return f", must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}"
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:

@@ -130,10 +130,10 @@ def decode(
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise DataError(f"{option}{encoding}: is no encoding of text files") from None
-    offset, chunk, mark, at_start = 0, b"", b"", True
+    offset, chunk, begin, at_start = 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
-            mark = mark or chunk[:2]
+            begin = begin or chunk
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
@@ -148,11 +148,30 @@ def decode(
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
-    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
+    elif order := utf16_order(begin):
+        likely = f"utf-16-{order}, which it looks like"
+    elif is_binary(begin) or is_binary(chunk):
+        way = "; data.tokenizer=byte reads any file" if option.startswith("data.") else ""
+        raise DataError(f"{printable(name)}: is a binary file, not text: {what}{way}")
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
     raise DataError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
+
+
+def utf16_order(chunk: bytes) -> str:
+    """Return `le` or `be` if bytes look like UTF-16 without a mark, where NUL is always the same half; else nothing."""
+    first, second = chunk[::2].count(0), chunk[1::2].count(0)
+    if bool(first) == bool(second) or first + second < len(chunk) / 100:
+        return ""
+    return "le" if second else "be"
+
+
+def is_binary(chunk: bytes) -> bool:
+    """Whether bytes are no text in a superset of ASCII: a NUL, or more than one control character in a hundred."""
+    controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
+    return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal punctuation marks of ASCII

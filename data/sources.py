@@ -49,8 +49,8 @@ def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[
     documents = []
     for folder, folders, files in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        paths = (Path(folder, name) for name in files if not name.startswith("."))
-        documents += [_document(path, root) for path in paths if path.is_file()]
+        paths = [Path(folder, name) for name in files if not name.startswith(".")]
+        documents += [_document(path, root) for path in paths if os.path.isfile(path)]
     return sorted(documents, key=lambda document: document.name)
 
 
@@ -103,6 +103,9 @@ def find_documents(path: str) -> list[Document]:
         root = Path(os.path.commonpath([each.parent for each in found]))
         return sorted((_document(each, root) for each in found), key=lambda document: document.name)
     spellings = _spellings(path := names[0])
+    whole = Path(os.path.abspath(spellings[0]))
+    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some of their files never end or wait for ever
+        raise DataError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
     for spelling in spellings:
         if os.path.isdir(spelling):
             documents = _walk(Path(spelling))

@@ -38,8 +38,8 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
     try:
         with atomic(path) as temporary, open(temporary, "wb") as file:
             torch.save(contents, file)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write, such as a full disk, as either
-        raise OSError(f"{path}: could not be written: {one_line(error)}") from error
+    except RuntimeError as error:  # torch reports a failed write, such as a full disk, as this or as `OSError`
+        raise OSError(f"{path}: could not be written: {one_line(error)}; check the space on the disk") from error
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -60,11 +60,8 @@ def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) 
     weights = {name: np.ascontiguousarray(array, "<f4") for name, array in state.items()}
     described = {field: meta[field] for field in FIELDS} | {"sha256": digest(weights)}
     packed = save(weights, {"chargpt": json.dumps(described, ensure_ascii=False)})
-    try:
-        with atomic(path) as temporary:
-            temporary.write_bytes(packed)
-    except OSError as error:
-        raise OSError(f"{path}: could not be written: {error.strerror or error}") from error
+    with atomic(path) as temporary:
+        temporary.write_bytes(packed)
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:

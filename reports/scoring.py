@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from base.command_line import to_device
+from base.command_line import about_unknown, to_device
 from base.errors import InputError, printable
 from base.progress import Progress
 from reports.run_text import split_of_run
@@ -93,9 +93,12 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
     source, size = open_source(checkpoints, options)
     with source as file, Progress("reading", size, "B") as progress:
-        texts = encode(file, tokenizers, options, progress)
+        texts, unknown = encode(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
+    if unknown:
+        done = {"skip": "skipped", "replace": "replaced by the nearest or skipped"}[options.unknown]
+        print(f"{unknown:,} characters outside the vocabulary: {done}", file=sys.stderr)
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
     readers = []
@@ -116,16 +119,20 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
 
 def encode(
     file: IO[bytes], tokenizers: "list[Tokenizer]", options: argparse.Namespace, progress: Any
-) -> list[bytearray]:
+) -> tuple[list[bytearray], int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
     As in training, a byte-order mark is dropped and line ends become LF; byte models alone get the bytes unchanged.
+    With `--unknown`, what one tokenizer does not know is changed for all: they read the same text.
+
+    Returns:
+        The tokens, and the number of characters that were skipped or replaced.
 
     Raises:
         InputError: the text is not in its encoding, or has a character that is not in a vocabulary.
     """
     from data.corpus import CHUNK, decode
-    from data.tokenizer import ByteTokenizer, UnknownCharacter
+    from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter
 
     texts = [bytearray() for _ in tokenizers]
     if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
@@ -135,18 +142,24 @@ def encode(
             progress.update(len(chunk))
             for text in texts:
                 text += chunk
-        return texts
-    position, line = 0, 1
+        return texts, 0
+    position, line, unknown = 0, 1, 0
     for piece in decode(file, display_name(options), options.encoding, progress.update, "--encoding "):
+        if options.unknown != "error":
+            known = [set(each.characters) for each in tokenizers if isinstance(each, CharTokenizer)]
+            unknown += sum(piece.count(each) for each in set(piece) if any(each not in own for own in known))
+            for replace in [True, False] if options.unknown == "replace" else [False]:
+                for tokenizer in tokenizers:
+                    piece = tokenizer.adapt(piece, replace=replace)
         for text, tokenizer in zip(texts, tokenizers, strict=True):
             try:
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
                 what = UnknownCharacter(error.character, position + error.position, error.nearest)
-                raise InputError(f"{display_name(options)}, line {line}: {what}") from None
+                raise InputError(f"{display_name(options)}, line {line}: {what}; {about_unknown()}") from None
         position, line = position + len(piece), line + piece.count("\n")
-    return texts
+    return texts, unknown
 
 
 # -- Scores ----------------------------------------------------------------------------------------

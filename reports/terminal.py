@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from base.log import log
+from base.processes import here
 from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.evaluation import Score
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 40  # characters of a sparkline
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # marks from low to high
 MEMORISED_NATS = 25  # loss of a window of memorised text, until its position is clear: 11 to 16 were seen
-CUSTOM_SCALARS = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"  # TensorBoard, see reports/tensorboard.py
-
-
-def python() -> str:
-    """Return the command of this Python, as one would type it here."""
-    local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else "python"
+CUSTOM_SCALARS = "#custom_scalars&_smoothingWeight=0"  # of TensorBoard's address, see reports/tensorboard.py
 
 
 def describe_score(name: str, score: Score, characters: int, context: int, which: str) -> str:
@@ -65,11 +60,10 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
         log.info(f"report     {reported}")
-    log.info(f"more text  {python()} sample.py {shlex.quote(str(run))}")
+    log.info(f"more text  {here('python')} sample.py {shlex.quote(str(run))}")
     if watched:
-        board = str(Path(python()).with_name("tensorboard")) if "/" in python() else "tensorboard"
-        log.info(f"watch      {board} --logdir {shlex.quote(str(run.parent))}")
-        log.info(f"           {CUSTOM_SCALARS}")
+        log.info(f"watch      {here('tensorboard')} --logdir {shlex.quote(str(run.parent))}")
+        log.info(f"           the curves are at the address that it prints, with {CUSTOM_SCALARS}")
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:

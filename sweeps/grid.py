@@ -13,6 +13,7 @@ from base import run_directory
 from base.errors import InputError
 from base.log import log
 from base.options import shown
+from base.processes import here
 from base.progress import Progress
 from conf.compose import ParsedRun
 from conf.keys import HOW
@@ -24,12 +25,14 @@ from sweeps.trial_processes import run_trials
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
     """Check what concerns a sweep as a whole; return its name and the literals that its trials are given."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise InputError("-m: torchrun starts the processes of one run; python train.py -m starts those of each trial")
+        raise InputError(
+            f"-m: torchrun starts the processes of one run; {here('python')} train.py -m starts those of each trial"
+        )
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
         raise InputError(f"-m: a sweep is one SLURM task, and this step has {tasks}; use srun --ntasks=1")
     if not varied_keys(arguments):
-        raise InputError("-m: needs several values of a key, such as optim.lr=1e-3,3e-3")
+        raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
     if literals.get("resume") not in (None, "auto"):
         raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume")
     for key in varied_keys(arguments):

@@ -11,6 +11,7 @@ from pathlib import Path
 from base import run_directory
 from base.files import write_text
 from base.log import log
+from base.processes import here
 from base.progress import clock
 from sweeps.trial import Outcome, Trial
 from training.exit_status import requeue
@@ -75,8 +76,8 @@ def conclude(results: list[dict[str, str]], failed: list[str], count: int, table
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
-            log.info(f"more text  python sample.py {shlex.quote(results[0]['directory'])}")
-        log.info(f"watch      tensorboard --logdir {shlex.quote(str(table.parent))}")
+            log.info(f"more text  {here('python')} sample.py {shlex.quote(results[0]['directory'])}")
+        log.info(f"watch      {here('tensorboard')} --logdir {shlex.quote(str(table.parent))}")
     log.info(f"table      {table}")
     if received is not None:
         if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -120,7 +121,7 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         "first --to torch model.pt": "OUT model.pt: must end in .pt2", "first --to hf folder": "OUT folder: exists",
         "first --to onnx none/model.onnx": "OUT none/model.onnx: no such folder: none",
         "first --to onnx book.txt/model.onnx": "no such folder: book.txt",
-        "first --to onnx old.onnx": "OUT old.onnx: exists; give another name or remove it first",
+        "first --to onnx old.onnx": "OUT old.onnx: exists; give another name, or --overwrite to replace it",
         "first --to hf new": "transformers: " + ", ".join(f"model.{key}=true (must be false)" for key in PLAIN),
         "first --to gguf model.gguf": "argument --to: invalid choice: 'gguf' (choose from",
         "first --to onnx": "arguments are required: OUT", "first model.onnx": "arguments are required: --to",
@@ -130,6 +131,16 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         assert (ended.status, ended.out) == (1 if long in arguments else 2, ""), arguments
         one_line(ended, ended.status, said, program="export.py")
         assert sorted(Path().rglob("*")) == before and Path("old.onnx").read_text() == "mine"
+    shutil.copy(checkpoint, "model.html")
+    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "is being read", program="export.py")
+    assert Path("model.html").read_bytes() == checkpoint.read_bytes()
+
+
+def test_overwrite_replaces_a_file_and_keeps_a_link(checkpoint: Path, export: Call) -> None:
+    Path("old.html").write_text("mine")
+    Path("link.html").symlink_to("old.html")
+    assert export("first", "--to", "web", "link.html", "--overwrite").status == 0
+    assert Path("link.html").is_symlink() and Path("old.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_a_missing_package_is_named_with_the_command_that_adds_it(export: Call) -> None:

@@ -210,7 +210,10 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     for name in ("", "-", "runs"):
         assert "must be the name of a file" in sample(*settings, "--output", name).err
     Path("link.txt").symlink_to("out.txt")
-    assert sample(*settings, "--num-chars", "9", "--output", "link.txt").status == 0
+    said = "--output link.txt: exists; give another name, or --overwrite to replace it"
+    one_line(sample(*settings, "--output", "link.txt"), 2, said, program="sample.py")
+    assert Path("out.txt").read_text("utf-8") == expected
+    assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0
     assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
     os.mkfifo("pipe")  # which stays one
     command = [*COMMAND, "--num-chars", "9", "--prompt", "The", "--output", "pipe"]
@@ -235,14 +238,17 @@ def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Pat
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         ":set num-chars 10", ":set seed 4", ":set temperature 0", "The", ":set temperature hot", ":set colour 3",
-        ":set temperatur 1", "日", ":set unknown skip", "日The", ":set unknown", "日", ":help", ":set", "", ":quit",
+        ":set temperatur 1", "日", ":set unknown skip", "日The", "  The",
+        ":set unknown", "日", ":help", ":set", "", ":quit",
         "not read",
     ]  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     ended = sample("--interactive")
     assert ended.status == 0, ended.err
     texts = re.findall(r"The(.{10})\n\[seed 4\]", ended.out, re.DOTALL)
-    assert len(texts) == 2 and texts[0] == texts[1]
+    assert len(texts) == 3 and texts[0] == texts[1]
+    assert re.search("^(> )*  The", ended.out, re.MULTILINE), "with the white space that it begins with"
+    assert "; :set unknown skip drops it, :set unknown replace takes" in ended.out and "--unknown" not in ended.out
     assert "hot: must be a number" in ended.err
     assert ":set colour 3: must be :set NAME VALUE" in ended.out and "nearest: temperature" in ended.out
     assert ended.out.count("is not in the vocabulary") == 2

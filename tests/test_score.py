@@ -23,7 +23,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_fr
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from reports import scoring
-from tests.conftest import Call, pages
+from tests.conftest import Call, one_line, pages
 from tests.model_files import nats_of, write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
@@ -149,7 +149,7 @@ def test_what_is_read_and_written_at_once(files: Path, score: Call, monkeypatch:
 def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (TEXT[:9], TEXT[:8], TEXT[:7], "Na", "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
-        ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
+        ended = score("model.st", "short.txt", "--per-char", "--html", "short.html", "--overwrite")
         assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
     ended = score("model.st", "short.txt", "--window", "disjoint")
     assert "short.txt: 1 character, 1 byte\n" in ended.out and ended.err.startswith("1 prediction in ")
@@ -182,6 +182,8 @@ WRONG = {
     "learned.st text.txt --context 8": "--context 8: must be at most 7, the number of learned positions",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
     "model.st text.txt --compare bytes.st --html bytes.st": "--html bytes.st: is being read",
+    "model.st text.txt --html less.st": "--html less.st: exists; give another name, or --overwrite to replace it",
+    "model.st text.txt --html text.txt --overwrite": "--html text.txt: is being read",
     "model.st text.txt --device cuda:99": "--device cuda:99",
 }  # fmt: skip
 
@@ -198,6 +200,23 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), (arguments, ended)
         assert ended.err.startswith("score.py: ") and said in ended.err, arguments
         assert sorted(os.listdir()) == before, arguments
+
+
+def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path, score: Call) -> None:
+    write("less.st", CharTokenizer(TEXT.replace("Ω", "").replace("ï", "")))
+    for number, model in enumerate(("model.st", "less.st")):
+        said = "is not in the vocabulary of this model; --unknown skip drops it, --unknown replace takes the nearest"
+        Path("strange.txt").write_text(f"abcж{'Ω' * number}", encoding="utf-8")
+        one_line(score(model, "strange.txt"), 2, said, program="score.py")
+    strange = "aΩbïжΩc" * 9
+    Path("strange.txt").write_text(strange, encoding="utf-8")
+    for choice, same, count in (("skip", "abc" * 9, 36), ("replace", "abic" * 9, 36)):
+        Path("same.txt").write_text(same, encoding="utf-8")
+        both = ["--compare", "less.st", "--window", "disjoint"]
+        ended = score("model.st", "strange.txt", *both, "--unknown", choice)
+        expected = score("model.st", "same.txt", *both)
+        assert ended.status == 0 and figures(ended.out) == figures(expected.out)
+        assert f"{count} characters outside the vocabulary: {choice}" in ended.err
 
 
 def test_what_is_held_does_not_grow_with_the_text_but_for_a_byte_each_character(files: Path) -> None:
@@ -291,7 +310,7 @@ Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what
 
 def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
     with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        assert score_script.cli([model, text, "--per-char", "--html", "a.html", *more]) == 0
+        assert score_script.cli([model, text, "--per-char", "--html", "a.html", "--overwrite", *more]) == 0
     return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
 
 
@@ -503,14 +522,14 @@ def test_a_page_that_is_not_made_leaves_the_old(files: Path, score: Call, monkey
     ):
         with monkeypatch.context() as patched:
             patched.setattr(target, value)
-            ended = score("model.st", "text.txt", "--html", "a.html")
+            ended = score("model.st", "text.txt", "--html", "a.html", "--overwrite")
         assert ended.status == status and said in ended.err, (target, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
     monkeypatch.setattr(scoring, "MAX_PAGE", len(TEXT))
-    assert score("model.st", "text.txt", "--html", "a.html").status == 0
+    assert score("model.st", "text.txt", "--html", "a.html", "--overwrite").status == 0
 
 
-def test_splits_of_a_score(trained: Path, score: Call) -> None:
+def test_splits_of_a_run(trained: Path, score: Call) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
     before = run_directory.summary_of(Path("runs/first"))
     for split in ("validation", "test"):
@@ -538,3 +557,5 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
         book.write("One line more.\n")
     ended = score("first", "--split", "test")
     assert ended.status == 2 and "has changed since" in ended.err
+    ended = score("model.st", "text.txt", "--html", "a.html", "--overwrite")
+    assert ended.status == 0 and ended.err.endswith("\nwrote a.html: open it in a browser\n")

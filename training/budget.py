@@ -111,6 +111,11 @@ WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
 DOUBLED_FROM = 4000
 VALIDATIONS = 6  # per run; fewer if they would take more than `VALIDATION_SHARE`
 VALIDATION_SHARE = 0.25  # of the time
+MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
+SMALLER = (
+    ModelConfig(layers=2, dim=64),
+    ModelConfig(layers=1, heads=1, dim=32),
+)  # than any preset, where time is short
 OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit
 
 
@@ -201,7 +206,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         A line of the run's introduction.
 
     Raises:
-        InputError: there is more than one device, or no time for a step.
+        InputError: there is more than one device.
     """
     config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
@@ -231,15 +236,27 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
     if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
         config.data.batch *= 2
         settled = settle([settled.model])
-    config.model = settled.model
-    if settled.steps < 1:
-        # Hundredths of a minute, rounded up, and one for the step; a busier machine may still need more.
-        needed = math.ceil((60 * minutes - left() + work.seconds(settled.cost, 1)) / 0.6 + 1) / 100
-        raise InputError(f"minutes={minutes:g}: is over before the first step, must be above {needed:g}")
-    config.trainer.max_steps = settled.steps
+    if settled.steps < MIN_STEPS and config.compile != "false" and "compile" not in keys:
+        config.compile = "false"
+        settled = settle([settled.model])
+    for smaller in () if given else SMALLER:
+        if settled.steps < MIN_STEPS:
+            settled = settle([smaller])
+    config.model, steps = settled.model, max(1, settled.steps)
+    if steps < MIN_STEPS:
+        seconds = 60 * minutes - left() + work.seconds(settled.cost, 1) + MIN_STEPS * settled.cost.step
+        log.info(
+            f"minutes={minutes:g}: {too_few(steps)}; minutes={math.ceil(seconds / 6 + 1) / 10:g} would be enough here"
+        )
+    config.trainer.max_steps = steps
     if work.interval is None:
-        config.trainer.val_check_interval = -(-settled.steps // settled.validations)
+        config.trainer.val_check_interval = -(-steps // settled.validations)
     return f"minutes    {minutes:g}: model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
+
+
+def too_few(steps: int) -> str:
+    """Say that a run has too few steps."""
+    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
 
 
 def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:

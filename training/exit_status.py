@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from base import processes, run_directory, run_lock
-from base.errors import InputError, one_line
+from base.errors import InputError, describe_os_error, one_line
 from base.log import log
 from conf.schema import Config
 from training.errors import Diverged, RunFailed, Stopped
@@ -81,7 +81,7 @@ def refuse(error: Exception) -> int:
 
 def fail(error: OSError) -> int:
     """Print an error of a file, terminal or network in one line."""
-    log.error(f"train.py: {one_line(error)}")
+    log.error(f"train.py: {describe_os_error(error)}")
     return 1
 
 

@@ -23,7 +23,7 @@ from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports.run_page import page
 from reports.tensorboard import append, log_result, write_projector
-from reports.terminal import describe, describe_score, describe_training, farewell, python
+from reports.terminal import describe, describe_score, describe_training, farewell
 from training.assemble import Callbacks
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
@@ -181,7 +181,7 @@ def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -
     log.info(describe_score("validation", best.score, characters, context, f"best checkpoint, step {best.step}"))
     if last is not best:
         log.info(describe_score("", last.score, characters, context, f"last checkpoint, step {last.step}"))
-    command = f"{python()} score.py {shlex.quote(str(plan.directory))} --split"
+    command = f"{processes.here('python')} score.py {shlex.quote(str(plan.directory))} --split"
     if best.score.characters < characters:
         log.info(f"           all of it: {command} validation")
     if len(plan.text.test):

@@ -43,7 +43,7 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
         The precision and the reason for it.
     """
     if precision != "auto":
-        return precision, "as typed"
+        return precision, "as set"
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", "the GPU has bf16"
@@ -104,7 +104,7 @@ def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
         return "true", "saves time in a run this long"
     if asked != "false" and missing:
         raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as typed"
+    return asked, "as set"
 
 
 def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
@@ -139,7 +139,7 @@ class Runtime:
     def describe(self, config: Config) -> str:
         """Return a line with device, precision and compilation."""
         compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
-        why = self.why_compiled if config.compile == self.compile else "it failed"
+        why = self.why_compiled if config.compile == self.compile else "it failed or takes too long"
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 

@@ -13,7 +13,7 @@ from base.log import log
 from conf.defaults import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
-from reports.terminal import out_of_memory, python
+from reports.terminal import out_of_memory
 from training.assemble import Callbacks
 from training.devices import rows_per_device
 from training.errors import Diverged, RunFailed, Stopped, is_lost_process
@@ -26,7 +26,7 @@ def way_on(run: Path, config: Config) -> str:
     """Return the newest checkpoint of a run and the command that continues from it, for a message."""
     if not (run / "config.yaml").exists():
         return "there is no run yet"
-    command = f"{python()} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
+    command = f"{processes.here('python')} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
     return (
         f"the newest checkpoint is {steps[-1]}: {command}"

@@ -75,7 +75,7 @@ def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes
         cut_events(plan.directory, plan.resume_point.step if plan.resume_point else -1)
     write_text(plan.directory / "config.yaml", to_yaml(plan.config))  # from here on it is a run, not a leftover
     (plan.directory / "checkpoints").mkdir(exist_ok=True)
-    write_summary(plan.directory, Summary("running"))
+    write_summary(plan.directory, Summary("running", text=plan.text.name))
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
     introduce(plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)

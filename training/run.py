@@ -100,7 +100,7 @@ def fit(plan: "RunPlan") -> float | None:
     with Progress("loading Lightning"):
         from data.datamodule import TextDataModule
         from training import assemble
-        from training.budget import settle_minutes
+        from training.budget import MIN_STEPS, settle_minutes, too_few
         from training.callbacks.checkpoints import Checkpoints
         from training.callbacks.stop_signals import StopSignals
         from training.finish import conclude
@@ -120,6 +120,9 @@ def fit(plan: "RunPlan") -> float | None:
         if config.minutes is not None and not plan.resumed:
             with explaining_out_of_memory(plan, devices=1):
                 notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
+        elif config.trainer.max_steps < MIN_STEPS and not plan.resume_point and not plan.init_model:
+            steps = config.trainer.max_steps
+            log.info(f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with")
         with explaining_out_of_memory(plan, plan.runtime.devices):
             module = assemble.build_module(plan)
         callbacks = assemble.build_callbacks(plan, stops)

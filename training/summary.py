@@ -26,6 +26,7 @@ class Summary:
     """
 
     status: str
+    text: str | None = None
     val_loss: float | None = None
     val_bpc: float | None = None
     val_bpb: float | None = None
@@ -61,6 +62,7 @@ class Summary:
         self.steps, self.characters, self.seconds = step, step * per_step, counted["seconds"]
         self.characters_per_second = speed
         self.mfu = speed * model.flops_per_token() / peak if speed and peak else None
+        self.text = plan.text.name
         self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
         self.parameters, self.device = model.num_parameters(), plan.runtime.device
         self.versions = {"python": platform.python_version()}

@@ -64,7 +64,10 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "experiment=[a,b]": "experiment=[a,b]",
     "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of", "optim=[muon,adamw]": "must be one of adamw, muon",
     # no key=value, or not as Hydra means it
-    "": "must be key=value", "=3": "must be key=value", "--foo": "--foo", "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
+    "": "must be key=value", "=3": "must be key=value", "--foo": "--foo",
+    "--max-steps=10": "--max-steps=10: no such flag; settings have no dashes: trainer.max_steps=10",
+    ("--max-steps", "10"): "dashes: trainer.max_steps=10", ("--data.path", "book.txt"): "dashes: data.path=book.txt",
+    "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
     "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot read the value",
     "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
     "hydra/launcher=x": "is not accepted", "hydra.run.dir=x": "hydra.run.dir: is not accepted",
@@ -90,8 +93,9 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     ("model.dim=131072", "model.heads=1024"): "out of memory",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/dev/null": "data.path",
-    "data.path=*.nothing": "no file matches", "data.path=bin.dat": "data.encoding",
-    "data.path=utf16.txt": "data.encoding", "data.path=empty.txt": "is empty",
+    "data.path=/": "data.path=/: holds files of the system", "data.path=/proc/kmsg": "holds files of the system",
+    "data.path=*.nothing": "no file matches", "data.path=bin.dat": "bin.dat: is a binary file",
+    "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=empty.txt": "is empty",
     "data.path=one.txt": "only one distinct character", "data.path=short.txt": "too few",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
     # names and runs

@@ -1,3 +1,4 @@
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from data.open_text import open_text
 from data.tokenizer import Tokenizer
 from gpt.config import ModelConfig
 from gpt.model import GPT
+from tests.conftest import Call, summary
 from tests.faults import faults
 from training import budget
 from training.budget import DROPOUT, OVERHEAD_SECONDS, VALIDATIONS, Budget, Cost, Work, choose_budget, measure
@@ -141,3 +143,21 @@ def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.01 <= cost.per_sampled < 0.1
     assert torch.equal(state, torch.random.get_rng_state())
     assert {path.name for path in Path().iterdir()} == {"book.txt", "cache"}
+
+
+def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def instead(module: LitGPT, *_: object, **__: object) -> Cost:
+        measured.append(module.net.config.dim)
+        return Cost(step=1.0, per_evaluated=0.0, per_sampled=0.0)
+
+    monkeypatch.setattr(budget, "measure", instead)
+    given = ["data.path=book.txt", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4"]
+    ended = train("name=short", "minutes=0.01", *given, defaults=False)
+    assert ended.status == 0, ended
+    assert measured == [128, 64, 32] and summary("short")["steps"] == 1
+    (line,) = re.findall(r"^minutes=0.01: 1 step is too few .*; minutes=(.*) would be enough here$", ended.out, re.M)
+    assert 101.5 / 60 < float(line) < 3, "100 steps of a second and what is besides"
+    ended = train("name=steps", "trainer.max_steps=3")
+    assert ended.out.count("trainer.max_steps=3: 3 steps are too few to learn much; 100 would be") == 1

@@ -1,0 +1,34 @@
+"""The list of runs that `python train.py --runs` prints."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from base import run_directory, run_lock
+from base.errors import printable
+
+COLUMNS = ("name", "status", "steps", "loss", "text")
+
+
+def run_list() -> str:
+    """Return a table of all runs, the one that wrote its summary.json last at the end."""
+    files = [file for depth in ("*", "*/*") for file in run_directory.RUNS.glob(f"{depth}/summary.json")]
+    runs = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
+    rows = [COLUMNS, *map(_row, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines) if runs else f"no run in {run_directory.RUNS}/ yet"
+
+
+def _row(run: Path) -> tuple[str, ...]:
+    summary = run_directory.summary_of(run)
+    status, loss = str(summary.get("status")), summary.get("val_loss")
+    with suppress(OSError):  # a directory that cannot be written
+        if status == "running" and not run_lock.in_use(run):
+            status = "killed"
+    return (
+        printable(run_directory.name_of(run)),
+        status,
+        str(summary.get("steps") or ""),
+        f"{loss:.4f}" if isinstance(loss, float) else "",
+        printable(summary.get("text") or ""),
+    )
