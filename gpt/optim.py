@@ -116,7 +116,7 @@ class Muon(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
                 if group["beta2"]:
-                    self.state[parameter]["moment"] = torch.zeros(len(parameter), 1, device=parameter.device)
+                    self.state[parameter]["moment"] = torch.zeros_like(parameter[:, :1])
         momenta = [self.state[parameter]["momentum"] for parameter in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
         foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -137,7 +137,11 @@ class Muon(torch.optim.Optimizer):
             foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
         if group["beta2"]:
             for parameter, update in zip(parameters, updates, strict=True):
-                normalise_rows(update, self.state[parameter]["moment"], group["beta2"])
+                moment = self.state[parameter]["moment"]
+                gathered = whole(moment)
+                normalise_rows(update, gathered, group["beta2"])
+                if gathered is not moment:
+                    moment.copy_(shard_like(gathered, moment))
         foreach_mul_(updates, lr)
         foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])

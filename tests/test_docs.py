@@ -51,7 +51,7 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
             assert ended.status == 2 and "launcher=slurm: Could not detect" in ended.err
         else:
             assert (ended.status, ended.err) == (0, ""), arguments
-    assert len(begun) == len(every) > 35
+    assert len(begun) == len([each for each in every if each != ["--runs"]]) > 35
     counts = {kind: begun.count(kind) for kind in set(begun) - {"run_one"}}
     assert counts == {"run_sweep": 1, "launcher": 1, "run_search": 2}
 
@@ -118,7 +118,7 @@ def test_scoring_and_exporting(
         assert ended.status == 0, ended.err
         assert "bits/character" in ended.out + ended.err
     assert Path("book.html").stat().st_size > 30_000 < Path("both.html").stat().st_size
-    (web_page,) = commands("export", "web.md")
+    web_page, *_ = commands("export", "web.md")
     assert export(*web_page).status == 0
     assert Path("first.html").exists()
 

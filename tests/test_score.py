@@ -557,5 +557,3 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
         book.write("One line more.\n")
     ended = score("first", "--split", "test")
     assert ended.status == 2 and "has changed since" in ended.err
-    ended = score("model.st", "text.txt", "--html", "a.html", "--overwrite")
-    assert ended.status == 0 and ended.err.endswith("\nwrote a.html: open it in a browser\n")

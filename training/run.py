@@ -122,7 +122,7 @@ def fit(plan: "RunPlan") -> float | None:
                 notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
         elif config.trainer.max_steps < MIN_STEPS and not plan.resume_point and not plan.init_model:
             steps = config.trainer.max_steps
-            log.info(f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with")
+            notes.append(f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with")
         with explaining_out_of_memory(plan, plan.runtime.devices):
             module = assemble.build_module(plan)
         callbacks = assemble.build_callbacks(plan, stops)

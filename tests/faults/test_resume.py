@@ -70,7 +70,6 @@ POINTS: dict[str, tuple[Any, ...]] = {
     "with the first model not yet named": (faults.before_rename, 1, "last.safetensors"),
     "with last.ckpt not yet named": (faults.before_rename, 2, "last.ckpt"),
     "with the last best model not yet named": (faults.before_rename, 3, "best.safetensors"),
-    "with the evaluated model not yet named": (faults.before_rename, 4, "last.safetensors"),
     "before the end is summed up": (faults.before_call, "write_summary", signal.SIGKILL, 2),
     "before the evaluation": (faults.before_call, "finish"),
 }
