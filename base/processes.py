@@ -21,8 +21,8 @@ from base.errors import InputError
 
 # Rounds that a thread spins at a barrier before it sleeps. GNU's default, 300,000, takes the core from the thread that
 # is waited for as soon as anything else runs: beside one busy process training keeps 0.06 to 0.30 of its speed, with
-# 1,000 rounds 0.5 (docs/results.md).
-SPINS = 1000
+# 3,000 rounds 0.35. With 1,000 it keeps 0.5, but alone it loses 4 to 17 % (docs/experiments.md).
+SPINS = 3000
 
 
 class JobError(InputError):
