@@ -60,7 +60,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert (run / "checkpoints/last.ckpt").samefile(run / "checkpoints/step-00000030.ckpt")
     found = summary("first")
     keys = (
-        "status val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
+        "status text val_loss val_bpc val_bpb best_step last_val_loss test_loss test_bpc evaluation steps characters "
         "seconds characters_per_second mfu init_from parameters precision device seed versions"
     )
     assert list(found) == keys.split()
