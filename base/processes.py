@@ -133,7 +133,7 @@ def cores() -> int:
 
 
 def limit_spinning() -> None:
-    """Have idle threads of torch's OpenMP sleep sooner, in this process and its children; call before torch is loaded.
+    """Have idle OpenMP threads sleep sooner, in this process and its children; call before torch is loaded.
 
     Nothing is done where the user has chosen, and on systems whose torch has another OpenMP than GNU's.
     """
