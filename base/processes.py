@@ -122,8 +122,7 @@ def restarted() -> bool:
 def identity() -> str | None:
     """Return the job's id, the same in all its processes and after a restart; None without SLURM or torchrun."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
-    name = next((name for name in names if name != "none"), None)
-    return name[:8] if name and re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name) else name  # a UUID
+    return next((name for name in names if name != "none"), None)
 
 
 def cores() -> int:

@@ -77,6 +77,11 @@ class Corpus:
         """Bytes of all documents, compressed ones as they are."""
         return sum(document.path.stat().st_size for document in self.documents)
 
+    def stamps(self) -> list[tuple[int, int]]:
+        """Size and time of the last change of each file, which tell that it has changed."""
+        stats = [document.path.stat() for document in self.documents]
+        return [(each.st_size, each.st_mtime_ns) for each in stats]
+
     def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
         """SHA-256 over the names and the bytes of all documents, in hexadecimal; of a single one, without its name."""
         total = hashlib.sha256()

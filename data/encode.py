@@ -80,8 +80,10 @@ def pieces(
             position += len(tokens)
 
 
-def encode(corpus: Corpus, digest: str, shares: list[float], extra_chars: str, folder: Path) -> Encoded:
-    """Encode a corpus into `folder`, atomically.
+def encode(
+    corpus: Corpus, stamps: list[tuple[int, int]], shares: list[float], extra_chars: str, folder: Path
+) -> Encoded:
+    """Encode a corpus, whose files had these `stamps` when they were hashed, into `folder`, atomically.
 
     Raises:
         DataError: the text cannot be read or used.
@@ -96,7 +98,7 @@ def encode(corpus: Corpus, digest: str, shares: list[float], extra_chars: str, f
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from pieces(corpus, cuts(corpus, sizes, shares), tokenizer, progress.update)
-                if corpus.digest() != digest:
+                if corpus.stamps() != stamps:
                     raise changed
 
             save(folder, tokenizer, encoded())

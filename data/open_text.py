@@ -55,7 +55,7 @@ def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
     """Open text on this machine, as `open_text` says."""
     corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
-        digest = corpus.digest(progress.update)
+        stamps, digest = corpus.stamps(), corpus.digest(progress.update)
     settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -64,7 +64,7 @@ def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
         opened = load(folder)
     if opened is None:
         try:
-            opened = encode(corpus, digest, config.split, extra_chars, folder)
+            opened = encode(corpus, stamps, config.split, extra_chars, folder)
         except OSError as error:  # of the cache: reading raises DataError
             raise cannot_save(folder, error) from None
     arrays, tokenizer, characters = opened

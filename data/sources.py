@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import sysconfig
-import unicodedata
 from pathlib import Path
 
 from base.errors import nearest, printable
@@ -50,19 +49,13 @@ def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[
     for folder, folders, files in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
         paths = [Path(folder, name) for name in files if not name.startswith(".")]
-        documents += [_document(path, root) for path in paths if os.path.isfile(path)]
+        documents += [_named(path, root) for path in paths if os.path.isfile(path)]
     return sorted(documents, key=lambda document: document.name)
 
 
-def _document(path: Path, root: Path) -> Document:
-    """Name a file by its path below `root`, in composed letters (NFC) on every system."""
-    return Document(unicodedata.normalize("NFC", path.relative_to(root).as_posix()), path)
-
-
-def _spellings(path: str) -> list[str]:
-    """Return a path as typed, and with letters composed (NFC) and decomposed (NFD), as file systems store them."""
-    path = os.path.expanduser(path)
-    return list(dict.fromkeys([path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]))
+def _named(path: Path, root: Path) -> Document:
+    """Name a file by its path below `root`."""
+    return Document(path.relative_to(root).as_posix(), path)
 
 
 def is_remote(path: str | None) -> bool:
@@ -76,7 +69,7 @@ def entries(path: str) -> list[str]:
     Raises:
         DataError: an entry is empty.
     """
-    if not (path.startswith("[") and path.endswith("]")) or any(map(os.path.exists, _spellings(path))):
+    if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
     if not all(names):
@@ -101,34 +94,32 @@ def find_documents(path: str) -> list[Document]:
     if len(names) > 1:
         found = {document.path.absolute() for name in names for document in find_documents(name)}
         root = Path(os.path.commonpath([each.parent for each in found]))
-        return sorted((_document(each, root) for each in found), key=lambda document: document.name)
-    spellings = _spellings(path := names[0])
-    whole = Path(os.path.abspath(spellings[0]))
+        return sorted((_named(each, root) for each in found), key=lambda document: document.name)
+    typed = os.path.expanduser(path := names[0])
+    whole = Path(os.path.abspath(typed))
     if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some of their files never end or wait for ever
         raise DataError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
-    for spelling in spellings:
-        if os.path.isdir(spelling):
-            documents = _walk(Path(spelling))
-            if not documents:
-                raise DataError(f"data.path={printable(path)}: the directory holds no files")
-            texts = [document for document in documents if document.name.lower().endswith(".txt")]
-            return texts or documents
-        if os.path.isfile(spelling):
-            return [_document(Path(spelling), Path(spelling).parent)]
-        if os.path.exists(spelling):
-            raise DataError(f"data.path={printable(path)}: is neither a file nor a directory")
+    if os.path.isdir(typed):
+        documents = _walk(Path(typed))
+        if not documents:
+            raise DataError(f"data.path={printable(path)}: the directory holds no files")
+        texts = [document for document in documents if document.name.lower().endswith(".txt")]
+        return texts or documents
+    if os.path.isfile(typed):
+        return [_named(Path(typed), Path(typed).parent)]
+    if os.path.exists(typed):
+        raise DataError(f"data.path={printable(path)}: is neither a file nor a directory")
     if not glob.has_magic(path):
-        whole = Path(spellings[0])
+        whole = Path(typed)
         others = os.listdir(whole.parent) if path and whole.parent.is_dir() and os.access(whole.parent, os.R_OK) else []
         raise DataError(
             f"data.path={printable(path)}: no such file or directory{printable(nearest(whole.name, others))}"
         )
-    for spelling in spellings:
-        matches = [Path(match) for match in glob.glob(spelling, recursive=True) if os.path.isfile(match)]
-        if matches:
-            fixed = Path(spelling[: re.search(r"[*?[]", spelling).start()] + "_").parent  # type: ignore[union-attr]
-            return sorted((_document(match, fixed) for match in set(matches)), key=lambda document: document.name)
-    raise DataError(f"data.path={printable(path)}: no file matches")
+    matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
+    if not matches:
+        raise DataError(f"data.path={printable(path)}: no file matches")
+    fixed = Path(typed[: re.search(r"[*?[]", typed).start()] + "_").parent  # type: ignore[union-attr]
+    return sorted((_named(match, fixed) for match in matches), key=lambda document: document.name)
 
 
 def open_corpus(config: DataConfig) -> Corpus:

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
 from matplotlib.image import AxesImage, imsave
 from matplotlib.text import Text
 
@@ -26,26 +25,15 @@ MAX_BITS = 8.0  # upper end of the colour scale of surprisal
 COLUMNS, LINES = 36, 18  # of the passage
 WEIGHTS = matplotlib.colormaps["Blues"]
 COSTS = LinearSegmentedColormap.from_list("costs", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
-# DejaVu comes with matplotlib; the others have further scripts and are used if they are installed.
-FONTS = (
-    "DejaVu Sans Mono", "DejaVu Sans", "Noto Sans Mono CJK JP", "Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans",
-    "PingFang SC", "MS Gothic", "Microsoft YaHei", "WenQuanYi Micro Hei", "Arial Unicode MS", "Noto Sans Devanagari",
-    "Noto Sans Bengali", "Noto Sans Thai", "Noto Emoji", "Segoe UI Symbol", "Apple Symbols",
-)  # fmt: skip
-
-
-@cache
-def fonts() -> dict[str, FT2Font]:
-    """Return the installed `FONTS` by name, in their order."""
-    installed = {entry.name for entry in font_manager.fontManager.ttflist}
-    return {name: font_manager.get_font(font_manager.findfont(name)) for name in FONTS if name in installed}
+FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # they come with matplotlib
 
 
 @cache
 def label(character: str) -> str:
-    """Return a character as the fonts can show it, otherwise its code point."""
+    """Return a character as the fonts can show it, otherwise its code point, as of Chinese ones."""
     shown = visible(character)
-    if all(any(font.get_char_index(ord(each)) for font in fonts().values()) for each in shown):
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in FONTS]
+    if all(any(font.get_char_index(ord(each)) for font in fonts) for each in shown):
         return shown
     return f"{ord(character):04X}"
 
@@ -150,7 +138,7 @@ def add_character(axes: Axes, x: float, y: float, character: str, size: float, c
     """Write a character, centred by default; a code point gets a smaller font."""
     shown = label(character)
     size = size if len(shown) < 3 else 1.4 * size / len(shown)
-    how = {"ha": "center", "va": "center_baseline", "family": list(fonts())} | how
+    how = {"ha": "center", "va": "center_baseline", "family": FONTS} | how
     axes.text(x, y, shown, fontsize=size, color=colour, parse_math=False, **how)
 
 
