@@ -71,9 +71,7 @@ class TrainerConfig:
     benchmark: bool | None = option(None, "cuDNN benchmark: time its algorithms and use the fastest", on_resume="allow")
     detect_anomaly: bool = option(False, "name the operation that made a gradient NaN; slow")
     profiler: str | None = option(
-        None,
-        "profile training: simple by hook, advanced by function, pytorch by operator (also trace.json)",
-        choices=("simple", "advanced", "pytorch"),
+        None, "pytorch: profile a few steps by operator, as a table and trace.json", choices=("pytorch",)
     )
 
     def __post_init__(self) -> None:

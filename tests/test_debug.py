@@ -78,13 +78,3 @@ def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
     ended = train("data.overfit=32")
     assert ended.status == 2 and ended.err == "train.py: data.overfit=32: must be above model.context=32\n"
     assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_lightning_s_own_profilers_report_beside_the_run(train: Call) -> None:
-    for kind in ("simple", "advanced"):
-        ended = train("debug=profile", f"trainer.profiler={kind}", *SMALL, "trainer.max_steps=7", defaults=False)
-        said = re.search(r"^profile +(\S+)$", ended.out, re.MULTILINE)
-        assert ended.status == 0 and said
-        row = next(line for line in Path(said[1]).read_text().splitlines() if "training_step" in line)
-        assert kind == "advanced" or re.findall(r"\b7\b", row), row  # as often as there were steps

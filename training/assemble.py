@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.profilers import Profiler
 
 from base import processes
 from base.errors import InputError
@@ -27,7 +26,7 @@ from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waiting
 from training.machine import choose_capture, conditions
 from training.module import LitGPT
-from training.profiler import StepProfiler, make_profiler
+from training.profiler import StepProfiler
 from training.run_plan import RunPlan
 from training.strategy import AtomicCheckpointIO, make_environment, make_strategy
 from training.study import make_pruner
@@ -91,7 +90,7 @@ def build_module(plan: RunPlan) -> LitGPT:
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
     """Build the callbacks; `stops` handles signals already."""
     config, text, point = plan.config, plan.text, plan.resume_point
-    trace = config.trainer.profiler == "pytorch" and processes.rank() == 0
+    trace = config.trainer.profiler and processes.rank() == 0
     return Callbacks(
         waiting=Waiting(),
         same_start=SameStart(
@@ -129,14 +128,10 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         InputError: Lightning refuses an option.
     """
     config, point = plan.config, plan.resume_point
-    profiler: Profiler | None = None
-    if config.trainer.profiler in ("simple", "advanced") and processes.rank() == 0:
-        profiler = make_profiler(config.trainer.profiler, plan.directory)
     options: dict[str, Any] = vars(config.trainer) | {
         "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices),
-        "profiler": profiler,
     }
-    del options["timeout"], options["checkpoint_minutes"]
+    del options["timeout"], options["checkpoint_minutes"], options["profiler"]
     loggers = make(config.logger, save_dir=str(plan.directory))
     try:
         return L.Trainer(

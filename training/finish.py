@@ -116,8 +116,8 @@ def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary, module: LitG
         return None
     ended = module.score if module.scored_step >= plan.config.trainer.max_steps else None
     loss = finish(plan, summary, callbacks.pictures, {module.scored_step: ended} if ended else {})
-    if profiler := plan.config.trainer.profiler:
-        log.info(f"profile    {plan.directory / ('trace.json' if profiler == 'pytorch' else 'fit-profile.txt')}")
+    if plan.config.trainer.profiler:
+        log.info(f"profile    {plan.directory / 'trace.json'}")
     return loss
 
 

@@ -1,4 +1,4 @@
-"""Profile training: Lightning's own profilers, or a few steps with `torch.profiler`."""
+"""Profile a few steps of training with `torch.profiler`."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 from torch.profiler import ProfilerActivity, profile
 
 from base.log import log
@@ -16,12 +15,6 @@ from base.log import log
 UNRECORDED_STEPS = 10  # steps before those that are recorded: the first are slower and may compile
 NUM_STEPS = 3
 NUM_ROWS = 20  # operators in the table
-
-
-def make_profiler(kind: str, run: Path) -> Profiler:
-    """Make Lightning's profiler by hook (`simple`) or by function (`advanced`), which writes fit-profile.txt."""
-    profilers = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
-    return profilers[kind](dirpath=run, filename="profile")
 
 
 class StepProfiler(L.Callback):

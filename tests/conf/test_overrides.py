@@ -33,7 +33,7 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "model.heads=a b (": "model.heads.*quote",
 }  # fmt: skip
 RIGHT = [
-    "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=simple",
+    "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=pytorch",
     "optim.lr=1e-3", "optim.lr=1", "callbacks=[ema,early_stopping]", "name=x", "data.micro_batch=null",
 ]  # fmt: skip
 
