@@ -18,7 +18,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from gpt.attention import explicit_attention, fused_attention, make_bias, windowed_attention  # noqa: E402
+from gpt.attention_kernels import explicit_attention, fused_attention, make_bias, windowed_attention  # noqa: E402
 
 HEADS, SIZE, CHARACTERS = 2, 64, 4096
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

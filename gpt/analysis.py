@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt.attention import make_bias
+from gpt.attention_kernels import make_bias
 from gpt.evaluation import surprisals
 from gpt.model import GPT, Block
+from gpt.position_tables import position_tables
 
 BINS = 10  # of confidence
 
@@ -58,7 +59,8 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     model.eval()
     try:
         with torch.autocast(tokens.device.type, enabled=False):
-            x, tables = model.embed(tokens[None]), model.position_tables(len(tokens))  # (1, T, C)
+            x = model.embed(tokens[None])  # (1, T, C)
+            tables = position_tables(config, len(tokens), x.device)
             positions = torch.arange(len(tokens), device=x.device)  # (T,)
             slopes = tables[0] if config.positions == "alibi" else None
             bias, maps = make_bias(positions, positions, config.window, slopes), []  # (1 or H, T, T)

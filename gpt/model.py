@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.attention import Attention, position_tables
+from gpt.attention import Attention
 from gpt.config import NORM_EPS, ModelConfig
 from gpt.dropout import Dropout
+from gpt.position_tables import position_tables
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -71,7 +72,6 @@ class GPT(nn.Module):
             self.shift = nn.Parameter(torch.zeros(config.dim))
         if config.positions == "learned":
             self.position_embedding = nn.Embedding(config.context, config.dim)
-        self.tables: tuple[Tensor, ...] = ()  # of all positions, where a graph with them is exported
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
@@ -96,16 +96,10 @@ class GPT(nn.Module):
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
         # Looked up outside the blocks, so that compiled blocks take the tables as inputs.
-        tables = self.position_tables(tokens.shape[1])
+        tables = position_tables(self.config, tokens.shape[1], x.device)
         for block in self.blocks:
             x = block(x, tables)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
-
-    def position_tables(self, length: int) -> tuple[Tensor, ...]:
-        """See `gpt.attention.position_tables`."""
-        if self.tables:
-            return tuple(table[:length] for table in self.tables)
-        return position_tables(self.config, length, self.embedding.weight.device)
 
     def sinusoids(self, length: int) -> Tensor:
         """Return what the first T sinusoidal positions add: (T, C).
@@ -113,7 +107,7 @@ class GPT(nn.Module):
         Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. The scale of positions relative to
         embeddings matters: docs/experiments.md.
         """
-        return self.position_tables(length)[0] / self.config.dim**0.5
+        return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input of the first block: (B, T) int64 -> (B, T, C)."""

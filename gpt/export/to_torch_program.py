@@ -9,6 +9,7 @@ from torch.export import Dim, ExportedProgram
 
 from gpt.export.parity import check_tables, largest_difference
 from gpt.model import GPT
+from gpt.position_tables import position_tables
 
 
 def trace(model: GPT) -> ExportedProgram:
@@ -18,19 +19,15 @@ def trace(model: GPT) -> ExportedProgram:
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
     if config.positions in ("rotary", "sinusoidal"):
         check_tables(model, config.rotary_dims or config.dim)
-        model.tables = tuple(table.clone() for table in model.position_tables(context))  # not views of longer ones
-    model.position_tables(context)  # tables first made while tracing would have no values
-    try:
-        with torch.no_grad():
-            program = torch.export.export(
-                model,
-                (example,),
-                dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
-                # torch 2.11 cannot prove 64 * length < 128 * length, and fails without this.
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
-    finally:
-        model.tables = ()
+    position_tables(config, context, example.device)  # tables first made while tracing would have no values
+    with torch.no_grad():
+        program = torch.export.export(
+            model,
+            (example,),
+            dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
+            # torch 2.11 cannot prove 64 * length < 128 * length, and fails without this.
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # holds paths of this machine
     return program

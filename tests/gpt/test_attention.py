@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpt.attention import Attention, choose_kernel, explicit_attention
+from gpt.attention import Attention
+from gpt.attention_kernels import choose_kernel, explicit_attention
 from gpt.config import ModelConfig
 from tests.reference.attention import attention
 from tests.reference.models import SOME, fill, name, normal, tiny, tolerance
@@ -56,7 +57,7 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
     for positions in ("rotary", "alibi", "none"):
         results = []
         for least in (16, 1000):  # in three blocks, and as one square with a band in it
-            monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
+            monkeypatch.setattr("gpt.attention_kernels.MIN_BLOCK", least)
             module = build(tiny(heads=3, positions=positions, window=5, context=40, attention=kernel))
             x = normal(2, 40, 12).requires_grad_()
             module(x).backward(normal(2, 40, 12, seed=9))
@@ -116,7 +117,7 @@ def test_biases_are_made_for_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyP
     modules = [build(tiny(heads=3, dim=24, positions=positions, window=window)) for positions, window in cases]
     wanted = [module(x) for module in modules]
     for most in (1, 2 * 3 * 7, 5 * 3 * 7):
-        monkeypatch.setattr("gpt.attention.MAX_SCORES", most)
+        monkeypatch.setattr("gpt.attention_kernels.MAX_SCORES", most)
         for blocks in (1, 64):
-            monkeypatch.setattr("gpt.attention.MIN_BLOCK", blocks)
+            monkeypatch.setattr("gpt.attention_kernels.MIN_BLOCK", blocks)
             torch.testing.assert_close([module(x) for module in modules], wanted, rtol=1e-12, atol=1e-12)

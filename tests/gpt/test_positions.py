@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.attention import position_tables, rotate
+from gpt.attention import rotate
 from gpt.inference.weights import Weights
 from gpt.model import GPT
+from gpt.position_tables import position_tables
 from gpt.positions import rotary_tables
 from tests.reference.models import normal, tiny
 from tests.reference.positions import rotary

@@ -1,0 +1,173 @@
+"""How attention is computed: two kernels, four patterns of queries and keys, and the rule that chooses."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt.config import ModelConfig
+from gpt.dropout import dropout as drop
+
+FUSED_FROM = 1024  # tokens from which torch's fused kernel trains faster on a CPU, see docs/experiments.md
+MAX_SCORES = 2**25  # attention scores in memory at once when not training
+Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
+MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller blocks are slow
+
+
+def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
+    """Compute causal attention in the way that suits the model, the length and the device.
+
+    Args:
+        config: of the model.
+        q: queries, (B, H, T, D).
+        k: keys, likewise.
+        v: values, likewise.
+        slopes: ALiBi's, (H,); None is no bias.
+        training: whether dropout is active and a backward pass follows.
+
+    Returns:
+        (B, H, T, D).
+    """
+    kernel, pattern = choose_kernel(config, q.shape[2], q.device.type, training)
+    return pattern(kernel, q, k, v, config.window, slopes, config.dropout if training else 0.0)
+
+
+def choose_kernel(
+    config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
+) -> tuple[Kernel, Callable[..., Tensor]]:
+    """Choose how attention is computed.
+
+    Args:
+        config: of the model.
+        length: T; a symbol in a graph that is exported for all lengths, where a condition on T would limit them.
+        device: its type.
+        training: whether dropout is active and a backward pass follows.
+
+    Returns:
+        The kernel, and the function that applies it: `causal_attention`, `biased_attention`, `attention_in_parts` or
+        `windowed_attention`.
+    """
+    pattern: Callable[..., Tensor] = causal_attention
+    explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
+    if config.positions == "alibi" or (config.window is not None and (symbolic or config.window < length)):
+        pattern = biased_attention
+    if not symbolic:
+        width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
+        # On a CPU the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window.
+        slow = training and (length < FUSED_FROM or config.dropout > 0)
+        explicit = explicit and (slow or length > width)
+        if pattern is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
+            pattern = attention_in_parts
+        elif length > width:  # else a block's keys would be the whole text
+            pattern = windowed_attention
+    explicit = config.attention == "explicit" or (config.attention == "auto" and explicit)
+    return explicit_attention if explicit else fused_attention, pattern
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v, written out as two batched products.
+
+    Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
+    On a CPU this is up to three times faster than torch's fused kernel, whose backward is slow there.
+
+    Args:
+        q: queries, (B, H, T, D).
+        k: keys, (B, H, M, D).
+        v: values, likewise.
+        bias: added to the scores, (1 or H, T, M), -inf where masked; None is the causal mask.
+        dropout: probability of setting an attention weight to zero.
+
+    Returns:
+        (B, H, T, D).
+    """
+    (B, H, T, D), M = q.shape, k.shape[2]
+    if bias is None:
+        bias = torch.full((1, T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+    q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
+    added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of the causal mask
+    scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
+    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, where
+    # the kernel accumulates in fp32 anyway.
+    weights = drop(torch.softmax(scores, -1, dtype=scores.dtype), dropout)  # (B*H, T, M)
+    return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """Compute the same as `explicit_attention` with torch's fused kernel."""
+    bias = None if bias is None else bias.to(q.dtype)[None]  # (1, 1 or H, T, M)
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=bias is None)
+
+
+def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
+    """Return what is added to the scores: -inf for masked keys, ALiBi's bias for the others.
+
+    Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
+    for the window.
+
+    Args:
+        queries: their positions, (..., T).
+        keys: theirs, (..., M); below 0 where there is none.
+        window: positions that a query attends to, its own the last; None is all.
+        slopes: ALiBi's, (H,); None is no bias.
+
+    Returns:
+        (1 or H, ..., T, M) float32.
+    """
+    distance = queries[..., :, None] - keys[..., None, :]  # (..., T, M)
+    hidden = (distance < 0) | (keys < 0)[..., None, :]  # (..., T, M)
+    if window is not None:
+        hidden = hidden | (distance >= window)
+    heads = torch.zeros(1, device=keys.device) if slopes is None else -slopes  # (1 or H,)
+    bias = heads.view(-1, *[1] * distance.ndim) * distance  # (1 or H, ..., T, M)
+    return bias.masked_fill(hidden, -math.inf)
+
+
+def causal_attention(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend to all positions so far; there is no window and there are no slopes."""
+    return kernel(q, k, v, None, dropout)  # (B, H, T, D)
+
+
+def biased_attention(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend with the biases of a window, of ALiBi or of both."""
+    positions = torch.arange(q.shape[2], device=q.device)  # (T,)
+    return kernel(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
+
+
+def attention_in_parts(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend for a few queries at a time, whose biases fit into memory; not in training."""
+    H, T = q.shape[1:3]
+    positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
+    for start in range(0, T, count):
+        stop = min(start + count, T)
+        first = max(0, start - window + 1) if window else 0
+        bias = make_bias(positions[start:stop], positions[first:stop], window, slopes)  # (1 or H, n, m)
+        parts.append(kernel(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], bias))  # (B, H, n, D)
+    return torch.cat(parts, dim=2)  # (B, H, T, D)
+
+
+def windowed_attention(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attend to the last `window` positions, at a cost linear in T.
+
+    The text is cut into blocks of b positions, at least a window. The queries of a block then attend to keys of their
+    own block and of the one before it: a small attention of b queries to 2b keys.
+    Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
+    """
+    (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)
+    n = -(-T // b)
+    q, k, v = (F.pad(x, (0, 0, 0, n * b - T)).view(B, H, n, b, D) for x in (q, k, v))  # (B, H, n, b, D)
+    k, v = (torch.cat((F.pad(x, (0, 0, 0, 0, 1, -1)), x), dim=3) for x in (k, v))  # (B, H, n, 2b, D)
+    positions = torch.arange(n * b, device=q.device).view(n, b)  # (n, b)
+    bias = make_bias(positions, torch.cat((positions - b, positions), dim=1), window, slopes)  # (1 or H, n, b, 2b)
+    bias = bias.expand(H, n, b, 2 * b).reshape(H * n, b, 2 * b)  # (H*n, b, 2b)
+    y = kernel(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias, dropout)  # (B, H*n, b, D)
+    return y.reshape(B, H, n * b, D)[:, :, :T]  # (B, H, T, D)

@@ -1,0 +1,35 @@
+"""The tables of `gpt.positions` as cached tensors, one copy for all layers."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpt.config import ModelConfig
+from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
+
+
+def position_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return what the model's position encoding needs for T positions, at most a context.
+
+    Returns:
+        float32 tensors. Rotary: cosines and sines, (T, R/2) each; sinusoidal: (T, C); ALiBi: slopes, (H,); else none.
+    """
+    if config.positions == "alibi":
+        return _tables("alibi", config.heads, 0, device)
+    if config.positions not in ("rotary", "sinusoidal"):
+        return ()
+    tables = _tables(config.positions, config.rotary_dims or config.dim, config.context, device)
+    return tuple(table[:length] for table in tables)
+
+
+@cache
+def _tables(positions: str, size: int, rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    tables: tuple[np.ndarray, ...]
+    if positions == "rotary":
+        tables = rotary_tables(np.arange(rows), size)
+    else:
+        tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
+    with torch.inference_mode(False):  # training may need them later
+        return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)
