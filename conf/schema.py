@@ -23,7 +23,7 @@ REFUSED = {
     "max_time": "use minutes=N",
     "fast_dev_run": "use debug=fast",
     "limit_train_batches": "use trainer.max_steps",
-    "limit_val_batches": "validation always covers its split; make the split smaller with data.split",
+    "limit_val_batches": "use data.val_tokens",
     "overfit_batches": "use debug=overfit",
     "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
     "use_distributed_sampler": "batches are a function of the seed and the step",
@@ -98,6 +98,10 @@ class WatchConfig:
     )
     histograms: bool = option(
         False, "log histograms of weights and activations at each validation (logger=tensorboard)"
+    )
+
+    sample_length: int | None = option(
+        None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )
 
     def __post_init__(self) -> None:

@@ -72,11 +72,12 @@ def batches_on_device(
             step += 1
 
 
-def validated(split: int, trained: int, last: bool) -> int:
-    """Return how many tokens of a validation split of that length to evaluate.
+def validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
+    """Return how many tokens of a validation split of that length to evaluate, at most `most`.
 
     The last validation covers the whole split, unless the run has trained on fewer tokens than that.
     """
+    split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
 
 

@@ -26,6 +26,12 @@ class DataConfig:
     overfit: int | None = option(
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
+    val_tokens: int | None = option(
+        None,
+        "max tokens per validation; null: 65536, and the whole validation split at the end",
+        least=2,
+        on_resume="free",
+    )
     batch: int = option(8, "batch size: windows per optimizer step, over all devices", least=1, most=2**24)
     micro_batch: int | None = option(None, "windows per forward and backward pass on one device; null: all", least=1)
     cache_dir: str | None = option(

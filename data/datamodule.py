@@ -68,7 +68,8 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         step = self.trainer.global_step
         trained = step * self.config.batch * self.context
-        return validated(len(self.text.validation), trained, last=step >= self.trainer.max_steps)
+        last = step >= self.trainer.max_steps
+        return validated(len(self.text.validation), trained, last, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
         """Load this device's share of the validation windows, in the same order every time."""

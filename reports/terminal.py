@@ -91,10 +91,10 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
     )
     log.info(f"machine    {machine}")
     split, trained = len(text.validation), config.trainer.max_steps * config.data.batch * shape.context
-    part = validated(split, trained, last=False)
+    part, end = (validated(split, trained, last, config.data.val_tokens) for last in (False, True))
     which = "the whole split" if part == split else f"{part:,} evenly spaced characters of the split"
-    end = "; at the last step the whole split" if part < validated(split, trained, last=True) else ""
-    log.info(f"validation {which}, disjoint windows of {shape.context}{end}")
+    more = f"; at the last step {'the whole split' if end == split else f'{end:,}'}" if part < end else ""
+    log.info(f"validation {which}, disjoint windows of {shape.context}{more}")
     if config.data.overfit is not None:
         log.info(
             f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "

@@ -106,7 +106,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         configured=make(config.callbacks),
         prune=_build_prune(plan),
         pictures=Pictures(config.watch, choose_shown(text, config.model.context)),
-        samples=Samples(prompts(text), text.tokenizer.decode),
+        samples=Samples(prompts(text), text.tokenizer.decode, config.watch.sample_length),
         checkpoints=stops.checkpoints,
         stops=stops,
     )
@@ -129,7 +129,7 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
     """
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer) | {
-        "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices),
+        "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices)
     }
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
     loggers = make(config.logger, save_dir=str(plan.directory))

@@ -18,7 +18,7 @@ from base.log import log
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
-from data.batches import VALIDATION_CHARACTERS
+from data.batches import EVALUATION_BATCH, VALIDATION_CHARACTERS
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
@@ -31,7 +31,8 @@ from training.run_plan import RunPlan
 TIMED_SECONDS = 2.0  # seconds of steps to time
 UNTIMED_STEPS = 3  # steps before that, which are slower
 NUM_SAMPLED = 10  # characters whose generation is timed
-NUM_EVALUATED = 2**13  # characters whose evaluation is timed
+NUM_EVALUATED = EVALUATION_BATCH  # characters whose evaluation is timed
+NUM_TIMED = 8  # calls of evaluation and generation, after a warm-up
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,15 @@ class Cost:
 
 
 class _Clock(L.Callback):
-    """Time training steps; stop after `TIMED_SECONDS` of them."""
+    """Time training steps; stop after `TIMED_SECONDS` of them, or after `limit` seconds without those that compile."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float, compiling: int) -> None:
         self.steps: list[float] = []
+        self.limit, self.compiling = limit, compiling
+
+    def usual(self) -> float:
+        """Return the median seconds of a step."""
+        return statistics.median(self.steps[UNTIMED_STEPS:] or self.steps[-1:])
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
@@ -55,22 +61,25 @@ class _Clock(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
-        trainer.should_stop = len(self.steps) > UNTIMED_STEPS and sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+        enough = sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+        late = len(self.steps) > 1 and sum(self.steps[self.compiling :]) > self.limit
+        trainer.should_stop = enough or late
 
 
-def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, **trainer: Any) -> Cost:
+def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, limit: float, **trainer: Any) -> Cost:
     """Time training steps, evaluation and generation; torch's global generator is restored.
 
     Args:
         module: the model; its weights change.
         data: the run's batches.
         tokens: some text, (N,) int64, at least one window.
+        limit: seconds for the steps, and for each of the two others, after which fewer are timed.
         trainer: arguments of `L.Trainer` that decide where and how a step is computed.
 
     Raises:
         Diverged: the model's outputs are NaN or infinite after the timed steps.
     """
-    clock, net = _Clock(), module.net
+    clock, net = _Clock(limit, compiling=int(module.compile_step)), module.net
     context = net.config.context
     count = max(1, min(len(tokens), NUM_EVALUATED) // context)
     windows = tokens[: count * context].view(count, context)  # (count, T)
@@ -85,20 +94,21 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, *
         windows = windows.to(device)
         net.eval()
         with torch.inference_mode():
-            if not net(windows).isfinite().all():  # also a warm-up: the first call is slower
+            if not net(windows[:1]).isfinite().all():
                 raise module.diverged("after a few steps the model's outputs are NaN or infinite")
-            evaluated = _median_seconds(lambda: float(net(windows).sum()))
-            sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0))
-    return Cost(statistics.median(clock.steps[UNTIMED_STEPS:]), evaluated / windows.numel(), sampled / NUM_SAMPLED)
+            evaluated = _usual_seconds(lambda: float(net(windows).sum()), limit)
+            sampled = _usual_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0), limit)
+    return Cost(clock.usual(), evaluated / windows.numel(), sampled / NUM_SAMPLED)
 
 
-def _median_seconds(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(3):
+def _usual_seconds(work: Callable[[], object], limit: float) -> float:
+    """Return the median seconds of some calls after a warm-up, of fewer after `limit` seconds."""
+    times: list[float] = []
+    while len(times) <= NUM_TIMED and sum(times) <= limit:
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return statistics.median(times[1:] or times)
 
 
 # A larger preset is chosen when the run trains it on this many characters per weight, and the text has at least one
@@ -110,13 +120,18 @@ WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
 # From this many steps on, half of them with twice the batch reach at least as low a loss (docs/experiments.md).
 DOUBLED_FROM = 4000
 VALIDATIONS = 6  # per run; fewer if they would take more than `VALIDATION_SHARE`
-VALIDATION_SHARE = 0.25  # of the time
+VALIDATION_SHARE = 0.25  # of the time; also of the last validation, which else evaluates a part of the split
+SAMPLE_SHARE = 0.1  # of the time; with more, the samples are shorter
+TIMING_SHARE = 0.05  # of the time, for each of the three things that are timed of a model
+COMPILE_SHARE = 0.1  # of the time; a run that took more to get here is on a machine too busy to compile on
+MIN_EVALUATED, MIN_SAMPLED = 2**13, 20  # characters, however short the time is
 MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
 SMALLER = (
     ModelConfig(layers=2, dim=64),
     ModelConfig(layers=1, heads=1, dim=32),
 )  # than any preset, where time is short
-OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit
+OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit; at least, or
+OVERHEAD_SHARE = 0.3  # of the seconds from the start of the process to the first timing: more on a busy machine
 
 
 @dataclass(frozen=True)
@@ -127,6 +142,7 @@ class Budget:
     steps: int  # 0: there is no time for one
     validations: int
     cost: Cost
+    work: "Work"
 
 
 @dataclass(frozen=True)
@@ -138,12 +154,42 @@ class Work:
     sampled_per_validation: int
     finally_sampled: int
     interval: int | None = None  # steps between validations, where it was typed
+    overhead: float = OVERHEAD_SECONDS
+    before: int = 0  # validations before the first step
+    val_tokens: int | None = None  # as in the configuration
+    sample_length: int | None = None  # as in the configuration
 
     def seconds(self, cost: Cost, validations: int) -> float:
         """Return the seconds of all of it, with the overhead of a run."""
-        evaluated = validations * self.validated + self.finally_evaluated
+        evaluated = (validations + self.before) * self.validated + self.finally_evaluated
         sampled = validations * self.sampled_per_validation + self.finally_sampled
-        return OVERHEAD_SECONDS + evaluated * cost.per_evaluated + sampled * cost.per_sampled
+        return self.overhead + evaluated * cost.per_evaluated + sampled * cost.per_sampled
+
+    def within(self, seconds: float, cost: Cost) -> "Work":
+        """Return the work with fewer characters evaluated, and with shorter samples, if they would take too long.
+
+        At 0 seconds they are as few and as short as they may be.
+        """
+        work, seconds = self, max(0.0, seconds)
+        split = self.validated + self.finally_evaluated
+        free = split > MIN_EVALUATED and self.val_tokens is None
+        if free and split * cost.per_evaluated > VALIDATION_SHARE * seconds:
+            most = max(MIN_EVALUATED, int(VALIDATION_SHARE * seconds / cost.per_evaluated))
+            validated = min(self.validated, most)
+            work = replace(work, validated=validated, finally_evaluated=most - validated, val_tokens=most)
+        sampled = (VALIDATIONS * self.sampled_per_validation + self.finally_sampled) * cost.per_sampled
+        if sampled > SAMPLE_SHARE * seconds and self.sample_length is None:
+            texts = self.sampled_per_validation // SAMPLE_LENGTH
+            length = max(MIN_SAMPLED, int(SAMPLE_SHARE * seconds / cost.per_sampled / (VALIDATIONS * texts + 1)))
+            work = replace(work, sampled_per_validation=texts * length, finally_sampled=length, sample_length=length)
+        return work
+
+
+def _shape(config: ModelConfig, vocabulary: int) -> tuple[int, int]:
+    """Return the floating-point operations per token and the number of parameters of a model."""
+    with torch.device("meta"):
+        model = GPT(config, vocabulary)
+    return model.flops_per_token(), model.num_parameters()
 
 
 def choose_budget(
@@ -166,33 +212,32 @@ def choose_budget(
         vocabulary: number of tokens.
         text_length: characters to train on.
     """
-
-    def shape(config: ModelConfig) -> tuple[int, int]:
-        with torch.device("meta"):
-            model = GPT(config, vocabulary)
-        return model.flops_per_token(), model.num_parameters()
-
     chosen = presets[0]
     cost = measure_cost(chosen)
-    flops_per_second = shape(chosen)[0] * batch * chosen.context / cost.step
+    flops_per_second = _shape(chosen, vocabulary)[0] * batch * chosen.context / cost.step
     for larger in presets[1:]:
-        flops, parameters = shape(larger)
+        flops, parameters = _shape(larger, vocabulary)
         seen = left() * flops_per_second / flops
         if min(seen / CHARACTERS_PER_WEIGHT, text_length) >= parameters:
             chosen = larger
-    flops, parameters = shape(chosen)
+    flops, parameters = _shape(chosen, vocabulary)
     seen = left() * flops_per_second / flops
     if len(presets) > 1 and parameters > WEIGHTS_PER_CHARACTER * text_length and seen > EPOCHS * text_length:
         chosen = replace(chosen, dropout=DROPOUT)
     if chosen is not presets[0]:
         cost = measure_cost(chosen)
-    validation, seconds = work.seconds(cost, 1) - work.seconds(cost, 0), left()
-    validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATION_SHARE * seconds), 1)
-    steps = int((seconds - work.seconds(cost, validations)) / cost.step)
-    if work.interval is not None:
-        steps = int((seconds - work.seconds(cost, 1)) / (cost.step + validation / work.interval))
-        validations = max(1, steps // work.interval)
-    return Budget(chosen, max(0, steps), validations, cost)
+    seconds = left()
+    for shared in (seconds, 0.0):  # with 0, as little as possible besides the steps
+        less = work.within(shared, cost)
+        validation = less.seconds(cost, 1) - less.seconds(cost, 0)
+        validations = next((n for n in range(VALIDATIONS, 1, -1) if n * validation <= VALIDATION_SHARE * seconds), 1)
+        steps = int((seconds - less.seconds(cost, validations)) / cost.step)
+        if work.interval is not None:
+            steps = int((seconds - less.seconds(cost, 1)) / (cost.step + validation / work.interval))
+            validations = max(1, steps // work.interval)
+        if steps >= MIN_STEPS:
+            break
+    return Budget(chosen, max(0, steps), validations, cost, less)
 
 
 def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
@@ -218,12 +263,15 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         data = TextDataModule(text, config.data, model.context, config.seed)
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
         some = torch.from_numpy(text.train[: max(NUM_EVALUATED, model.context)].astype("int64"))
-        return measure(make_module(), data, some, **where)
+        return measure(make_module(), data, some, max(0.0, TIMING_SHARE * left()), **where)
 
     def left() -> float:
         return plan.started + 60 * minutes - time.perf_counter()
 
-    work = work_besides_steps(config, keys, text)
+    startup = 60 * minutes - left()
+    work = replace(work_besides_steps(config, keys, text), overhead=max(OVERHEAD_SECONDS, OVERHEAD_SHARE * startup))
+    if config.compile != "false" and "compile" not in keys and startup > COMPILE_SHARE * 60 * minutes:
+        config.compile = "false"
     first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
     log.info(f"minutes={minutes:g}: timing a few steps on this machine{first}")
 
@@ -240,18 +288,33 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         config.compile = "false"
         settled = settle([settled.model])
     for smaller in () if given else SMALLER:
-        if settled.steps < MIN_STEPS:
+        flops, before = (_shape(model, text.tokenizer.size)[0] for model in (smaller, settled.model))
+        promising = MIN_STEPS * settled.cost.step * flops / before < left()
+        if settled.steps < MIN_STEPS and (promising or smaller == SMALLER[-1]):
             settled = settle([smaller])
-    config.model, steps = settled.model, max(1, settled.steps)
-    if steps < MIN_STEPS:
+    if settled.steps < MIN_STEPS:
         seconds = 60 * minutes - left() + work.seconds(settled.cost, 1) + MIN_STEPS * settled.cost.step
-        log.info(
-            f"minutes={minutes:g}: {too_few(steps)}; minutes={math.ceil(seconds / 6 + 1) / 10:g} would be enough here"
-        )
-    config.trainer.max_steps = steps
+        enough = f"minutes={math.ceil(seconds / 6 + 1) / 10:g} would be enough here"
+        log.info(f"minutes={minutes:g}: {too_few(max(1, settled.steps))}; {enough}")
+    return _take(plan, settled)
+
+
+def _take(plan: RunPlan, settled: Budget) -> str:
+    """Set the configuration to what was chosen; return a line that says so."""
+    config, work, steps = plan.config, settled.work, max(1, settled.steps)
+    smaller = {
+        f"{work.val_tokens} tokens per validation": work.val_tokens != config.data.val_tokens,
+        f"samples of {work.sample_length} characters": work.sample_length != config.watch.sample_length,
+        "not compiled": config.compile != plan.runtime.compile,
+        "a model smaller than every preset": settled.model in SMALLER,
+    }
+    config.model, config.trainer.max_steps = settled.model, steps
+    config.data.val_tokens, config.watch.sample_length = work.val_tokens, work.sample_length
     if work.interval is None:
         config.trainer.val_check_interval = -(-steps // settled.validations)
-    return f"minutes    {minutes:g}: model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
+    chosen = f"model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
+    said = ", ".join(words for words, applies in smaller.items() if applies)
+    return f"minutes    {config.minutes:g}: {chosen}{f'; to fit, {said}' if said else ''}"
 
 
 def too_few(steps: int) -> str:
@@ -261,12 +324,15 @@ def too_few(steps: int) -> str:
 
 def work_besides_steps(config: Config, keys: list[str], text: Text) -> Work:
     """Return what a run with this configuration evaluates and generates."""
-    validated = min(VALIDATION_CHARACTERS, len(text.validation))
+    split, length = min(len(text.validation), config.data.val_tokens or 10**12), config.watch.sample_length
+    validated = min(VALIDATION_CHARACTERS, split)
     return Work(
         validated=validated,
-        # The last validation covers the whole split.
-        finally_evaluated=len(text.validation) - validated + validated * (config.init_from is not None),
-        sampled_per_validation=len(TEMPERATURES) * SAMPLE_LENGTH if config.logger else 0,
-        finally_sampled=FINAL_SAMPLE_LENGTH,
+        finally_evaluated=split - validated,  # the last validation covers the whole split
+        sampled_per_validation=len(TEMPERATURES) * (length or SAMPLE_LENGTH) if config.logger else 0,
+        finally_sampled=length or FINAL_SAMPLE_LENGTH,
+        before=int(config.init_from is not None),
+        val_tokens=config.data.val_tokens,
+        sample_length=length,
         interval=config.trainer.val_check_interval if "trainer.val_check_interval" in keys else None,
     )

@@ -72,7 +72,8 @@ def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> t
     """
     device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
     context = plan.config.model.context
-    count = validated(len(plan.text.validation), steps * plan.config.data.batch * context, last=True)
+    data = plan.config.data
+    count = validated(len(plan.text.validation), steps * data.batch * context, last=True, most=data.val_tokens)
     for name in ("last", "best"):
         path = run_directory.model_of(plan.directory, name)
         try:
@@ -190,11 +191,10 @@ def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
     """Generate a text after a prompt of the validation text; return [temperature, prompt, text]."""
-    begun, decode = prompt(plan.text), plan.text.tokenizer.decode
+    begun, decode, config = prompt(plan.text), plan.text.tokenizer.decode, plan.config
+    length = config.watch.sample_length or FINAL_SAMPLE_LENGTH
     with Progress("writing a sample"):
-        tokens = generate(
-            model, begun, FINAL_SAMPLE_LENGTH, temperature=FINAL_SAMPLE_TEMPERATURE, seed=plan.config.seed
-        )[0].numpy()
+        tokens = generate(model, begun, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
     return [FINAL_SAMPLE_TEMPERATURE, decode(begun.numpy()), decode(tokens[len(begun) :])]
 
 

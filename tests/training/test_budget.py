@@ -42,7 +42,7 @@ def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
     for made in (planned(0.5, [SMALL, LARGE]), planned(-3.0, [SMALL, LARGE])):
         assert (made.model, made.steps) == (SMALL, 0)
-    work = Work(validated=200, finally_evaluated=1000, sampled_per_validation=10, finally_sampled=100)
+    work = Work(200, 1000, sampled_per_validation=10, finally_sampled=100, sample_length=100)  # as typed
     besides = OVERHEAD_SECONDS + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
     assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
     made = planned(besides + 5.05, work=work)
@@ -111,6 +111,32 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
     assert chosen(often * 3, short, [SMALL]) == (0, [0]), "what was typed stays"
 
 
+def test_fewer_characters_evaluated_and_shorter_samples_where_time_is_short() -> None:
+    work = Work(validated=2**16, finally_evaluated=300_000, sampled_per_validation=200, finally_sampled=500)
+    cost = Cost(0.1, 2**-17, 2**-10)  # 2.8 s for the whole split, 1.7 s for all samples
+    assert work.within(20.0, cost) == work
+    less = work.within(10.0, cost)
+    assert less.val_tokens == 2.5 * 2**17 == less.validated + less.finally_evaluated and less.validated == 2**16
+    assert less.sample_length == 78 and less.sampled_per_validation == 2 * 78
+    least = work.within(-3.0, cost)
+    assert (least.val_tokens, least.finally_evaluated, least.sample_length) == (budget.MIN_EVALUATED, 0, 20)
+    typed = replace(work, val_tokens=365_536, sample_length=500)
+    assert typed.within(-3.0, cost) == typed, "what was typed stays"
+    # The least of both before there are too few steps.
+    planner = lambda seconds: planned(seconds, measure=lambda _: cost, work=work)  # noqa: E731
+    assert planner(40.0).work == work and planner(14.0).work.val_tokens == budget.MIN_EVALUATED
+    assert planner(14.0).steps >= budget.MIN_STEPS
+
+
+def test_timing_ends_in_time_on_a_slow_machine(workplace: Path) -> None:
+    config = DataConfig(path="book.txt", batch=2)
+    text = open_text(config, SMALL.context)
+    module, tokens = Slow(text.tokenizer), torch.from_numpy(text.train[: SMALL.context].astype("int64"))
+    with quiet_lightning():
+        cost = measure(module, TextDataModule(text, config, SMALL.context, 0), tokens, 0.0, accelerator="cpu")
+    assert module.steps == 2 and 0.5 <= cost.step < 2
+
+
 class Slow(LitGPT):
     """Every forward pass takes 10 ms and a step 30, the first three 0.5 s."""
 
@@ -137,7 +163,7 @@ def test_what_is_measured(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
     state = torch.random.get_rng_state()
     data = TextDataModule(text, config, SMALL.context, 0)
     with quiet_lightning():
-        cost = measure(module, data, tokens, accelerator="cpu", devices=1, precision="32-true")
+        cost = measure(module, data, tokens, 60.0, accelerator="cpu", devices=1, precision="32-true")
     assert 0.03 <= cost.step < 0.3
     assert 0.01 <= cost.per_evaluated * 5 * SMALL.context < 0.1, "of whole windows"
     assert 0.01 <= cost.per_sampled < 0.1
@@ -156,7 +182,9 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypat
     given = ["data.path=book.txt", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4"]
     ended = train("name=short", "minutes=0.01", *given, defaults=False)
     assert ended.status == 0, ended
-    assert measured == [128, 64, 32] and summary("short")["steps"] == 1
+    assert measured == [128, 32] and summary("short")["steps"] == 1, "what cannot be enough is not timed"
+    (line,) = re.findall("^minutes .*", ended.out, re.M)
+    assert line.endswith("1e+03 ms a step; to fit, a model smaller than every preset")
     (line,) = re.findall(r"^minutes=0.01: 1 step is too few .*; minutes=(.*) would be enough here$", ended.out, re.M)
     assert 101.5 / 60 < float(line) < 3, "100 steps of a second and what is besides"
     ended = train("name=steps", "trainer.max_steps=3")

@@ -27,10 +27,11 @@ class Samples(L.Callback):
     Args:
         prompts: (B, T0) int64.
         decode: tokens to text.
+        length: tokens of each text; None is `SAMPLE_LENGTH`.
     """
 
-    def __init__(self, prompts: Tensor, decode: Callable[[np.ndarray], str]) -> None:
-        self.prompts, self.decode = prompts, decode
+    def __init__(self, prompts: Tensor, decode: Callable[[np.ndarray], str], length: int | None) -> None:
+        self.prompts, self.decode, self.length = prompts, decode, length
         self.history = History(MAX_SAVED)  # of [step, [[temperature, prompt, text], ...]]
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,9 +48,9 @@ class Samples(L.Callback):
         if model is None:
             return
         texts: list[list[Any]] = []
-        given = self.prompts.shape[1]
+        given, length = self.prompts.shape[1], self.length or SAMPLE_LENGTH
         for temperature in TEMPERATURES:
-            tokens = generate(model, self.prompts, SAMPLE_LENGTH, temperature=temperature, seed=0).numpy()
+            tokens = generate(model, self.prompts, length, temperature=temperature, seed=0).numpy()
             texts += [[temperature, self.decode(row[:given]), self.decode(row[given:])] for row in tokens]
             for board in boards(trainer):
                 written = as_markdown([(prompt, text) for _, prompt, text in texts[-len(tokens) :]])
