@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,16 @@ def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) 
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
         trained, unseen = "", f", not compared with the training text ({error})"
     if source != "validation":
-        corpus = open_corpus(DataConfig(path=source))
-        guessed = "\n".join("".join(map(str, corpus.read(document))) for document in corpus.documents)
+        try:
+            corpus = open_corpus(DataConfig(path=source))
+            texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
+        except InputError as error:  # less what names options of train.py
+            said = re.sub(r"^data\.path=.*?: |; (data\.tokenizer|name its encoding).*", "", str(error))
+            raise InputError(f"--guess {source}: {said}") from None
+        guessed = "\n".join(["", *texts])
     if found := to_guess(guessed, trained, vocabulary["characters"]):
         return found, f"{len(found)} passages of {source} can be read in it{unseen}"
-    wanted = f"{TO_GUESS} characters after a line break that the model knows and was not trained on"
+    wanted = f"{TO_GUESS} characters from the beginning of a line that the model knows and was not trained on"
     raise InputError(f"--guess {source}: has no {wanted}; name another text")
 
 

@@ -80,15 +80,24 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], fresh[7][:100] + copied[:100], "é" * 200]))
     assert export("first", "--to", "web", "new.html", "--guess", "new.txt").status == 0
     assert len(passages("new.html")) >= 4 and set(passages("new.html")) <= set(fresh[:7])
+    Path("one.txt").write_text(fresh[0])  # the first line begins a line, too
+    assert export("first", "--to", "web", "one.html", "--guess", "one.txt").status == 0
+    assert passages("one.html") == [fresh[0]]
     Path("book.txt").write_text(text + "more")
     ended = export("first", "--to", "web", "changed.html", "--guess", "validation")
     one_line(ended, 2, "--guess validation: ", "as it was in the run; name a text file instead", program="export.py")
     ended = export("first", "--to", "web", "changed.html", "--guess", "new.txt")
     assert ended.status == 0 and "not compared with the training text" in ended.out
+    Path("binary.txt").write_bytes(bytes(range(256)))
+    Path("latin.txt").write_bytes(b"caf\xe9 " * 50)
+    Path("empty.txt").touch()
     for arguments, said in {
+        "web none.html --guess binary.txt": "byte 128 is not utf-8 (invalid start byte)\n",
+        "web none.html --guess latin.txt": "latin.txt: latin.txt: byte 3 is not utf-8 (invalid continuation byte)\n",
+        "web none.html --guess empty.txt": "--guess empty.txt: has no 200 characters",
         "onnx model.onnx --guess new.txt": "--guess new.txt: is for --to web, not onnx",
-        "web none.html --guess none.txt": "none.txt: no such file",
-        "web none.html --guess runs/first/config.yaml": "config.yaml: has no 200 characters after a line break",
+        "web none.html --guess none.txt": "--guess none.txt: no such file",
+        "web none.html --guess runs/first/config.yaml": "has no 200 characters from the beginning of a line",
     }.items():
         one_line(export("first", "--to", *arguments.split()), 2, said, program="export.py")
         assert not Path("none.html").exists()

@@ -39,5 +39,6 @@ def shannon_bounds(needed: Sequence[int], most: int, size: int) -> tuple[float, 
     missed = sum(n > most for n in needed) / len(needed)
     q = [*sorted([*share, missed], reverse=True), 0.0]
     lower = sum((i + 1) * (q[i] - q[i + 1]) * math.log2(i + 1) for i in range(most + 1))
-    rest = [missed / (size - most)] * (size - most) if missed else []
+    others = max(1, size - most)  # of a vocabulary of five or fewer, none is left: a miss is certain to be found
+    rest = [missed / others] * others if missed else []
     return lower, sum(-each * math.log2(each) for each in [*share, *rest] if each)

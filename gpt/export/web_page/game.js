@@ -4,7 +4,7 @@ const MAX_GUESSES = 5; // one more stands for a miss
 const TO_GUESS = 100; // characters at the end of a passage; those before are shown
 const MAY_FINISH = 40; // characters after which a game may end
 const ROUGH = 50; // characters below which the bounds are rough
-const SHOWN = { " ": "␣", "\n": "↵" };
+const SHOWN = { " ": "␣", "\n": "↵", "\t": "⇥" };
 
 let round = -1; // number of the game; its passage is round % passages.length
 let rival; // the model that plays, with a state of its own
@@ -15,10 +15,11 @@ let tried; // wrong guesses at the current character
 let over; // whether this game has ended
 
 /** Bounds of the bits per character, from the guesses needed for each: equation 17 of the paper.
-    A miss is a sixth guess in the lower bound, and one of all other characters, equally likely, in the upper. */
+    A miss is a sixth guess in the lower bound, and one of all other characters, equally likely, in the upper;
+    of five characters or fewer, "Show it" leaves no other. */
 function shannonBounds(needed, size) {
   const shares = Array.from({ length: MAX_GUESSES + 1 }, (_, i) => needed.filter((n) => n === i + 1).length / needed.length);
-  let upper = shares[MAX_GUESSES] && shares[MAX_GUESSES] * Math.log2(size - MAX_GUESSES), lower = 0;
+  let upper = shares[MAX_GUESSES] && shares[MAX_GUESSES] * Math.log2(Math.max(1, size - MAX_GUESSES)), lower = 0;
   for (const share of shares) if (share) upper -= share * Math.log2(share);
   shares.sort((a, b) => b - a); // the equation is for guesses in the order of their frequency
   shares.forEach((share, i) => lower += (i + 1) * (share - (shares[i + 1] ?? 0)) * Math.log2(i + 1));
@@ -93,7 +94,7 @@ function showGame(said) {
   element("tried").replaceChildren(...tried.map((letter) => Object.assign(document.createElement("s"), { textContent: visible(letter) })));
   element("verdict").textContent = said || (length ? "" : "What comes at the ?");
   element("progress").textContent = `${length} of ${TO_GUESS}`;
-  for (const id of ["typed", "reveal", "space", "enter"]) element(id).disabled = over;
+  for (const id of ["typed", "reveal", "space", "enter", "tab"]) element(id).disabled = over;
   element("finish").disabled = over || length < MAY_FINISH;
   element("again").classList.toggle("main", over);
   element("plot").ariaLabel = `Guesses needed, 6 for more than five. You: ${player.join(", ")}. The model: ${opponent.join(", ")}.`;
@@ -106,7 +107,9 @@ function showGame(said) {
   element("exact").textContent = length ? (nats / Math.LN2 / length).toFixed(2) : "–";
   element("rough").hidden = length >= ROUGH;
   element("meaning").textContent = over ? sentence() : "";
-  if (over) element("again").focus({ preventScroll: true });
+  if (!over) return;
+  element("meaning").focus({ preventScroll: true }); // not Again: whoever types on would press it
+  element("meaning").scrollIntoView({ block: "center" });
 }
 
 /** What the score says, in words. */
@@ -115,8 +118,7 @@ function sentence() {
   const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
   const better = mine[1] < theirs[0] ? "you predicted it better" : theirs[1] < mine[0] ? "the model predicted it better"
     : "the ranges overlap, so it is open who predicted better";
-  return `A bit is the answer to a yes-or-no question: beyond what you foresaw of this text, you needed ${range(mine)} of them for each character,`
-    + ` the model ${range(theirs)}; ${better}.`;
+  return `Knowing the text before it, you needed ${range(mine)} bits (yes-or-no questions) for each character, the model ${range(theirs)}; ${better}.`;
 }
 
 /** Set up the game, if the page has passages. */
@@ -136,17 +138,19 @@ function startGame(weights) {
   typed.oninput = take;
   typed.addEventListener("compositionend", () => take({}));
   typed.onkeydown = (event) => {
-    if (event.key !== "Escape") return;
+    if (event.repeat) event.preventDefault(); // a key held down is one guess
+    if (event.key !== "Escape" || event.isComposing) return;
     event.stopPropagation();
-    element("reveal").click();
+    if (!event.repeat) element("reveal").click();
   };
   const actions = {
-    space: () => guess(" "), enter: () => guess("\n"), reveal: () => settle(MAX_GUESSES + 1, "Shown"),
+    space: () => guess(" "), enter: () => guess("\n"), tab: () => guess("\t"), reveal: () => settle(MAX_GUESSES + 1, "Shown"),
     finish: () => { over = true; showGame(""); }, again: nextRound,
   };
   for (const id in actions) element(id).onclick = () => {
     actions[id]();
     if (!over) typed.focus({ preventScroll: true });
   };
+  element("tab").hidden = !tokenizer.tokens.has("\t"); // the key moves the focus
   nextRound();
 }

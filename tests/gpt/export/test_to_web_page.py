@@ -421,7 +421,7 @@ def test_shannons_bounds(show: Show) -> None:
     games = [rng.integers(1, 1 + highest, count).tolist() for highest in (1, 2, 6) for count in (1, 7, 100)]
     games += [rng.geometric(0.6, 80).clip(max=6).tolist(), [2], [6]]
     for needed in games:
-        for size in (6, 7, 96):
+        for size in (4, 6, 7, 96):
             bounds = page.evaluate("given => shannonBounds(...given)", [needed, size])
             assert bounds == pytest.approx(shannon_bounds(needed, 5, size), abs=1e-12)
             assert bounds[0] <= bounds[1] + 1e-12
@@ -482,7 +482,11 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
     assert page.locator("#passage i").count() == 200
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     contrasts(page)
-    page.keyboard.press("Enter")  # the focus is on Again
+    assert page.evaluate("document.activeElement.id") == "meaning"
+    page.keyboard.type("a \n")  # whoever types on keeps the score
+    assert page.text_content("#progress") == "100 of 100"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # Again
     assert page.text_content("#progress") == "0 of 100" and not page.is_visible("#model-bars")
     page.click("#again")  # after the last passage the first
     assert page.evaluate("passage.join('')") == text and page.evaluate("document.activeElement.id") == "typed"
@@ -505,7 +509,28 @@ def test_what_is_no_guess_does_not_count(show: Show) -> None:
     for _ in range(39):
         page.keyboard.type("a")
     page.click("#finish")
-    assert page.is_disabled("#typed") and "you needed" in page.text_content("#meaning")
+    assert page.is_disabled("#typed") and not page.is_visible("#tab") and "you needed" in page.text_content("#meaning")
+
+
+def test_keys_held_down_compositions_and_tabs(show: Show) -> None:
+    text = ("\tabc" * 50)[:200]
+    page = show(*make(SLIDING, CHARACTERS + "\t"), [text])
+    page.focus("#typed")
+    page.click("#tab")  # the key moves the focus
+    assert page.text_content("#verdict").startswith("Right: ⇥.")
+    for key in ("a", "Escape"):  # held down
+        for _ in range(4):
+            page.keyboard.down(key)
+        page.keyboard.up(key)
+    assert page.text_content("#progress") == "3 of 100" and page.text_content("#tried") == ""
+    browser = page.context.new_cdp_session(page)
+    browser.send("Input.imeSetComposition", {"text": "´", "selectionStart": 1, "selectionEnd": 1})
+    assert page.text_content("#progress") == "3 of 100" and page.text_content("#verdict").startswith("Shown: b.")
+    browser.send("Input.insertText", {"text": "é"})
+    assert page.text_content("#tried") == "é" and page.input_value("#typed") == ""
+    page.keyboard.press("Backspace")
+    page.keyboard.insert_text("c")
+    assert page.text_content("#progress") == "4 of 100"
 
 
 def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
