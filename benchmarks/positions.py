@@ -32,7 +32,7 @@ from gpt.inference.weights import weights_of  # noqa: E402
 from gpt.model import GPT  # noqa: E402
 from gpt.transfer import with_context  # noqa: E402
 
-PLAIN = ("model.key_offset=false", "model.token_shift=false")
+PLAIN = ("model.key_offset=false", "model.token_shift=false", "model.conv_taps=1")
 KINDS = ("rotary", "learned", "sinusoidal", "alibi", "none")
 WINDOWS = (("rotary", 128), ("rotary", 64), ("rotary", 16), ("alibi", 64), ("none", 64))
 TIMES = (1, 2, 4)

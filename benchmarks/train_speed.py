@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 
 SHAPE = "model.layers=4 model.heads=4 model.dim=128 model.context=64 data.batch=12".split()
 PLAIN_PARTS = (
-    "model.positions=learned model.qk_norm=false model.key_offset=false model.token_shift=false model.tied=true "
-    "optim.name=adamw optim.lr=3e-3"
+    "model.positions=learned model.qk_norm=false model.key_offset=false model.token_shift=false model.conv_taps=1 "
+    "model.tied=true optim.name=adamw optim.lr=3e-3"
 ).split()
 STEPS = 200
 OURS = {

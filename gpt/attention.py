@@ -1,5 +1,7 @@
 """Causal multi-head self-attention: what each position learns from those before it."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ class Attention(nn.Module):
         self.config = config
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
+        # Vectors, so that the optimizers treat them as they treat gains: no weight decay and no Muon.
+        self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
         """Causal self-attention: position t attends to 0..t. `tables` None looks up `position_tables`."""
@@ -34,7 +38,7 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
         """Project the input, and apply norms and `position_tables`: (B, T, C) -> 3 x (B, H, T, D)."""
         (B, T, C), config = x.shape, self.config
-        qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
+        qkv = self.qkv(convolve(x, self.taps)).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
         if config.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
@@ -67,3 +71,15 @@ def offset_keys(k: Tensor) -> Tensor:
     half = k.shape[-1] // 2
     own, moved = k.split((k.shape[-1] - half, half), dim=-1)  # (B, H, T, D - half), (B, H, T, half)
     return torch.cat((own, F.pad(moved, (0, 0, 1, -1))), dim=-1)  # (B, H, T, D)
+
+
+def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
+    """Add to each position those just before it, each times its factors (C,): (B, T, C) -> (B, T, C).
+
+    This is a causal depthwise convolution whose first tap is 1. A head can then compare groups of characters.
+    Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
+    """
+    mixed = x
+    for back, factors in enumerate(taps, 1):
+        mixed = mixed + factors * F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]  # (B, T, C)
+    return mixed

@@ -30,6 +30,9 @@ class ModelConfig:
     qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
     key_offset: bool = option(True, "take half of each key's channels from the previous position, not rotated")
     token_shift: bool = option(True, "add the previous token's embedding, times a learned factor per channel")
+    conv_taps: int = option(
+        4, "taps of the causal convolution on the input of attention, per channel; 1: none", least=1, most=16
+    )
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
@@ -101,6 +104,8 @@ class ModelConfig:
             yield "position_embedding.weight", (self.context, dim)
         for i in range(self.layers):
             yield from norm(f"blocks.{i}.norm1")
+            for tap in range(1, self.conv_taps):
+                yield f"blocks.{i}.attention.taps.{tap - 1}", (dim,)
             yield from linear(f"blocks.{i}.attention.qkv", dim, 3 * dim)
             yield from linear(f"blocks.{i}.attention.proj", dim, dim)
             yield from norm(f"blocks.{i}.norm2")

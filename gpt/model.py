@@ -149,7 +149,7 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: GPT) -> None:
-    """Initialise as GPT-2 does: matrices and embeddings N(0, 0.02), biases and token shift 0, norms 1.
+    """Initialise as GPT-2 does: matrices and embeddings N(0, 0.02), biases, token shift and taps 0, norms 1.
 
     The two projections onto the residual stream are smaller by sqrt(2 * layers), so that its variance does not grow
     with depth.
@@ -158,7 +158,7 @@ def init_weights(model: GPT) -> None:
         if parameter.ndim >= 2:
             residual = name.endswith(("attention.proj.weight", "mlp.down.weight"))
             parameter.normal_(0, 0.02 / (2 * model.config.layers) ** 0.5 if residual else 0.02)
-        elif name.endswith("bias") or name == "shift":
+        elif name.endswith("bias") or name == "shift" or ".taps." in name:
             parameter.zero_()
         else:
             parameter.fill_(1)

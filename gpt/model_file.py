@@ -21,7 +21,7 @@ from base.errors import InputError, one_line, printable
 from base.files import atomic
 from gpt.config import ModelConfig
 
-FORMAT = 5  # of model files and of training checkpoints
+FORMAT = 6  # of model files and of training checkpoints
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder.
 FIELDS = {
@@ -89,8 +89,11 @@ def read(path: str | Path) -> Model:
         with safe_open(path, "numpy") as file:
             text = (file.metadata() or {}).get("chargpt", "")
             described = parse(text) if text else {}
-            if described.get("format") == FORMAT:
+            if described.get("format") in (5, FORMAT):
                 check_fields(described)
+                if described["format"] == 5:  # without the convolution
+                    described["format"] = FORMAT
+                    described["model_config"]["conv_taps"] = 1
                 config = ModelConfig(**described["model_config"])
                 shapes = dict(config.shapes(vocabulary_size(described["vocabulary"])))
                 check_header(file, shapes)

@@ -103,7 +103,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
         assert not Path("none.html").exists()
 
 
-PLAIN = {"qk_norm": False, "key_offset": False, "token_shift": False}  # what transformers has, too
+PLAIN = {"qk_norm": False, "key_offset": False, "token_shift": False, "conv_taps": 1}  # what transformers has, too
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Export to a folder that `transformers` loads, if it has an equivalent architecture.
 
 Learned positions are GPT-2's; sinusoidal ones or none are written as learned ones. Rotary positions are Starcoder2's,
-with or without a window. Neither has ALiBi, key_offset, token_shift or qk_norm.
+with or without a window. Neither has ALiBi, key_offset, token_shift, conv_taps or qk_norm.
 """
 
 import json
@@ -61,6 +61,7 @@ def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
 def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[Any, State]]]:
     """Choose the most similar architecture: the options that it needs, and the function that converts to it."""
     needed: dict[str, Any] = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
+    needed["conv_taps"] = 1
     if config.positions == "rotary":
         return needed, starcoder2
     positions = "learned" if config.positions == "alibi" else config.positions

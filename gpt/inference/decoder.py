@@ -16,7 +16,7 @@ Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cach
 section 2, for the sliding window and its rolling buffer.
 
 Shapes: B texts, n tokens read at once, m keys attended to, C = dim, H heads of size D, T = context, S = attention
-window (the longest cache), V = vocabulary, R = rotary dimensions.
+window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gpt.config import NORM_EPS
-from gpt.inference.weights import Array, Layer, Weights
+from gpt.inference.weights import Array, Convolution, Layer, Weights
 
 CHUNK = 256  # tokens worth reading at once, slots of a new cache, positions in a table of encodings
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
@@ -43,6 +43,8 @@ class Decoder:
         # With key_offset, channels from `own` on belong to the next position's key, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
+        # The normalised inputs of attention of the positions that the next one's convolution reaches, newest last.
+        self.recent = [weights.zeros(rows, config.conv_taps - 1, config.dim) for _ in range(config.layers)]
         self.position = np.zeros(rows, np.int64)  # of the next token of each text
         self.previous = np.full(rows, -1)  # the last token of each text; -1 is none
         self.block, self.table = -1, np.empty(0)  # the encodings of positions block * CHUNK and following
@@ -180,7 +182,10 @@ class Decoder:
         if w.config.positions == "sinusoidal":
             x, encoding = x + encoding, None
         for i, layer in enumerate(w.layers):
-            q, k, v = self._project(layer, x, encoding)  # 3 x (B, n, H, D)
+            h = self._norm(x)  # (B, n, C)
+            if layer.convolution:
+                h = self._convolve(i, layer.convolution, h, rows, positions)
+            q, k, v = self._project(layer, h, encoding)  # 3 x (B, n, H, D)
             keys, values = store(i, k, v)  # 2 x (B, H, m, D)
             y = self._attend(q.swapaxes(1, 2), keys, values, bias).swapaxes(1, 2)  # (B, n, H, D)
             x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
@@ -199,8 +204,8 @@ class Decoder:
             return
         full = rows[self.position[rows] == T]
         self.position[full], self.previous[full] = 0, -1
-        for moved in self.moved:
-            moved[self.weights.to_array(full)] = 0
+        for cached in (*self.moved, *self.recent):
+            cached[self.weights.to_array(full)] = 0
         if T > 1:
             self._read(self.tokens[full, T - T // 2 :], full)
 
@@ -217,10 +222,23 @@ class Decoder:
         """RMS norm over sqrt(C), whose factor is in the weights: x / sqrt(sum of squares + C * eps)."""
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * NORM_EPS)[..., None]
 
-    def _project(self, layer: Layer, x: Array, rotation: Array) -> tuple[Array, Array, Array]:
+    def _convolve(self, i: int, convolution: Convolution, h: Array, rows: np.ndarray, positions: Any) -> Array:
+        """Apply block i's convolution to its normalised input, and keep what the next positions need: (B, n, C)."""
+        w, n, reach = self.weights, h.shape[1], len(convolution.taps) - 1
+        row = w.to_array(rows)
+        window = w.xp.concatenate((self.recent[i][row], h), axis=1)  # (B, K - 1 + n, C)
+        self.recent[i][row] = window[:, n:]
+        mixed = h * convolution.taps[0]
+        for back in range(1, reach + 1):
+            mixed += window[:, reach - back : reach - back + n] * convolution.taps[back]
+        if convolution.bias is not None:
+            mixed += convolution.bias[w.to_array(np.atleast_1d(np.minimum(positions, reach)))]
+        return mixed
+
+    def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values, with attention's 1 / sqrt(D) in the first two: (..., C) -> 3 x (..., H, D)."""
         w = self.weights
-        qkv = layer.qkv(self._norm(x)).reshape(*x.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
+        qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
         if w.config.qk_norm:
             qk /= w.xp.sqrt(w.vecdot(qk, qk) * w.qk_scale + w.qk_eps)[..., None]
@@ -258,5 +276,6 @@ def first_needed(weights: Weights, length: int) -> int:
     if config.absolute:  # restarted as often as it takes, see the window rule
         step = T - T // 2
         return -(-max(0, length - T) // step) * step
-    # Each block reaches S - 1 positions back, one more for its offset keys; the token shift reaches one.
-    return max(0, length - config.layers * config.attention_window - 2)
+    # Each block reaches S - 1 positions back, one more for its offset keys and K - 1 for the convolution; the token
+    # shift reaches one.
+    return max(0, length - config.layers * (config.attention_window + config.conv_taps - 1) - 2)

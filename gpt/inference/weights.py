@@ -33,9 +33,22 @@ class Linear(NamedTuple):
         return y
 
 
+class Convolution(NamedTuple):
+    """The convolution on attention's input, with the gain and bias of the norm before it.
+
+    Attributes:
+        taps: (K, C), the one of the current position first, each times the norm's gain.
+        bias: the norm's bias, summed over the taps that positions 0 to K - 1 and later reach, (K, C), if any.
+    """
+
+    taps: Array
+    bias: Array | None
+
+
 class Layer(NamedTuple):
     """The weights of a block."""
 
+    convolution: Convolution | None
     qkv: Linear
     proj: Linear
     up: Linear
@@ -45,7 +58,7 @@ class Layer(NamedTuple):
 class Weights:
     """The weights of a model, rearranged so that a step takes few operations.
 
-    - The gain and bias of a norm are folded into the matrix that follows it.
+    - The gain and bias of a norm are folded into the matrix, or the convolution, that follows it.
     - All that is added to the residual stream is centred, so its mean is 0 and a layer norm becomes an RMS norm.
     - The two channels that rotary positions rotate together are adjacent, as one complex number.
 
@@ -70,6 +83,7 @@ class Weights:
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
         self.zero = self.zeros()
+        self.root = config.dim**0.5  # the factor that `Decoder._norm` leaves out
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps).
         self.qk_scale, self.qk_eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
@@ -79,6 +93,7 @@ class Weights:
         order, scale = self._channel_order_and_scale()
         self.layers = [
             Layer(
+                self._convolution(state, f"blocks.{i}") if config.conv_taps > 1 else None,
                 self._after_norm(state, f"blocks.{i}.norm1", f"blocks.{i}.attention.qkv", order, scale),
                 self._to_stream(state, f"blocks.{i}.attention.proj"),
                 self._after_norm(state, f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
@@ -101,14 +116,27 @@ class Weights:
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """Fold a norm into the linear layer that follows it, then reorder and scale its outputs."""
+        """Fold a norm into the linear layer that follows it, then reorder and scale its outputs.
+
+        With a convolution between them, the norm is folded into that instead, see `_convolution`.
+        """
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-        if f"{norm}.bias" in state:
+        convolved = norm.endswith("norm1") and self.config.conv_taps > 1
+        if f"{norm}.bias" in state and not convolved:
             shift = weight @ state[f"{norm}.bias"]
             bias = shift if bias is None else bias + shift
-        root = self.config.dim**0.5  # the factor that `Decoder._norm` leaves out
-        weight = (weight * state[f"{norm}.weight"])[order].T * (scale * root)
+        if not convolved:
+            weight = weight * (state[f"{norm}.weight"] * self.root)
+        weight = weight[order].T * scale
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
+
+    def _convolution(self, state: Mapping[str, Array], block: str) -> Convolution:
+        """Fold the norm before attention into the convolution that follows it."""
+        gain, bias = state[f"{block}.norm1.weight"], state.get(f"{block}.norm1.bias")
+        others = [state[f"{block}.attention.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]
+        taps = self.xp.stack([gain * 0 + 1, *others])  # (K, C)
+        # At position t < K - 1, the taps from t + 1 on reach back before the text.
+        return Convolution(taps * (gain * self.root), None if bias is None else taps.cumsum(0) * bias)
 
     def _to_stream(self, state: Mapping[str, Array], name: str) -> Linear:
         """Centre the outputs of a linear layer, which are added to the residual stream."""

@@ -34,6 +34,7 @@ def test_equals_loops() -> None:
                     row, numpy_weights(module.qkv), numpy_weights(module.proj), config.heads,
                     qk_norm=config.qk_norm, rotate=config.positions == "rotary", alibi=config.positions == "alibi",
                     window=config.window, key_offset=config.key_offset,
+                    taps=[tap.detach().numpy() for tap in module.taps],
                 )
                 for row in x.numpy()
             ]  # fmt: skip

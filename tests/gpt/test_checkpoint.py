@@ -145,11 +145,11 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_another_model_or_other_settings_are_another_format() -> None:
     """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
     model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
-        tied attention"""
+        conv_taps tied attention"""
     names = """seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch
         data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2 optim.min_lr optim.warmup optim.schedule
         optim.cooldown optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic
         trainer.benchmark callbacks"""
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
-    assert found == (5, model.split(), names.split()), "give FORMAT a new number, too"
+    assert found == (6, model.split(), names.split()), "give FORMAT a new number, too"

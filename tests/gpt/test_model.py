@@ -75,13 +75,13 @@ def test_bfloat16_autocast_is_close() -> None:
 @torch.no_grad()
 def test_no_logit_sees_what_comes_after_it() -> None:
     """Changing token t changes the logits of its row from t on that a window reaches, and no other.
-    A window of W places reaches W - 1 places back in each block, one more where a key is offset, and one more through
-    a token shift.
+    A window of W places reaches W - 1 places back in each block, one more where a key is offset, K - 1 more through
+    a convolution of K taps, and one more through a token shift.
     """
     for config in ALL:
         model, tokens = build(config), draw(2, config.context)
         offset = config.key_offset and config.head_dim > 1 and config.attention_window > 1
-        reach = config.layers * (config.attention_window - 1 + offset) + config.token_shift
+        reach = config.layers * (config.attention_window - 1 + offset + config.conv_taps - 1) + config.token_shift
         before = model(tokens)
         for t in range(config.context):
             changed = tokens.clone()
@@ -167,7 +167,11 @@ def test_initialisation() -> None:
         matrices = 0
         for key, value in model.named_parameters():
             if value.ndim == 1:
-                expected = torch.zeros_like(value) if key.endswith(("bias", "shift")) else torch.ones_like(value)
+                expected = (
+                    torch.zeros_like(value)
+                    if key.endswith(("bias", "shift")) or ".taps." in key
+                    else torch.ones_like(value)
+                )
                 assert torch.equal(value, expected), key
                 continue
             matrices += 1
@@ -182,13 +186,13 @@ def test_initialisation() -> None:
 def test_number_of_parameters() -> None:
     # 2 blocks: norms 2*8, qkv 24*8, proj 8*8, up 32*8, down 8*32; biases qkv 24, proj 8, up 32, down 8, norms 2*8
     for changes, count in (
-        ({"token_shift": False}, 56 + 2 * 784 + 8 + 56),
-        ({"token_shift": True, "tied": True}, 56 + 8 + 2 * 784 + 8),
-        ({"bias": True, "token_shift": False, "positions": "learned"}, 56 + 5 * 8 + 2 * (784 + 72 + 16) + 16 + 56),
-        ({"bias": True, "token_shift": False, "norm": "rmsnorm"}, 56 + 2 * (784 + 72) + 8 + 56),
+        ({"token_shift": False, "conv_taps": 1}, 56 + 2 * 784 + 8 + 56),
+        ({"token_shift": True, "tied": True}, 56 + 8 + 2 * (784 + 3 * 8) + 8),
+        ({"bias": True, "token_shift": False, "positions": "learned"}, 56 + 5 * 8 + 2 * (784 + 24 + 72 + 16) + 16 + 56),
+        ({"bias": True, "token_shift": False, "norm": "rmsnorm"}, 56 + 2 * (784 + 24 + 72) + 8 + 56),
     ):
         assert GPT(ModelConfig(2, 2, 8, 5, **changes), 7).num_parameters() == count, changes
-    options = {"positions": "learned", "qk_norm": False, "tied": True, "token_shift": False}
+    options = {"positions": "learned", "qk_norm": False, "tied": True, "token_shift": False, "conv_taps": 1}
     with torch.device("meta"):
         gpt2 = GPT(ModelConfig(12, 12, 768, 1024, bias=True, norm="layernorm", activation="gelu", **options), 50257)
     assert gpt2.num_parameters() == 124_439_808

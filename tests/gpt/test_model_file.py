@@ -58,3 +58,13 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         path.write_bytes(packed(change(header), data))
         message = refusal(CheckpointError, read, path)
         assert "odd.safetensors" in message and said in message, (said, message)
+
+
+def test_format_5_is_a_model_without_convolution(tmp_path: Path) -> None:
+    path = write_model_file(tmp_path / "old.safetensors", filled())
+    header, data = unpacked(path.read_bytes())
+    older = {key: value for key, value in SHAPE.items() if key != "conv_taps"}
+    wanted = read(path)
+    path.write_bytes(packed(about(header, format=5, model_config=older), data))
+    found = read(path)
+    assert (found.config, found.meta) == (wanted.config, wanted.meta)

@@ -1,6 +1,7 @@
 """Multi-head causal attention in NumPy, one head, one query and one key at a time."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,6 +59,7 @@ def attention(
     rotate: bool = False,
     alibi: bool = False,
     key_offset: bool = False,
+    taps: Sequence[np.ndarray] = (),
     window: int | None = None,
     seen: list | None = None,
     eps: float = float(np.finfo(np.float64).eps),
@@ -73,13 +75,15 @@ def attention(
         rotate: rotary positions; with key_offset on the first half of each head only.
         alibi: linear biases, see `head`.
         key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
+        taps: factors (dim,) of the inputs one, two, ... places before, which are added to each place's own.
         window: how many places a query sees, itself the last; None is all.
         seen: where the shares of each head's attention are appended, see `head`.
         eps: what qk_norm adds below the root.
     """
     time, dim = x.shape
     size = dim // heads
-    packed = linear(x, *qkv)
+    convolved = [x[t] + sum(tap * x[t - 1 - j] for j, tap in enumerate(taps) if j < t) for t in range(time)]
+    packed = linear(np.array(convolved), *qkv)
     joined = np.zeros((time, dim))
     for h in range(heads):
         q, k, v = (packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3))

@@ -83,6 +83,7 @@ def gpt(
                 rotate=config.positions == "rotary",
                 alibi=config.positions == "alibi",
                 key_offset=config.key_offset,
+                taps=[arrays[f"{block}.attention.taps.{tap}"] for tap in range(config.conv_taps - 1)],
                 window=config.window if window is None else window,
                 seen=seen,
                 eps=eps,

@@ -25,7 +25,16 @@ def normal(*shape: int, seed: int = 7) -> torch.Tensor:
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
     return ModelConfig(
-        **{"layers": 2, "heads": 2, "dim": 12, "context": 7, "key_offset": False, "token_shift": False, **changes}
+        **{
+            "layers": 2,
+            "heads": 2,
+            "dim": 12,
+            "context": 7,
+            "key_offset": False,
+            "token_shift": False,
+            "conv_taps": 1,
+            **changes,
+        }
     )
 
 
@@ -38,6 +47,7 @@ def name(config: ModelConfig) -> str:
     """A test id: what was chosen."""
     flags = [f"window{config.window}"] * (config.window is not None)
     flags += [flag for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias") if getattr(config, flag)]
+    flags += [f"conv{config.conv_taps}"] * (config.conv_taps > 1)
     parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
     return "-".join(parts)
 
@@ -53,6 +63,7 @@ def _mixed(i: int) -> ModelConfig:
         norm=pick(1, "layernorm", "rmsnorm"), activation=pick(2, "gelu", "relu2"), positions=positions,
         qk_norm=pick(8, False, True), tied=pick(7, False, True), bias=pick(11, False, True),
         attention=pick(13, "explicit", "sdpa"), key_offset=offset, token_shift=pick(19, False, True),
+        conv_taps=pick(21, 1, 3),
         heads=(1, 3, 2, 6)[(i + i // 4) % (2 if offset and positions == "rotary" else 4)],
     )  # fmt: skip
 
@@ -67,6 +78,7 @@ PLACES = [
     tiny(
         positions=positions, window=window, context=context, heads=heads, attention=("explicit", "sdpa")[i % 2],
         qk_norm=i % 4 < 2, key_offset=i % 3 == 0, token_shift=i % 5 < 2, bias=i % 5 == 0, tied=i % 6 == 0,
+        conv_taps=(1, 4, 2)[i % 3],
     )
     for i, (positions, (window, context, heads)) in enumerate(
         itertools.product(

@@ -99,7 +99,7 @@ class GPT {
       // Most outputs of relu2 are 0: transposed, their weights are never read.
       block["mlp.down.weight"] = transposed(block["mlp.down.weight"], dim, 4 * dim);
       for (const name of ["q", "k", "v"]) block[name] = new Float32Array(this.slots * dim);
-      return { ...block, moved: new Float64Array(dim) };
+      return { ...block, moved: new Float64Array(dim), recent: [] };
     });
     const vector = (length) => new Float64Array(length);
     this.x = vector(dim);
@@ -196,6 +196,7 @@ class GPT {
     const act = ACTIVATIONS[config.activation];
     for (const block of this.blocks) {
       this.norm(normed, block["norm1.weight"], block["norm1.bias"]);
+      if (config.conv_taps > 1) this.convolve(block, slot);
       this.mix(block, slot);
       products(branch, this.mixed, block["attention.proj.weight"], 0, dim, dim);
       add(x, branch);
@@ -221,6 +222,19 @@ class GPT {
     const scale = 1 / Math.sqrt(square / size + 1e-5);
     for (let c = 0; c < size; c++) out[c] = (x[c] - mean) * scale * weight[c];
     add(out, bias);
+  }
+
+  /** The convolution on attention's input: normed += each tap times `normed` of an earlier slot. */
+  convolve(block, slot) {
+    const { normed } = this, { recent } = block; // the newest first
+    const own = normed.slice();
+    if (slot === 0) recent.length = 0;
+    recent.forEach((earlier, tap) => {
+      const factors = block[`attention.taps.${tap}`];
+      for (let c = 0; c < own.length; c++) normed[c] += factors[c] * earlier[c];
+    });
+    recent.unshift(own);
+    recent.length = Math.min(recent.length, this.config.conv_taps - 1);
   }
 
   /** Attention of all heads at one slot, up to the projection: from `normed` to `mixed`. */

@@ -81,7 +81,7 @@ def test_generate_needs_no_settings(tmp_path: Path) -> None:
 def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
     """All options that stand in the way are named; Starcoder2 alone has windows, and none of them ALiBi."""
     for config in [*ALL, *FIT]:
-        wanted = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False}
+        wanted = {"norm": "layernorm", "qk_norm": False, "key_offset": False, "token_shift": False, "conv_taps": 1}
         if config.positions == "alibi":
             wanted["positions"] = "learned"
         if config.positions != "rotary" and config.attention_window < config.context:

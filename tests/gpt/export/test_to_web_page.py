@@ -26,8 +26,8 @@ from tests.test_score import write as write_model
 CHARACTERS = "\n aebcd.é😀"
 Show = Callable[..., Any]
 pytestmark = pytest.mark.slow
-SLIDING = tiny(key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
-RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
+SLIDING = tiny(conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
+RENEWED = tiny(conv_taps=3, key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
 WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="alibi", window=3)
 WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
@@ -100,6 +100,7 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
     configs = SOME + PLACES[-4:] + [
         tiny(
             positions=positions, window=window, context=context, key_offset=i % 2 == 0, token_shift=i % 3 == 0,
+            conv_taps=(1, 2, 4)[i % 3],
             dim=12 if positions == "rotary" else 15, heads=3 if positions == "rotary" else (1, 3, 5, 15)[i % 4],
         )
         for positions in ("learned", "sinusoidal", "rotary", "alibi", "none")

@@ -24,13 +24,14 @@ CONFIGS = MIXED[:16] + [
     tiny(
         positions=positions, window=window, key_offset=i % 3 != 0, token_shift=i % 3 != 1, qk_norm=i % 4 < 2, heads=3,
         norm=("layernorm", "rmsnorm")[i % 2], bias=i % 3 == 0, tied=i % 5 == 0,
+        conv_taps=(1, 2, 4)[i // 2 % 3],
     )
     for i, (window, positions) in enumerate(
         itertools.product((None, 3, 1, 20), ("alibi", "sinusoidal", "none", "learned", "rotary"))
     )
 ] + [
-    tiny(positions="rotary", context=1, key_offset=True, token_shift=True, heads=3),
-    tiny(positions="learned", context=1, key_offset=True, token_shift=True),
+    tiny(positions="rotary", context=1, conv_taps=4, key_offset=True, token_shift=True, heads=3),
+    tiny(positions="learned", context=1, bias=True, conv_taps=3, key_offset=True, token_shift=True),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
 SOME, OTHERS = CONFIGS[1::6], [config for i, config in enumerate(CONFIGS) if i % 6 != 1]
@@ -117,7 +118,11 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
         tokens, wanted, ready = text(config), expected(config), weights(config)
         for length in range(1, len(tokens) + 1):
             start = first_needed(ready, length)
-            held = config.context if config.absolute else config.layers * config.attention_window + 2
+            held = (
+                config.context
+                if config.absolute
+                else config.layers * (config.attention_window + config.conv_taps - 1) + 2
+            )
             assert 0 <= start < length and length - start <= held, (name(config), length)
             same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config)
 
