@@ -37,7 +37,7 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir
@@ -54,7 +54,7 @@ RESULTS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(ROOT))
 
 from base.command_line import Parser, answer, number  # noqa: E402
-from base.errors import InputError, nearest  # noqa: E402
+from base.errors import InputError  # noqa: E402
 from base.files import write_text  # noqa: E402
 from benchmarks.time_to_loss import ours, train  # noqa: E402
 from benchmarks.train_speed import spread  # noqa: E402
@@ -609,14 +609,6 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 # -- The command ---------------------------------------------------------------------------------
 
 
-def part_name(word: str) -> str:
-    """A part or what is made of them all."""
-    names = [*PARTS, "table", "projection"]
-    if word not in names:
-        raise ArgumentTypeError(f"{word}: must be one of {', '.join(names)}{nearest(word, names)}")
-    return word
-
-
 def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
     """Measure a part, or say what has been measured.
 
@@ -650,7 +642,7 @@ def run_part(part: str, text: str | None, folder: Path, minutes: float) -> None:
 def cli(arguments: list[str]) -> int:
     """Run from the command line."""
     parser = Parser("gpu.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("part", type=part_name, metavar="PART", help=f"{', '.join(PARTS)}; table, projection")
+    parser.add_argument("part", choices=[*PARTS, "table", "projection"], help="what to measure or to print")
     parser.add_argument("--text", help="a text file; tiny Shakespeare unless the part is scaling")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
     parser.add_argument("--minutes", type=number(float, 0.1, 1440), default=9.0, help="that a command may take")
