@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from base import processes
+from base import processes, slurm
 from base.command_line import answer
 from base.errors import InputError
 from base.log import log, to_console
@@ -17,7 +17,7 @@ from reports.run_list import run_list
 from sweeps.grid import begin_sweep
 from sweeps.search import begin_search
 from sweeps.search_space import take_search
-from training.exit_status import fail, refuse, requeue_before_start, run_one
+from training.exit_status import fail, refuse, run_one
 
 STARTED = time.perf_counter() - time.process_time()  # start of this process, for `minutes`
 
@@ -28,7 +28,7 @@ def cli() -> int:
         processes.end_with(int(sweep))
     processes.limit_spinning()
     to_console()
-    requeue_before_start()
+    slurm.requeue_before_start()
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ def describe_os_error(error: OSError, path: object = None) -> str:
     Temporary files and locks are named by the file or folder that they are for.
     """
     name = str(error.filename or path or "")
-    name = re.sub(r"/\.(lock|claim)$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
+    name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
     if not name or not error.strerror:
         return one_line(error.strerror or error)
     helps = {

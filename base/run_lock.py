@@ -1,16 +1,18 @@
-"""Lock run directories: one process trains in a run at a time."""
+"""Lock the directories of runs, sweeps and searches: one process works in each at a time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from base import processes
 from base.errors import InputError
 
-_held: dict[Path, Any] = {}  # this process' run directory and its lock
+_held: dict[Path, Any] = {}  # this process' directory and its lock
 
 
 def lock(run: Path) -> None:
-    """Lock a run directory until `release` or the end of this process.
+    """Lock the directory of a run, a sweep or a search until `release` or the end of this process.
 
     Raises:
         InputError: another process is training there.
@@ -18,28 +20,33 @@ def lock(run: Path) -> None:
     """
     if run in _held:
         return
-    acquired = _acquire(run, ".lock")
+    acquired = _acquire(run)
     if acquired is None:
         raise InputError(f"{run}: another process is training there; wait for it or stop it first")
     _held[run] = acquired
 
 
 def release() -> None:
-    """Unlock the run directory; later child processes are not ranks of this run."""
+    """Unlock the directory; later child processes are not ranks of this run."""
     processes.disown()
     while _held:
         _held.popitem()[1].release()
 
 
-def claim(run: Path) -> Any | None:
-    """Keep other processes from starting this run until the returned lock is released; None if one has claimed it."""
-    return _acquire(run, ".claim")
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the `lock` of a directory for a block."""
+    lock(directory)
+    try:
+        yield
+    finally:
+        release()
 
 
-def _acquire(run: Path, name: str) -> Any | None:
+def _acquire(run: Path) -> Any | None:
     from filelock import FileLock, Timeout
 
-    file_lock = FileLock(run / name, blocking=False)
+    file_lock = FileLock(run / ".lock", blocking=False)
     try:
         file_lock.acquire()
     except Timeout:
@@ -49,7 +56,7 @@ def _acquire(run: Path, name: str) -> Any | None:
 
 def in_use(run: Path) -> bool:
     """Whether another process is training there."""
-    acquired = _acquire(run, ".lock")
+    acquired = _acquire(run)
     if acquired is not None:
         acquired.release()
     return acquired is None

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from base import run_directory
+from base import run_directory, run_lock
 from base.errors import InputError
 from base.log import log
 from base.options import shown
@@ -17,9 +17,9 @@ from base.processes import here
 from base.progress import Progress
 from conf.compose import ParsedRun
 from conf.keys import HOW
-from sweeps.table import conclude, describe, write_table
+from sweeps.table import describe, show_results, write_table
 from sweeps.trial import Outcome, Runner, Trial, check_inputs, group, has_finished, make_trial, sweep_name, varied_keys
-from sweeps.trial_processes import run_trials
+from sweeps.trial_processes import exit_status, run_trials
 
 
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
@@ -58,17 +58,18 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
 
     Returns:
         The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
+
+    Raises:
+        InputError: another process runs this sweep, or the cluster refuses the jobs.
     """
     sweep = trials[0].sweep
     table = run_directory.RUNS / sweep / "sweep.csv"
     outcomes: dict[str, Outcome] = {}
     number = {trial.name: f"trial {index}/{len(trials)}" for index, trial in enumerate(trials, start=1)}
-    before = {trial.name: run_directory.summary_of(trial.directory) for trial in trials}
 
     def unfinished() -> Iterator[Trial]:
         for trial in trials:
-            now = run_directory.summary_of(trial.directory)  # another command may run the same sweep
-            done = trial.name in finished or (now.get("status") == "finished" and now != before[trial.name])
+            done = trial.name in finished
             log.info(f"{number[trial.name]}  {trial.name}{': finished before' * done}")
             if not done:
                 yield trial
@@ -79,20 +80,22 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         progress.update(1)
         log.info(f"{number[trial.name]}  {describe(trial, result)}")
 
-    log.info(f"sweep      {table.parent}: {len(trials)} trials; output: {table.parent}/TRIAL/console.log")
     fresh = not table.parent.exists()
     table.parent.mkdir(parents=True, exist_ok=True)
-    write_table(sweep, trials, outcomes)
-    try:
-        with Progress("trials", len(trials), lines=False) as progress:
-            progress.update(len(finished))
-            received = run(unfinished(), ended)
-    except InputError:  # the cluster refused the jobs
-        if fresh:
-            shutil.rmtree(table.parent)
-        raise
-    failed = [name for name, result in outcomes.items() if result.status == "failed"]
-    return conclude(write_table(sweep, trials, outcomes), failed, len(trials), table, received)
+    with run_lock.locked(table.parent):
+        log.info(f"sweep      {table.parent}: {len(trials)} trials; output: {table.parent}/TRIAL/console.log")
+        write_table(sweep, trials, outcomes)
+        try:
+            with Progress("trials", len(trials), lines=False) as progress:
+                progress.update(len(finished))
+                received = run(unfinished(), ended)
+        except InputError:  # the cluster refused the jobs
+            if fresh:
+                shutil.rmtree(table.parent)
+            raise
+        show_results(write_table(sweep, trials, outcomes), table)
+        failed = [name for name, result in outcomes.items() if result.status == "failed"]
+        return exit_status(failed, len(trials), received)
 
 
 def begin_sweep(rest: list[str], literals: dict[str, str | None], typed: list[ParsedRun]) -> int:

@@ -1,7 +1,7 @@
 """A search for settings: a sweep whose trials Optuna proposes from the results so far.
 
 `runs/<search>/` is the directory of a sweep, with `study.db` beside `sweep.csv`. A trial is RUNNING in the study until
-it has finished, was pruned or has failed by its settings; a trial that ended otherwise is resumed by the next command.
+it has finished, was pruned or has failed; one that was stopped is resumed by the next command.
 torch is not loaded here, and optuna only once a search is run.
 """
 
@@ -20,9 +20,9 @@ from base.progress import Progress
 from conf.compose import compose_configs, hydra_errors
 from conf.schema import SearchConfig
 from sweeps.search_space import Search, fingerprint, plan_search
-from sweeps.table import conclude, describe, write_table
+from sweeps.table import describe, show_results, write_table
 from sweeps.trial import Outcome, Trial, check_inputs
-from sweeps.trial_processes import run_trials
+from sweeps.trial_processes import exit_status, run_trials
 from training.study import FILE, open_study
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class SearchRun:
         trial = self.search.trial(frozen.number, {key: frozen.params[key] for key in self.search.space})
         self.trials[trial.name] = trial
         if reason := self.study.user_attrs.get(f"{trial.name} failed"):
-            self.outcomes[trial.name] = Outcome("failed", reason, by_settings=True)
+            self.outcomes[trial.name] = Outcome("failed", reason)
         return trial
 
     def proposals(self) -> Iterator[Trial]:
@@ -121,7 +121,7 @@ class SearchRun:
             self.study.tell(trial.number, run_directory.rank_of(trial.directory))
         elif result.status == "pruned":
             self.study.tell(trial.number, state=self.states.PRUNED)
-        elif result.by_settings:
+        elif result.status == "failed":
             self.study.set_user_attr(f"{trial.name} failed", result.reason)
             # The sampler then ranks it among the worst.
             self.study.tell(trial.number, state=self.states.PRUNED)
@@ -138,8 +138,7 @@ def run_search(search: Search, text: str | None) -> int:
     """Run the trials of a search up to their number, and show the results.
 
     Returns:
-        The exit status: 0; 1 where none has finished, or one has failed for another reason than its settings; 128 and
-        its number for a signal.
+        The exit status: 0; 1 where none has finished; 128 and its number for a signal.
 
     Raises:
         InputError: another process runs this search.
@@ -147,20 +146,15 @@ def run_search(search: Search, text: str | None) -> int:
     import optuna
 
     search.directory.mkdir(parents=True, exist_ok=True)
-    lock = run_lock.claim(search.directory)
-    if lock is None:
-        busy = f"{search.directory}: another process is searching there; wait for it or stop it first"
-        raise InputError(busy)
-    try:
-        running = SearchRun(search, text)
-        received = running.run()
-        results = running.write_table()
-    except optuna.exceptions.StorageInternalError as error:  # such as a full disk
-        raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error
-    finally:
-        lock.release()
-    failed = [name for name, each in running.outcomes.items() if each.status == "failed" and not each.by_settings]
-    status = conclude(results, failed, len(running.trials), search.directory / "sweep.csv", received)
+    with run_lock.locked(search.directory):
+        try:
+            running = SearchRun(search, text)
+            received = running.run()
+            results = running.write_table()
+        except optuna.exceptions.StorageInternalError as error:  # such as a full disk
+            raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error
+        show_results(results, search.directory / "sweep.csv")
+        status = exit_status([], len(running.trials), received)
     if not results or not results[0]["val_loss"]:
         return status or 1  # none has finished
     best = running.trials[Path(results[0]["directory"]).name]

@@ -45,14 +45,14 @@ class Job:
 
     trial: Trial
 
-    def __call__(self) -> Outcome | None:
+    def __call__(self) -> Outcome:
         """Run the trial; at the job's time limit it saves, and submitit requeues the job."""
         to_console()
         outcomes: list[Outcome] = []
         received = run_trials(iter([self.trial]), 1, lambda _, result: outcomes.append(result))
         if received == signal.SIGUSR2:
             signal.raise_signal(received)  # submitit's own handler
-        return outcomes[0] if outcomes else None
+        return outcomes[0] if outcomes else Outcome("interrupted")
 
     def checkpoint(self) -> Any:
         """Submitit asks at the time limit what to submit again: the same job, which resumes its trial."""
@@ -87,8 +87,6 @@ def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial
             time.sleep(0.1)
             for job in [each for each in jobs if each.done()]:
                 trial, error = jobs.pop(job), job.exception()
-                if error is None and job.result() is None:
-                    continue  # another process was running it, as the job's output says
                 failed = Outcome("interrupted") if cancelled else Outcome("failed", one_line(error)[:200])
                 ended(trial, failed if error is not None else job.result())
     return received[0] if received else None

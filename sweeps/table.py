@@ -2,9 +2,7 @@
 
 import csv
 import io
-import os
 import shlex
-import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from base.log import log
 from base.processes import here
 from base.progress import clock
 from sweeps.trial import Outcome, Trial
-from training.exit_status import requeue
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
 MAX_ROWS = 20  # trials on the leaderboard
@@ -67,27 +64,14 @@ def leaderboard(table: list[dict[str, str]]) -> str:
     return "\n".join([*shown, *more])
 
 
-def conclude(results: list[dict[str, str]], failed: list[str], count: int, table: Path, received: int | None) -> int:
-    """Show the results of several trials.
-
-    Returns:
-        The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
-    """
+def show_results(results: list[dict[str, str]], table: Path) -> None:
+    """Log the leaderboard, and what to do with the results."""
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
             log.info(f"more text  {here('python')} sample.py {shlex.quote(results[0]['directory'])}")
         log.info(f"watch      {here('tensorboard')} --logdir {shlex.quote(str(table.parent))}")
     log.info(f"table      {table}")
-    if received is not None:
-        if received == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ:
-            requeue()
-        else:
-            log.info("stopped    the same command continues")
-        return 128 + received
-    if failed:
-        log.error(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}")
-    return 1 if failed else 0
 
 
 def describe(trial: Trial, result: Outcome) -> str:

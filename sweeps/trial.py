@@ -110,12 +110,10 @@ class Outcome:
     Attributes:
         status: as in summary.json; `failed` where the process failed, `interrupted` where it was asked to stop.
         reason: of a failure, in one line.
-        by_settings: whether it failed because of its settings, so that it would fail again.
     """
 
     status: str
     reason: str = ""
-    by_settings: bool = False
 
 
 Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]

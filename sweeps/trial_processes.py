@@ -6,9 +6,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from base import run_directory, run_lock
+from base import run_directory, slurm
 from base.errors import one_line
 from base.log import log
 from base.processes import cores
@@ -48,34 +47,27 @@ def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
         return Outcome("failed", f"killed by {signal.Signals(-status).name}")
     lines = (trial.directory / "console.log").read_text("utf-8", "replace").split("\n")
     last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
-    refused = status == 2 and not list(trial.directory.glob("checkpoints/*.ckpt"))  # with one, the settings are valid
-    diverged = run_directory.summary_of(trial.directory).get("status") == "diverged"
-    return Outcome("failed", last.removeprefix("train.py: "), by_settings=refused or diverged)
+    return Outcome("failed", last.removeprefix("train.py: "))
 
 
 def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
     """Run trials, `workers` at a time; a signal stops those that run, and no more are started.
 
     Args:
-        trials: the next one is taken only when a worker is free, so that it may depend on earlier outcomes. A trial
-            that another process is running is skipped.
+        trials: the next one is taken only when a worker is free, so that it may depend on earlier outcomes.
         workers: number of trials at a time.
         ended: called at the end of each trial.
 
     Returns:
         The signal that was received, if any.
     """
-    running: dict[subprocess.Popen, tuple[Trial, Any]] = {}
+    running: dict[subprocess.Popen, Trial] = {}
     passed = 0
     with receiving() as received:
         try:
             while True:
                 while not received and len(running) < workers and (trial := next(trials, None)):
-                    trial.directory.mkdir(parents=True, exist_ok=True)
-                    if claim := run_lock.claim(trial.directory):
-                        running[start(trial, workers)] = trial, claim
-                    else:
-                        log.info(f"{trial.directory}: another process is running it")
+                    running[start(trial, workers)] = trial
                 if not running:
                     return received[0] if received else None
                 for number in received[passed:]:
@@ -84,13 +76,27 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
                 passed = len(received)
                 time.sleep(0.05)
                 for process in [each for each in running if each.poll() is not None]:
-                    trial, claim = running.pop(process)
-                    result = outcome(trial, process.returncode, bool(received))
-                    claim.release()
-                    ended(trial, result)
+                    trial = running.pop(process)
+                    ended(trial, outcome(trial, process.returncode, bool(received)))
         finally:
             for process in running:  # after an error here
                 process.kill()
+
+
+def exit_status(failed: list[str], count: int, received: int | None) -> int:
+    """Log how several trials ended; return 0, 1 where some have failed, or 128 and the number of a received signal.
+
+    At SLURM's time limit the job is requeued.
+    """
+    if received is not None:
+        if slurm.time_is_up(received):
+            slurm.requeue()
+        else:
+            log.info("stopped    the same command continues")
+        return 128 + received
+    if failed:
+        log.error(f"train.py: {len(failed)} of {count} trials failed: {'; '.join(failed)}")
+    return 1 if failed else 0
 
 
 @contextmanager

@@ -24,11 +24,12 @@ from training.callbacks.same_start import SameStart
 from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waiting
+from training.checkpoint_io import AtomicCheckpointIO
 from training.machine import choose_capture, conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
-from training.strategy import AtomicCheckpointIO, make_environment, make_strategy
+from training.strategy import make_environment, make_strategy
 from training.study import make_pruner
 
 

@@ -1,15 +1,11 @@
 """Run one configuration; turn errors into a message and an exit status."""
 
-import os
 import platform
-import signal
-import subprocess
 import sys
 import time
 import traceback
-from typing import Any
 
-from base import processes, run_directory, run_lock
+from base import processes, run_directory, run_lock, slurm
 from base.errors import InputError, describe_os_error, one_line
 from base.log import log
 from conf.schema import Config
@@ -44,31 +40,6 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
     return status
 
 
-def requeue() -> None:
-    """Ask SLURM to start this job again; log it first, because SLURM then ends all processes of the job."""
-    job = os.environ["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    log.info(f"SLURM job {job} is requeued, to continue this run")
-    try:
-        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = one_line(getattr(error, "stderr", None) or error)
-        log.error(f"SLURM job {job} could not be requeued: {reason}")
-
-
-def requeue_before_start() -> None:
-    """Have SLURM's SIGUSR1 requeue the job, as long as there is nothing to save."""
-
-    def leave(number: int, _: Any) -> None:
-        if processes.rank() == 0:
-            requeue()
-        os._exit(128 + number)
-
-    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, leave)
-
-
 def refuse(error: Exception) -> int:
     """Print wrong input in one line; of several ranks, normally rank 0 alone."""
     where = ""
@@ -95,7 +66,7 @@ def explain(error: Exception) -> int | None:
         return 1
     if not isinstance(error, Stopped):
         return None
-    if error.number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ and processes.rank() == 0:
-        requeue()
+    if slurm.time_is_up(error.number) and processes.rank() == 0:
+        slurm.requeue()
     # The exit status of rank 0 counts: that of the others must not look like a failure.
     return 0 if processes.started_by_another_rank() else 128 + error.number

@@ -1,4 +1,4 @@
-"""Lightning plug-ins: strategies for several devices (DDP, FSDP2), the cluster environment, checkpoint files."""
+"""Lightning plug-ins: strategies for several devices (DDP, FSDP2) and the cluster environment."""
 
 import copy
 import os
@@ -6,22 +6,19 @@ import signal
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from base import processes
-from gpt.checkpoint import build, is_finite, model_state, read, save, write_model
+from gpt.checkpoint import build, model_state
 from gpt.model import GPT
 from gpt.sharded_tensors import shard_like, whole
-from training.errors import Diverged
 from training.module import LitGPT
 
 
@@ -112,34 +109,3 @@ def whole_model(trainer: L.Trainer, module: LitGPT) -> GPT | None:
         return module.net if trainer.is_global_zero else None
     gathered = trainer.strategy.lightning_module_state_dict()
     return build(module.model_config, model_state(gathered)) if trainer.is_global_zero else None
-
-
-class AtomicCheckpointIO(CheckpointIO):
-    """Read and write checkpoints by `gpt.checkpoint`: atomically, and without running code on loading.
-
-    Args:
-        resumed: the contents of the checkpoint that the run continues from, so that it is read only once.
-    """
-
-    def __init__(self, resumed: dict[str, Any] | None = None) -> None:
-        self.resumed = resumed
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the model as `last.safetensors`, then `checkpoint`.
-
-        Raises:
-            Diverged: a value is NaN or infinite; nothing is written.
-        """
-        if not is_finite(checkpoint):
-            raise Diverged(f"step {checkpoint['global_step']} has left weights that are NaN or infinite: not saved")
-        write_model(Path(path).with_name("last.safetensors"), checkpoint)
-        save(path, checkpoint)
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read and verify a checkpoint."""
-        contents, self.resumed = self.resumed, None
-        return read(path) if contents is None else contents
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete a checkpoint."""
-        Path(path).unlink(missing_ok=True)

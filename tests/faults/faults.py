@@ -29,11 +29,11 @@ import gpt.optim
 import reports.picture_process
 import reports.tensorboard
 import training.callbacks.pictures
+import training.checkpoint_io
 import training.finish
 import training.machine
 import training.module
 import training.outcome
-import training.strategy
 import training.summary
 from base import processes
 from training.callbacks.checkpoints import Checkpoints
@@ -132,7 +132,7 @@ def in_write(number: int, size: int) -> None:
 
         gpt.checkpoint.open = opened  # type: ignore[attr-defined]
 
-    before(training.strategy, "save", the(number, arrange))
+    before(training.checkpoint_io, "save", the(number, arrange))
 
 
 def before_rename(number: int, name: str) -> None:

@@ -93,7 +93,7 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     command += ["hparams_search.seed=3", "hparams_search.startup=9"]  # 4, 2, 2 and then 3 heads
     process = Process(*command, fault=(faults.wait_for_file, 15, "go"))
     wait_for(Path("waiting").exists, process)
-    one_line(run(*command), 2, "runs/found: another process is searching there; wait for it or stop it first")
+    one_line(run(*command), 2, "runs/found: another process is training there; wait for it or stop it first")
     process.signal(signal.SIGINT)
     time.sleep(2)  # until the trials are told
     Path("go").touch()

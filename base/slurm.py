@@ -1,0 +1,40 @@
+"""Requeue a SLURM job that is about to reach its time limit. Imports nothing heavy."""
+
+import os
+import signal
+import subprocess
+from typing import Any
+
+from base import processes
+from base.errors import one_line
+from base.log import log
+
+
+def time_is_up(number: int | None) -> bool:
+    """Whether a signal is the one by which SLURM says that this job will soon reach its time limit."""
+    return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
+
+
+def requeue() -> None:
+    """Ask SLURM to start this job again; log it first, because SLURM then ends all processes of the job."""
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    log.info(f"SLURM job {job} is requeued, to continue this run")
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = one_line(getattr(error, "stderr", None) or error)
+        log.error(f"SLURM job {job} could not be requeued: {reason}")
+
+
+def requeue_before_start() -> None:
+    """Have SLURM's SIGUSR1 requeue the job, as long as there is nothing to save."""
+
+    def leave(number: int, _: Any) -> None:
+        if processes.rank() == 0:
+            requeue()
+        os._exit(128 + number)
+
+    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, leave)
