@@ -170,10 +170,14 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     _parents.extend([run_lock._held, sys.stdout, sys.stderr])
     run_lock._held = {}
     gc.enable()
+    end_with(lambda: (_begin(variables, arguments), train_script.cli())[1])
+
+
+def end_with(work: Callable[[], Any]) -> None:
+    """Do this and end this process, as if it were the whole of a program that returns its status."""
     status: Any = 1
     try:
-        _begin(variables, arguments)
-        status = train_script.cli()
+        status = work()
     except SystemExit as stop:
         status = stop.code
     except BaseException:

@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import base.progress
 from tests.conftest import ROOT
-from tests.faults.processes import fork
+from tests.faults.processes import end_with, fork
 
 MB = 2**20
 TEXT, LINE = "text.txt", "line.txt"  # which the programs read, of the letters in tests/model_files.py
@@ -82,35 +82,25 @@ def _serve(asked: Connection, folder: Path) -> None:
             place, work, given = asked.recv()
             pid = os.fork()
             if pid == 0:
-                _work(place, work, given, folder)
+                end_with(partial(_work, place, work, given, folder))
             _, status, used = os.wait4(pid, 0)
             texts = [(folder / name).read_text("utf-8", "replace") for name in ("out", "err")]
             seconds = used.ru_utime + used.ru_stime
             asked.send(Cost(os.waitstatus_to_exitcode(status), *texts, used.ru_maxrss * 1024, seconds))
 
 
-def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folder: Path) -> None:
-    status: Any = 1
-    try:
-        os.chdir(place)
-        base.progress.LINE_SECONDS = 1e6  # how busy the machine is does not show in what a program says
-        os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
-        for number, name in enumerate(("out", "err"), start=1):
-            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
-        signal.alarm(WALL)
-        status = work(*given)
-    except SystemExit as stop:
-        status = stop.code
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(status or 0))
+def _work(place: str, work: Callable[..., object], given: tuple[Any, ...], folder: Path) -> object:
+    os.chdir(place)
+    base.progress.LINE_SECONDS = 1e6  # how busy the machine is does not show in what a program says
+    os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
+    for number, name in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
+    signal.alarm(WALL)
+    return work(*given)
 
 
 def _program(program: str, model: str) -> object:

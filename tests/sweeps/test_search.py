@@ -158,10 +158,19 @@ WRONG = {  # what is typed, and what is said of it
     "optim.min_lr=tag(log,interval(0,0.001))": r"tag\(log.* above 0",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1", "workers=0": "workers=0.* at least 1",
     "model.norm=interval(0,1)": "(?=.*model.norm)(?=.*layernorm, rmsnorm).*choice",
-    "model.heads=2,5": "model.heads=5.* must divide model.dim=32", "workers=1,2": "workers.* one value for all trials",
-    "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*interval\(a,b\)", "data.path=none.txt": "none.txt.* no such file",
+    "model.heads=2,5": "model.heads=5.* must divide model.dim=32",
+    "workers=1,2": "workers: must have one value for all trials of a search",
+    "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*a search takes interval\(a,b\)",
+    "data.path=none.txt": "none.txt.* no such file",
     "data.batch=3,5 trainer.devices=2": "data.batch=3.* multiple of 2 devices", "name=a/b": "name=a/b.* slash",
-    "resume=runs/first": "resume=runs/first.* without resume", "--cfg=job": "--cfg=job",
+    "resume=runs/first": "resume=runs/first.* without resume", "--cfg=job": "--cfg=job: shows the settings of one run",
+    "optim.lr=tag(log,choice(0.001,0.01))": r"goes around interval\(a,b\)",
+    "model.dropout=tag(log,interval(0,0.1))": "needs a lower bound above 0",
+    "optim.lr=interval(0.1,0.1)": "the lower bound must be below the upper",
+    "model.heads=range(4,4)": "holds no values",
+    "data.tokenizer=interval(0,1)": "data.tokenizer takes one of char, byte; list the values",
+    "launcher=slurm": "whose trials are processes of this machine",
+    f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search: every key of the space is fixed",
 }  # fmt: skip
 
 
@@ -170,7 +179,7 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
         ended = train("hparams_search=default", *shlex.split(typed))
         one_line(ended, 2)
         assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
-    one_line(train("hparams_search.trials=5"), 2, "goes with hparams_search=default")
+    one_line(train("hparams_search.trials=5"), 2, "hparams_search.trials: goes with hparams_search=default")
 
 
 def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call) -> None:
