@@ -50,19 +50,22 @@ def imports() -> set[str]:
     return found
 
 
-def test_every_package_that_is_imported_is_declared() -> None:
+def test_every_package_that_is_imported_is_declared_and_each_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [extra for name, extra in project["optional-dependencies"].items() if name != "dev"]
-    requirements = map(Requirement, sum(extras, project["dependencies"]))
-    declared = {canonicalize_name(each.name): each for each in requirements}
+    development = [Requirement(each) for each in project["optional-dependencies"].pop("dev")]
+    ordinary = [Requirement(each) for each in sum(project["optional-dependencies"].values(), project["dependencies"])]
+    declared = {canonicalize_name(each.name) for each in ordinary}
     ours = {*sys.stdlib_module_names, *PACKAGES, *modules_of()}
     installed = packages_distributions()  # module -> distributions; a module that is not installed has its own name
     for module in sorted({name.split(".")[0] for name in imports()} - ours):
         names = [canonicalize_name(name) for name in installed.get(module, [module])]
-        assert set(names) & declared.keys(), f"{module}: pyproject.toml declares none of {', '.join(names)}"
-    pins = dict(re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    pinned = {canonicalize_name(name): version for name, version in pins.items()}
-    assert [str(each) for name, each in declared.items() if pinned[name] not in each.specifier] == []
+        assert set(names) & declared, f"{module}: pyproject.toml declares none of {', '.join(names)}"
+    # To an exact version of a public index, so to no local one.
+    pins = re.findall(r"^[^#].*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[0-9][A-Za-z0-9.]*", pin)] == []
+    pinned = {canonicalize_name(name): version for name, version in (pin.split("==") for pin in pins)}
+    every = ordinary + development
+    assert [str(each) for each in every if pinned[canonicalize_name(each.name)] not in each.specifier] == []
 
 
 PROBE = """
