@@ -92,7 +92,7 @@ class TrainerConfig:
 class WatchConfig:
     """What TensorBoard shows besides the curves; it does not change training."""
 
-    pictures: bool = option(True, "plot attention, surprisal and calibration at each validation (logger=tensorboard)")
+    pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
         [], "attention heads to plot, layers and heads from 0, as in [L0H1,L3H0]; []: up to 4 across the layers"
     )

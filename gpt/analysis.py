@@ -11,42 +11,6 @@ from gpt.evaluation import surprisals
 from gpt.model import GPT, Block
 from gpt.position_tables import position_tables
 
-BINS = 10  # of confidence
-
-
-class Calibration(NamedTuple):
-    """How often the most likely token was right, by the probability that the model gave it.
-
-    Source: Guo et al., On Calibration of Modern Neural Networks, arXiv:1706.04599, equations 1 to 3.
-
-    Attributes:
-        counts: (BINS,) int64, predictions in each bin: bin m has confidences above m / BINS, up to (m + 1) / BINS.
-        confidence: (BINS,) float64, mean confidence of each bin; 0 where it is empty.
-        accuracy: (BINS,) float64, fraction of each bin that was right; 0 where it is empty.
-        error: the expected calibration error: the mean difference of the two, weighted by the counts.
-    """
-
-    counts: Tensor
-    confidence: Tensor
-    accuracy: Tensor
-    error: float
-
-
-def calibration_totals(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum count, confidence and accuracy of predictions in each bin: (N, V), (N,) -> (3, BINS) float64 on the CPU."""
-    confidence, guess = logits.float().softmax(-1).max(-1)  # (N,)
-    values = torch.stack((torch.ones_like(confidence), confidence, guess == targets)).cpu().double()  # (3, N)
-    bins = ((confidence * BINS).ceil().long() - 1).clamp(min=0).cpu()  # (N,)
-    return torch.zeros(3, BINS, dtype=torch.float64).index_add(1, bins, values)
-
-
-def calibration(totals: Tensor) -> Calibration:
-    """Turn (3, BINS) totals into a `Calibration`."""
-    counts, confidence, right = totals  # (BINS,)
-    least = counts.clamp(min=1)
-    error = float((right - confidence).abs().sum() / counts.sum().clamp(min=1))
-    return Calibration(counts.long(), confidence / least, right / least, error)
-
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Compute what the plots of a model show: attention, surprisal, calibration, histograms."""
+"""Compute what the plots of a model show: attention, surprisal, histograms."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpt.analysis import attention_maps, calibration
+from gpt.analysis import attention_maps
 from gpt.evaluation import predictions, surprisals
 from gpt.model import GPT
 
@@ -40,14 +40,11 @@ class PicturedText:
     windows: list[tuple[Tensor, Tensor, Tensor]]
 
 
-def plots(
-    model: GPT, totals: Tensor, shown: PicturedText, heads: list[tuple[int, int]], step: int
-) -> Iterator[dict[str, Any]]:
+def plots(model: GPT, shown: PicturedText, heads: list[tuple[int, int]], step: int) -> Iterator[dict[str, Any]]:
     """Yield a dict for each plot: `tag`, `step`, and `name` and `arguments` of the function that draws it.
 
     Args:
         model: the model.
-        totals: of its calibration, see `gpt.analysis.calibration_totals`.
         shown: the passage.
         heads: (layer, head) of each attention plot; empty for up to `NUM_HEADS` across the layers.
         step: optimizer steps so far.
@@ -66,8 +63,6 @@ def plots(
     nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
     bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
     yield plot("view/surprisal", "surprisal", characters=shown.characters, bits=bits)
-
-    yield plot("view/calibration", "calibration", **calibration(totals)._asdict())
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:

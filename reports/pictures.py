@@ -1,4 +1,4 @@
-"""Plot attention, surprisal and calibration as PNG, from arrays. The only file with matplotlib."""
+"""Plot attention and surprisal as PNG, from arrays. The only file with matplotlib."""
 
 import io
 from collections.abc import Iterable
@@ -96,28 +96,6 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
             add_character(axes, column, row, character, 8.5, ink)
     axes.set_axis_off()
     add_colour_bar(figure, image, 0.38 / height, "bits", range(0, int(MAX_BITS) + 1, 2))
-    return png(FigureCanvasAgg(figure), draw=True)
-
-
-def calibration(step: int, counts: np.ndarray, confidence: np.ndarray, accuracy: np.ndarray, error: float) -> bytes:
-    """Plot a reliability diagram; see `gpt.analysis.Calibration` for the arrays (M,) and the error."""
-    figure = Figure(SIZE, dpi=DPI)
-    upper, _ = add_axes(figure, f"How sure, and how right? Step {step:,}", 0.15, 0.35, 0.97, 0.92)
-    lower, _ = add_axes(figure, "", 0.15, 0.13, 0.97, 0.30)
-    edges, width, there = np.linspace(0, 1, len(counts) + 1)[:-1], 1 / len(counts), counts > 0
-    upper.bar(edges, accuracy, width, align="edge", color="#9ecae1", edgecolor="white")
-    upper.plot([0, 1], [0, 1], "--", color=FAINT, linewidth=1)
-    upper.plot(confidence[there], accuracy[there], "o-", color="#0072b2", markersize=4, linewidth=1.2)
-    upper.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=np.linspace(0, 1, 6))
-    upper.set_ylabel("how often it was right", fontsize=9, color=INK)
-    said = f"expected calibration error {error:.3f}\nabove the dashes: too modest\nbelow: too sure"
-    upper.text(0.03, 0.97, said, transform=upper.transAxes, va="top", fontsize=8, color=INK, linespacing=1.4)
-    lower.bar(edges, counts, width, align="edge", color="#c0c0c0", edgecolor="white")
-    most = int(counts.max())
-    lower.set(xlim=(0, 1), ylim=(0, 1.05 * max(most, 1)), xticks=np.linspace(0, 1, 6), yticks=[])
-    lower.text(0.02, 0.9, f"{most:,} at most", transform=lower.transAxes, va="top", **SMALL)
-    lower.set_ylabel("how many", fontsize=9, color=INK)
-    lower.set_xlabel("confidence in the most likely character", fontsize=9, color=INK)
     return png(FigureCanvasAgg(figure), draw=True)
 
 

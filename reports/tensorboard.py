@@ -36,7 +36,6 @@ LAYOUT = {
     "Is the machine busy?": {
         "characters per second": _chart("perf/chars_per_s"),
         "share of peak (MFU)": _chart("perf/mfu"),
-        "share of a step's time": _chart("time/.*"),
         "memory (GiB)": _chart("perf/memory_gib"),
     },
 }

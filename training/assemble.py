@@ -98,11 +98,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
             conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
             config.trainer.timeout,
         ),
-        metrics=Metrics(
-            config.data.batch * config.model.context,
-            len(text.train) / text.characters["train"],
-            warn=config.minutes is None,
-        ),
+        metrics=Metrics(config.data.batch * config.model.context, len(text.train) / text.characters["train"]),
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
         configured=make(config.callbacks),
         prune=_build_prune(plan),

@@ -76,7 +76,7 @@ class LitGPT(L.LightningModule):
         self.unread: list[tuple[int, Tensor]] = []  # steps with loss and gradient norm, still on the device
         self.score: Score | None = None  # of the last validation
         self.scored_step = -1
-        self.end_phase: Callable[[str], None] = lambda phase: None  # called at the end of each phase of a step
+        self.end_pause: Callable[[], None] = lambda: None  # called after a validation or a checkpoint
 
     def configure_model(self) -> None:
         """Shard with FSDP2, each block for itself; weights are gathered in fp32, which validation needs."""
@@ -187,7 +187,6 @@ class LitGPT(L.LightningModule):
             Diverged: the loss or the gradient norm is NaN or infinite on any device; the weights are unchanged. On an
                 asynchronous device, `read` raises it later.
         """
-        self.end_phase("data")
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
@@ -224,7 +223,6 @@ class LitGPT(L.LightningModule):
             optimizer.step()
             optimizer.zero_grad()
         self.unread.append((step, outcome))
-        self.end_phase("optimizer")
         return {"loss": outcome[0]}
 
     def _gradients(self, batch: Tensor) -> Tensor:
@@ -238,9 +236,7 @@ class LitGPT(L.LightningModule):
                 with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
                     logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
                 part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
-                self.end_phase("forward")
                 self.manual_backward(part)
-                self.end_phase("backward")
             loss += part.detach()
         return loss
 
@@ -275,11 +271,8 @@ class LitGPT(L.LightningModule):
             if not math.isfinite(value):
                 raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.end_phase("other")
-
     def on_validation_end(self) -> None:
-        self.end_phase("validation")
+        self.end_pause()
 
     def _gradient_sync(self, now: bool) -> Any:
         """Return a context in whose backward pass gradients are averaged over ranks only if `now`."""
@@ -291,13 +284,11 @@ class LitGPT(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self.totals = torch.zeros(4, dtype=torch.float64)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> Tensor:
-        """Add up the loss of one batch of windows, in fp32; return the logits, (B, T, V), for callbacks."""
+    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
+        """Add up the loss of one batch of windows, in fp32."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
-            logits = self.net(inputs)
-            self.totals += window_totals(logits, targets, counted, self.token_sizes)
-        return logits
+            self.totals += window_totals(self.net(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
         """Sum over devices and log `val/loss`, `val/bpc` and `val/bpb`."""

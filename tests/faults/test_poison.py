@@ -1,7 +1,5 @@
 """Numbers that are none stop a run before they reach a weight, and none ever reaches a checkpoint."""
 
-import math
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,10 +9,9 @@ from gpt import model_file
 from gpt.checkpoint import is_finite, read
 from tests.conftest import one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, events, run, run_ranks
+from tests.faults.processes import MUON, run, run_ranks
 from tests.faults.test_checkpoints import contents_of
 from tests.faults.test_resume import assert_as_if_never_touched
-from training.callbacks.metrics import Spikes
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
@@ -55,25 +52,3 @@ def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
         said = f"step {batch // 2 + 1}: the loss is nan (batch {batch // 2} of seed 0)"
         one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", f"step-000000{newest}.ckpt")
         shutil.rmtree("runs")
-
-
-def test_spikes_are_counted_and_logged(whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.both, (faults.spoil_loss, 4 * 22, 40.0), (faults.at_step, 27)))
-    jump = re.search(r"step 23: the loss jumped to (\d+\.\d+) from about (\d+\.\d+)", ended.out)
-    assert jump and float(jump[1]) > 2 * float(jump[2])
-    assert run("name=cut", "resume=auto", *MUON, fault=(faults.spoil_loss, 4 * 2, 40.0)).status == 0
-    assert events(Path("runs/cut"))["train/loss_spikes"] == [(5, 0), (10, 0), (15, 0), (20, 0), (25, 1), (30, 1)]
-    assert {count for _, count in events(whole(MUON))["train/loss_spikes"]} == {0}
-
-
-def test_what_a_spike_is() -> None:
-    def count(losses: list[float]) -> int:
-        spikes = Spikes()
-        for loss in losses:
-            spikes.update(loss)
-        return spikes.count
-
-    falling = [1.5 + 3 * 0.97**step + 0.1 * math.sin(37 * step) for step in range(300)]
-    assert count(falling) == 0
-    assert count([*falling, 6.0, *falling[-20:], 5.0]) == 2
-    assert count([9.0, 1.0] * 9) == 0, "nothing is usual yet"

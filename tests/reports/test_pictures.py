@@ -54,29 +54,20 @@ def test_what_a_character_cost_is_its_colour() -> None:
 def test_what_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
     monkeypatch.setattr(pictures, "png", lambda canvas, **_: figures.append(canvas.figure))
-    pictures.calibration(3, np.array([4, 0, 2]), np.array([0.2, 0, 0.9]), np.array([0.25, 0, 0.8]), 0.07)
     pictures.surprisal(1, ["a", "\n", "b"], np.array([1.0, 2.0, 3.0]))
-    upper, lower = figures[0].axes
-    diagonal, measured = (line.get_xydata().tolist() for line in upper.lines)
-    assert diagonal == [[0, 0], [1, 1]] and measured == [[0.2, 0.25], [0.9, 0.8]]
-    assert (*upper.get_xlim(), *upper.get_ylim()) == (0, 1, 0, 1) and len(upper.get_yticks()) == 6
-    assert [bar.get_height() for bar in upper.patches] == [0.25, 0, 0.8]
-    assert [bar.get_height() for bar in lower.patches] == [4, 0, 2]
-    assert [(each.get_position(), each.get_text()) for each in lower.texts] == [((0.02, 0.9), "4 at most")]
-    axes, scale = figures[1].axes
+    axes, scale = figures[0].axes
     np.testing.assert_allclose(axes.images[0].get_array()[:, :2].filled(0), [[1, 2], [3, 0]])
     assert list(scale.get_xticks()) == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.slow
 def test_everything_can_be_drawn() -> None:
-    nothing = np.zeros(10)
     for png in (
         pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
         pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
         pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than fit
-        pictures.surprisal(1, ["\n"], np.zeros(1)), pictures.calibration(0, nothing.astype(int), nothing, nothing, 0.0),
-    ):  # fmt: skip
+        pictures.surprisal(1, ["\n"], np.zeros(1)),
+    ):
         picture = pixels(png)
         assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
 

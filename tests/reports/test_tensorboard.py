@@ -98,7 +98,7 @@ def test_texts_go_unharmed_through_the_browser(board: Any, runs: Path) -> None:
 def test_pictures_are_there_at_every_validation_and_histograms_on_request(board: Any) -> None:
     page = board("images")
     loaders = page.locator("tf-image-loader")
-    assert loaders.count() == 2 * (4 + 2)  # runs, of heads and of what else there is
+    assert loaders.count() == 2 * (4 + 1)  # runs, of heads and of what else there is
     for number in range(loaders.count()):
         loader = loaders.nth(number)
         loader.scroll_into_view_if_needed()

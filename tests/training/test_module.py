@@ -78,7 +78,6 @@ def test_repeated_steps_are_the_steps(train: Train, recording: Callable) -> None
 def test_a_stopped_run_goes_on_bit_for_bit(train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     recording(record)
     typed = [*STEPS, "model.dropout=0.1", "trainer.log_every_n_steps=5"]
-    monkeypatch.setattr("training.callbacks.metrics.FIRST_STEPS", 0)
     assert train("name=whole", *typed).status == 0
     with monkeypatch.context() as patched:
         patched.setattr(LitGPT, "training_step", LitGPT.training_step)  # put back afterwards
@@ -112,7 +111,6 @@ def test_checkpoints_are_those_of_a_run_that_repeats_nothing(train: Train, recor
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
     train: Train, recording: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.callbacks.metrics.FIRST_STEPS", 0)
     read, reads = LitGPT.read, []
 
     def reading(module: LitGPT) -> Any:

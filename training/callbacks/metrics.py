@@ -1,10 +1,8 @@
 """Measure training, log the values and show progress."""
 
 import math
-import statistics
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -18,46 +16,13 @@ from base.progress import clock
 from gpt.cuda_graph import WARMUP_STEPS
 from gpt.optim import lr_at
 from reports.tensorboard import layout
-from training.callbacks.phase_timer import PhaseTimer
 from training.callbacks.weight_updates import relative_updates
 from training.history import History
 from training.module import LitGPT
 from training.peak_flops import peak_flops
 
 LINE_SECONDS = 10.0  # seconds between progress lines where there is no bar
-LONG_RUN_SECONDS = 180.0  # seconds from which a run is called long
-FIRST_STEPS = 20  # steps of a process whose losses are read one by one
 MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
-MIN_SPIKE_STEPS = 20  # steps before the first that may be a spike
-MAX_SPIKES_LOGGED = 10
-
-
-@dataclass
-class Spikes:
-    """Count losses far above their running mean.
-
-    Attributes:
-        count: spikes so far.
-        usual: running mean of the loss, nats per token.
-        spread: running mean of the distance from it.
-        seen: losses so far.
-    """
-
-    count: int = 0
-    usual: float = 0.0
-    spread: float = 0.0
-    seen: int = 0
-
-    def update(self, loss: float) -> bool:
-        """Add the loss of a step; return whether it is a spike."""
-        spike = self.seen >= MIN_SPIKE_STEPS and loss > self.usual + max(0.1 * self.usual, 6 * self.spread)
-        distance = abs(loss - self.usual) if self.seen else 0.0
-        self.seen += 1
-        weight = max(1 / self.seen, 0.05)  # of a new loss
-        self.spread += weight * (distance - self.spread)
-        self.usual += weight * (loss - self.usual)
-        self.count += spike
-        return spike
 
 
 class Metrics(L.Callback):
@@ -68,14 +33,11 @@ class Metrics(L.Callback):
     Args:
         tokens_per_step: tokens trained on in one step, over all devices.
         tokens_per_character: of the training text; 1 unless tokens are bytes.
-        warn: whether to announce what takes long; not with `minutes=`.
     """
 
-    def __init__(self, tokens_per_step: int, tokens_per_character: float, warn: bool) -> None:
-        self.warn = warn
+    def __init__(self, tokens_per_step: int, tokens_per_character: float) -> None:
         self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
-        self.spikes = Spikes()
         self.losses = History(1000)  # [step, training loss]
         self.validations = History(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, with validations and checkpoints
@@ -95,7 +57,6 @@ class Metrics(L.Callback):
             "loss_sum": self.loss_sum,
             "loss_count": self.loss_count,
             "clipped": self.clipped,
-            "spikes": vars(self.spikes),
             "history": {"losses": self.losses.state_dict(), "validations": self.validations.state_dict()},
             "seconds": self.seconds + (time.perf_counter() - self.started if self.started else 0.0),
             "stepping": self.stepping,
@@ -106,7 +67,6 @@ class Metrics(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for key in ("loss_sum", "loss_count", "clipped", "seconds", "stepping", "stepped"):
             setattr(self, key, state_dict[key])
-        self.spikes = Spikes(**state_dict["spikes"])
         self.losses.load_state_dict(state_dict["history"]["losses"])
         self.validations.load_state_dict(state_dict["history"]["validations"])
 
@@ -117,15 +77,14 @@ class Metrics(L.Callback):
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
-        self.started = self.last_line = time.perf_counter()
-        pl_module.end_phase = self.phases = PhaseTimer(pl_module.device, replayed=pl_module.capture is not None)
-        unknown = ["perf/mfu"] * (not self.peak) + ["time/.*"] * (not self.phases.available)
+        self.started = self.last_line = self.marked = time.perf_counter()
+        self.unassigned = 0.0  # seconds of steps up to `marked` that are not assigned to a step yet
+        pl_module.end_pause = self._end_pause
         if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_custom_scalars(layout(unknown))
+                    logger.experiment.add_custom_scalars(layout([] if self.peak else ["perf/mfu"]))
         self.logged = self.stepping, self.stepped
-        self.first_steps: list[float] = []
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
             self.bar = tqdm(
@@ -135,7 +94,7 @@ class Metrics(L.Callback):
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
-        if trainer.is_global_zero and pl_module.compile_step and self.warn:
+        if trainer.is_global_zero and pl_module.compile_step:
             log.info("compiling  about 20 seconds the first time, a few after that")
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -147,33 +106,27 @@ class Metrics(L.Callback):
         assert isinstance(pl_module, LitGPT)
         step = trainer.global_step
         count = step - self.start_step  # steps of this process
-        read = count <= FIRST_STEPS or self._is_logged(trainer, step)
+        read = count == self.num_slow or self._is_logged(trainer, step)
         if read or not pl_module.asynchronous or len(pl_module.unread) >= MAX_UNREAD:
             self._read_losses()
-        self.phases("other")
-        seconds = self.phases.take()
+        self._end_step_time()
         if count > self.num_slow:
-            self.stepping += seconds
+            self.stepping += self.unassigned
             self.stepped += 1
-        else:
-            self.phases.clear()
-        if count <= FIRST_STEPS:
-            self.first_steps.append(seconds)
-        if count == FIRST_STEPS and self.warn:
-            self._warn_if_long(trainer, step)
+        self.unassigned = 0.0
         if self._is_logged(trainer, step):
             self._log(trainer, pl_module, step)
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
-        self.phases.recording = self._is_logged(trainer, step + 1)
         if step == trainer.max_steps:
             trainer.should_stop = True  # has Lightning validate once more, whatever the interval
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
-        if self.started and pl_module.asynchronous:
-            self._read_losses()
-            self.phases("other")  # waiting for the queued steps is not part of the validation
+        if self.started:
+            if pl_module.asynchronous:
+                self._read_losses()  # waiting for the queued steps is not part of the validation
+            self._end_step_time()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
@@ -199,14 +152,19 @@ class Metrics(L.Callback):
             if self.bar is not None:
                 self.bar.close()
 
+    def _end_step_time(self) -> None:
+        now = time.perf_counter()
+        self.unassigned, self.marked = self.unassigned + now - self.marked, now
+
+    def _end_pause(self) -> None:
+        self.marked = time.perf_counter()
+
     def _read_losses(self) -> None:
-        for step, loss, grad_norm in self.module.read():
+        for _, loss, grad_norm in self.module.read():
             self.loss_sum += loss
             self.loss_count += 1
             self.clipped += 0 < self.module.optim_config.clip < grad_norm
-            self.grad_norm, usual = grad_norm, self.spikes.usual
-            if self.spikes.update(loss) and self.module.global_rank == 0 and self.spikes.count <= MAX_SPIKES_LOGGED:
-                log.info(f"step {step + 1}: the loss jumped to {loss:.4f} from about {usual:.4f}")
+            self.grad_norm = grad_norm
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
@@ -218,7 +176,6 @@ class Metrics(L.Callback):
         values = {
             "train/loss": loss,
             "train/bpc": bits,
-            "train/loss_spikes": self.spikes.count,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": self.grad_norm,
         }
@@ -231,9 +188,7 @@ class Metrics(L.Callback):
             on_gpu = module.device.type == "cuda"
             memory = torch.cuda.max_memory_allocated(module.device) if on_gpu else psutil.Process().memory_info().rss
             values["perf/memory_gib"] = memory / 2**30  # the peak on a GPU, the present elsewhere
-            values |= {f"time/{phase}": share for phase, share in self.phases.shares().items()}
             del self.before
-        self.phases.clear()
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         self.logged = self.stepping, self.stepped
         speed = steps * self.tokens_per_step / seconds if steps else None
@@ -251,13 +206,3 @@ class Metrics(L.Callback):
             left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
             log.info(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
-
-    def _warn_if_long(self, trainer: L.Trainer, step: int) -> None:
-        per_step = statistics.median(self.first_steps)
-        left = (trainer.max_steps - step) * per_step
-        if left > LONG_RUN_SECONDS and trainer.is_global_zero:
-            fits = max(50, int((120 / per_step) // 50 * 50))
-            log.info(
-                f"at the speed of this machine {trainer.max_steps} steps take about {clock(left)}; "
-                f"trainer.max_steps={fits} takes about {clock(fits * per_step)}"
-            )

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning as L
-import torch
 
 from base.errors import one_line
 from base.log import log
 from conf.schema import WatchConfig
-from gpt.analysis import BINS, calibration_totals
 from reports.picture_data import PicturedText, histograms, plots
 from reports.picture_process import Renderer
 from reports.tensorboard_private import Summary
@@ -37,17 +35,6 @@ class Pictures(L.Callback):
         self.failed = False
         self.warned = False  # that validations come faster than pictures are rendered
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
-        self.totals = torch.zeros(3, BINS, dtype=torch.float64)
-
-    def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        """Add up confidence and accuracy, over rank 0's share of the windows."""
-        if self.config.pictures and trainer.is_global_zero and boards(trainer):
-            _, targets, counted = batch
-            self.totals += calibration_totals(outputs[counted], targets[counted])
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
         if not boards(trainer) or not (self.config.pictures or self.config.histograms):
@@ -67,7 +54,7 @@ class Pictures(L.Callback):
                     log.info("pictures   are drawn more slowly than validations come: some are left out")
                 self.warned = True
                 return
-            self._send(plots(model, self.totals, self.shown, self.config.heads(), step))
+            self._send(plots(model, self.shown, self.config.heads(), step))
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         def write(step: int, summary: Summary) -> None:

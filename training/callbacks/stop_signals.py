@@ -54,7 +54,7 @@ class StopSignals(L.Callback):
         # One reduction per step for both questions; the second is asked only where a checkpoint was saved.
         if self._any_rank(trainer, self.received is not None or self.checkpoints.due):
             self.checkpoints.save(trainer)
-            pl_module.end_phase("checkpoint")
+            pl_module.end_pause()
             self._stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:

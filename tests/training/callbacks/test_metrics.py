@@ -14,7 +14,6 @@ import torch
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import training.callbacks.metrics
-import training.callbacks.phase_timer
 from data.config import DataConfig
 from data.open_text import open_text
 from reports import terminal
@@ -23,7 +22,6 @@ from tests.conftest import Ended, assert_same_weights, board, last, summary
 from tests.faults import faults
 from tests.faults.processes import run_ranks
 from tests.training.callbacks.test_pictures import TAGS, images
-from training.callbacks.phase_timer import PHASES, PhaseTimer
 
 Train = Callable[..., Ended]
 
@@ -114,50 +112,18 @@ TAKES = {  # seconds on a clock of the test's own, in what does the work of each
 }  # fmt: skip
 
 
-def test_time_goes_where_it_is_spent(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_leaves_out_validations_and_checkpoints(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1.0]
     for target, seconds in TAKES.items():
         owner, _, name = target.rpartition(".")
         owner = resolve_name(owner)
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
         faults.before(owner, name, lambda *_, takes=seconds, **__: now.append(now[-1] + takes))
-    for module in (training.callbacks.metrics, training.callbacks.phase_timer):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    monkeypatch.setattr(training.callbacks.metrics, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
     assert train("name=a", "data.micro_batch=4", *steps).status == 0
-    for phase, share in zip(PHASES, (1, 4, 8, 2, 1), strict=True):
-        assert scalars("a", f"time/{phase}") == pytest.approx(dict.fromkeys((4, 8, 12), share / 16)), phase
     assert scalars("a", "perf/chars_per_s") == pytest.approx(dict.fromkeys((4, 8, 12), 8 * 32 / 16))
     assert summary("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
-
-
-def test_a_gpu_s_time_is_that_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waited = [0.0], []
-
-    def event(enable_timing: bool) -> SimpleNamespace:
-        made = SimpleNamespace(synchronize=lambda: waited.append(1), elapsed_time=lambda later: later.at - made.at)
-        made.record = lambda: setattr(made, "at", now[0])
-        return made
-
-    monkeypatch.setattr(torch.cuda, "Event", event)
-    phases = PhaseTimer(torch.device("cuda"))
-    took = dict(zip(PHASES, (1.0, 2.0, 4.0, 2.0, 1.0), strict=True))
-
-    def step() -> None:
-        for part, seconds in took.items():
-            now[0] += seconds
-            phases(part)
-
-    step()
-    assert phases.shares() == {} and not phases.events, "nothing was asked"
-    phases.recording = True
-    phases("other")
-    now[0] += 100
-    phases("validation")
-    step()
-    assert phases.shares() == {part: seconds / 10 for part, seconds in took.items()} and len(waited) == 1
-    phases.clear()
-    assert phases.shares() == {}
 
 
 def test_bits_per_character_of_training_are_those_of_characters(train: Train) -> None:
@@ -188,7 +154,7 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     assert [chart.title for chart in charts[:2]] == ["loss (nats per token)", "bits per character"]
     assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
     assert len(shown) == len(set(shown))
-    assert set(tags) - set(shown) == {"train/loss_spikes", "val/bpb", "best/val_loss", "best/val_bpc"}
+    assert set(tags) - set(shown) == {"val/bpb", "best/val_loss", "best/val_bpc"}
     assert "perf/mfu" not in tags and summary("first")["mfu"] is None, "the peak of a CPU is not known"
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("first", "perf/memory_gib").values():

@@ -26,7 +26,7 @@ from tests.faults.test_resume import assert_same
 
 WATCHED = ["watch.pictures=true", "trainer.max_steps=20"]
 TAGS = [f"view_attention/L{layer}H{head}" for layer in range(2) for head in range(2)]
-TAGS += ["view/calibration", "view/surprisal"]
+TAGS += ["view/surprisal"]
 
 
 def values(name: str) -> list[tuple[Any, int]]:
@@ -85,7 +85,7 @@ def test_watching_changes_nothing_and_a_drawer_that_fails_neither(workplace: Pat
     # Two validations of three pictures reach the limit; the last validation's are sent all the same.
     more_slowly = "pictures   are drawn more slowly than validations come: some are left out"
     assert said["hung"] == [more_slowly, "pictures   9 were not drawn within 1 seconds"]
-    assert {tag for tag, _ in images("watched")} == {"view_attention/L1H0", "view/calibration", "view/surprisal"}
+    assert {tag for tag, _ in images("watched")} == {"view_attention/L1H0", "view/surprisal"}
     histograms = {f"weights/{name.removeprefix('net.')}" for name in last("watched")["state_dict"]}
     histograms |= {f"activations/{name}" for name in ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp")}
     assert histograms <= {value.tag for value, step in values("watched") if step == 20}
