@@ -3,7 +3,10 @@
 import base64
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
+
+SCRIPT = Path(__file__).with_name("page.js")  # what the scripts of all pages share
 
 
 def embedded(value: Any) -> str:

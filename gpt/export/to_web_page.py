@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from base.html import embedded, sha256
+from base.html import SCRIPT, embedded, sha256
 from gpt.model import GPT
 
 PAGE = Path(__file__).with_name("web_page")
@@ -23,7 +23,8 @@ def write_web(model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[s
 def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None) -> str:
     """Return the page's HTML for what `load_checkpoint` returns."""
     style = (PAGE / "style.css").read_text("utf-8")
-    script = "".join((PAGE / name).read_text("utf-8") for name in ("gpt.js", "game.js", "page.js"))
+    scripts = [SCRIPT, *(PAGE / name for name in ("gpt.js", "game.js", "page.js"))]
+    script = "".join(path.read_text("utf-8") for path in scripts)
     tensors = {
         name: tensor.detach().cpu().float().numpy() for name, tensor in model.named_parameters()
     }  # tied ones once

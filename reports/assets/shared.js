@@ -1,12 +1,7 @@
-"use strict";
-const element = (id) => document.getElementById(id);
-const make = (tag, name, text) => Object.assign(document.createElement(tag), { className: name ?? "", textContent: text ?? "" });
-
 // -- Characters -----------------------------------------------------------------------------------
 
 const hidden = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u00a0]/u; // invisible, or changes the direction of the text
 const joiners = "\u200c\u200d"; // parts of words and emoji
-const hex = (letter) => "U+" + letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 const code = (letter) => (letter < "\u0080" ? hex(letter).slice(4) : hex(letter));
 
 /** A character in the text: [class, text to show]. */
@@ -17,23 +12,7 @@ function mark(letter) {
   return ["", letter];
 }
 
-/** The name of a character outside the text. */
-function called(letter) {
-  const names = { "\n": "newline", "\t": "tab", " ": "space", "\u00a0": "no-break space" };
-  if (names[letter]) return names[letter];
-  if (/^\\x..$/.test(letter)) return "byte " + letter.slice(2).toUpperCase();
-  if (hidden.test(letter)) return hex(letter);
-  return /^\p{M}/u.test(letter) ? "\u25cc" + letter : letter;
-}
-
 const bits = (thousandths) => (thousandths === 65535 ? "65.5 bits or more" : `${(thousandths / 1000).toFixed(2)} bits`);
-
-/** A probability in percent. */
-function percent(share) {
-  const value = share * 100;
-  if (value >= 0.1) return value.toFixed(1) + " %";
-  return value >= 0.001 ? value.toPrecision(1) + " %" : "< 0.001 %";
-}
 
 // -- Surprisal ------------------------------------------------------------------------------------
 

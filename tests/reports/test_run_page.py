@@ -111,7 +111,8 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
     assert data["curves"]["validations"] == [[60, 1.5, None]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")
-    assert shown.locator("#map .left i").all_inner_texts() == ["A9", "F0", "9F", "98", "80", "b"]
+    assert shown.locator("#seen i").all_inner_texts() == ["·"] * 5 + ["b"]
+    assert shown.locator("#look .bars span").first.inner_text().startswith(("byte ", "b "))
     assert "1.0000 nats per byte" in shown.inner_text("#figures") and shown.inner_text("#which") == "all 4 heads"
 
 
@@ -237,10 +238,10 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     assert shown.locator("#config").text_content() == readable(f"data:\n  path: {TEXT}")
 
 
-PIXEL = """([x, y]) => {
+PIXEL = """([head, x, y]) => {
   const copy = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
   const context = copy.getContext("2d", { willReadFrequently: true });
-  context.drawImage(document.querySelector("#map canvas"), -x, -y);
+  context.drawImage(document.querySelectorAll("#heads canvas")[head], -x, -y);
   return [...context.getImageData(0, 0, 1, 1).data];
 }"""  # red, green, blue and alpha of a pair of positions
 
@@ -248,30 +249,34 @@ PIXEL = """([x, y]) => {
 def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
     attention = opened[1]["attention"]
     weights = (weights_of(attention) / 255) ** 2
-    shown.locator("#map").scroll_into_view_if_needed()
 
-    def check(head: int, row: int, column: int) -> None:
+    def check(head: int, row: int) -> None:
         assert shown.inner_text("#head") == attention["heads"][head]
-        words, weight = shown.inner_text("#pair"), weights[head, row, column]
-        assert re.findall(r"at (\d+)", words) == [str(row), str(column)]
-        assert weight < 0.001 or f"{100 * weight:.1f} %" in words
-        assert shown.locator("#look .bars em").first.inner_text() == f"{100 * weights[head, row].max():.1f} %"
+        shares = weights[head, row]
+        most, back = shares.max(), row - shares.argmax()
+        words = f"{back} back" if back else "itself"
+        said = re.fullmatch(rf"“(.*)” looks most at “.*”, {words}: ([\d.]+) %", shown.inner_text("#pair"))
+        assert said and said[1] == {" ": "space", "\n": "newline"}.get(TEXT[row], TEXT[row])
+        assert float(said[2]) == pytest.approx(100 * most, abs=0.051)
+        assert shown.locator("#look .bars em").first.inner_text() == f"{said[2]} %"
+        shades = shown.locator("#seen i").evaluate_all(
+            "all => all.map((each) => +each.style.getPropertyValue('--share'))"
+        )
+        np.testing.assert_allclose(shades, shares / most, atol=0.006)
+        assert shown.locator("#seen .looked").evaluate_all("all => all.map((each) => each.token)") == [TEXT[row]]
 
     for head, row, column in ((0, 40, 3), (2, 40, 39), (3, 63, 0)):
         shown.locator("#heads button").nth(head).click()
-        field = shown.locator("#map .field canvas").bounding_box()
-        size = field["width"] / NUM_ATTENDED
-        shown.mouse.move(field["x"] + (column + 0.5) * size, field["y"] + (row + 0.5) * size)
-        check(head, row, column)
-        # What is drawn there is as dense as the byte; one step is what a browser may round.
+        # What is drawn of a pair is as dense as the byte; one step is what a browser may round.
         density = 255 * math.sqrt(weights[head, row, column])
-        assert shown.evaluate(PIXEL, [column, row])[3] == pytest.approx(density, abs=1)
-    shown.focus("#map")
-    for key, row, column in (("ArrowUp", 62, 0), ("ArrowRight", 62, 1)):
+        assert shown.evaluate(PIXEL, [head, column, row])[3] == pytest.approx(density, abs=1)
+    for row in (3, 1, 0):
+        shown.locator("#seen i").nth(row).hover()
+        check(3, row)
+    shown.focus("#seen")
+    for key, row in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)):
         shown.keyboard.press(key)
-        check(3, row, column)
-    labels = shown.locator("#map .top i").evaluate_all("all => all.map((each) => each.title)")
-    assert len(labels) == NUM_ATTENDED and labels[5] == "space" and labels[0] == "N"
+        check(3, row)
     passage = opened[1]["passage"]
     shown.focus("#text")
     for place, (cost, likely) in enumerate(zip(passage["bits"][:20], passage["likely"][:20], strict=True)):
@@ -288,8 +293,8 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
 
 
 def colours(shown: Any) -> tuple[str, list[int]]:
-    """Of the page, and of the first pair of the map, whose weight is always 1."""
-    return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0])[:3]
+    """Of the page, and of the first pair of a head, whose weight is always 1."""
+    return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0, 0])[:3]
 
 
 def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(shown: Any) -> None:

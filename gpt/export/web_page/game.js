@@ -28,7 +28,7 @@ function shannonBounds(needed, size) {
 
 /** Index in the passage of the character to guess. */
 const position = () => passage.length - TO_GUESS + player.length;
-const visible = (letter) => SHOWN[letter] ?? named(letter);
+const visible = (letter) => SHOWN[letter] ?? called(letter);
 const guesses = (needed) => (needed > MAX_GUESSES ? "more than five guesses" : needed === 1 ? "1 guess" : `${needed} guesses`);
 
 /** Let the model read up to the character to guess, a token at a time, so that the page responds. */

@@ -1,5 +1,3 @@
-"use strict";
-
 /* The model of gpt/model.py, one token at a time, with its tokenizers and sampling, independent of the page.
 
    Weights, keys and values are fp32, everything else is double. Shapes as in gpt/model.py: C = dim, D = C / heads. */

@@ -6,7 +6,6 @@ const NUMBERS = ["length", "top-k", "seed"];
 const GREETING = 200; // characters that the page writes when it opens
 const MANY = 128; // characters beyond the attention window that become plain text at once: elements are slow
 
-const element = (id) => document.getElementById(id);
 const { config, vocabulary, size, tensors, name, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
@@ -95,7 +94,7 @@ function odds() {
 function readPrompt() {
   const { tokens, unknown } = tokenizer.encode(prompt.value);
   element("unknown").hidden = unknown.length === 0;
-  element("unknown").textContent = `Left out, not in the vocabulary of this model: ${unknown.map(named).join(", ")}`;
+  element("unknown").textContent = `Left out, not in the vocabulary of this model: ${unknown.map(called).join(", ")}`;
   const wanted = tokens.length ? tokens : [tokenizer.start];
   const continues = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
   if (!continues || empty !== (tokens.length === 0)) forget();
@@ -140,7 +139,7 @@ function say(unit, said) {
 
 /** Append a character to the text, which begins with the token at `index`. */
 function addUnit(index) {
-  const unit = { index, end: index, share: "0.00", element: document.createElement("i") };
+  const unit = { index, end: index, element: document.createElement("i") };
   unit.element.unit = unit;
   unit.element.classList.toggle("prompt", index < given);
   if (units.length === 0 || units.at(-1).element.textContent === "\n") { // an element for each line, so that only the last one is laid out again
@@ -192,22 +191,12 @@ function stop() {
 
 /* Showing. */
 
-const NAMES = { "\n": "newline", " ": "space", "\t": "tab", "\r": "return", "\u00a0": "no-break space" };
-
-/** The name of a character, which may be invisible. */
-function named(character) {
-  const code = `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
-  if (/^[\p{C}\p{Z}]/u.test(character)) return NAMES[character] ?? code;
-  return /^\p{M}/u.test(character) ? `\u25cc${character}` : character;
-}
-
 /** The name of a token. */
 function tokenName(token) {
-  if (vocabulary.kind === "char") return named(tokenizer.characters[token]);
-  return token < 0x80 ? named(String.fromCharCode(token)) : `byte ${token.toString(16).toUpperCase()}`;
+  if (vocabulary.kind === "char") return called(tokenizer.characters[token]);
+  return called(token < 0x80 ? String.fromCharCode(token) : `\\x${token.toString(16)}`);
 }
 
-const percent = (share) => (0 < share && share < 5e-5 ? "<0.01 %" : `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 /** Show a status, and update the buttons. */
@@ -265,18 +254,10 @@ function showAttention() {
     for (let at = Math.max(index, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
     return sum;
   });
-  const most = weights.reduce((a, b) => Math.max(a, b));
-  units.forEach((each, i) => {
-    const share = (weights[i] / most).toFixed(2);
-    if (each.share === share) return; // most have no shade, and styles are slow
-    each.share = share;
-    each.element.style.setProperty("--share", share);
-  });
-  const top = weights.indexOf(most), back = units.indexOf(unit) - top;
+  const quoted = ({ textContent: said }) => (said ? `“${called(said)}”` : "the start");
+  const [most, said] = shadeAttention(units.map((each) => each.element), weights, units.indexOf(unit), quoted);
   element("most").textContent = percent(most);
-  const called = ({ element: { textContent: said } }) => (said ? `“${named(said)}”` : "the start");
-  const where = back ? `, ${back} back` : ", itself";
-  element("looking").textContent = `${called(unit)} looks most at ${called(units[top])}${where}: ${percent(most)}`;
+  element("looking").textContent = said;
 }
 
 /* Input. */

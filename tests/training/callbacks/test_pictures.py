@@ -82,9 +82,9 @@ def test_watching_changes_nothing_and_a_drawer_that_fails_neither(workplace: Pat
         assert_same_weights("unwatched", name)
     assert said["unwatched"] == said["watched"] == [] and images("unwatched") == {}
     assert said["killed"] == ["pictures   are not drawn any more: the process that draws has ended"]
-    # Two validations of three pictures reach the limit; the last validation's are sent all the same.
+    # Three validations of two pictures reach the limit; the last validation's are sent all the same.
     more_slowly = "pictures   are drawn more slowly than validations come: some are left out"
-    assert said["hung"] == [more_slowly, "pictures   9 were not drawn within 1 seconds"]
+    assert said["hung"] == [more_slowly, "pictures   8 were not drawn within 1 seconds"]
     assert {tag for tag, _ in images("watched")} == {"view_attention/L1H0", "view/surprisal"}
     histograms = {f"weights/{name.removeprefix('net.')}" for name in last("watched")["state_dict"]}
     histograms |= {f"activations/{name}" for name in ("logits", "blocks.0", "blocks.1.attention", "blocks.1.mlp")}

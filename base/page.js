@@ -1,0 +1,33 @@
+"use strict";
+
+/* What all pages share: elements, names of characters, and the shades of attention. */
+
+const element = (id) => document.getElementById(id);
+const make = (tag, name, text) => Object.assign(document.createElement(tag), { className: name ?? "", textContent: text ?? "" });
+const hex = (letter) => "U+" + letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+
+/** The name of a character, which may be invisible, or of a byte such as \xff. */
+function called(letter) {
+  const names = { "\n": "newline", " ": "space", "\t": "tab", "\r": "return", "\u00a0": "no-break space" };
+  if (/^\\x..$/.test(letter)) return "byte " + letter.slice(2).toUpperCase();
+  if (/^[\p{C}\p{Z}]/u.test(letter)) return names[letter] ?? hex(letter);
+  return /^\p{M}/u.test(letter) ? "\u25cc" + letter : letter;
+}
+
+/** A probability in percent. */
+const percent = (share) => (0 < share && share < 5e-5 ? "<0.01 %" : `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`);
+
+/** Shade each character's element by its attention weight, the largest darkest; return that weight and the sentence that says it.
+    `at` is the character that looks; `name` is called with an element. */
+function shadeAttention(elements, weights, at, name) {
+  const most = weights.reduce((a, b) => Math.max(a, b)), top = weights.indexOf(most), back = at - top;
+  elements.forEach((each, i) => {
+    const share = (weights[i] / most).toFixed(2);
+    if (each.share === share) return; // most have no shade, and styles are slow
+    each.share = share;
+    each.style.setProperty("--share", share);
+  });
+  const where = back ? `, ${back} back` : ", itself";
+  return [most, `${name(elements[at])} looks most at ${name(elements[top])}${where}: ${percent(most)}`];
+}
+
