@@ -102,7 +102,7 @@ def run_bare(text: str) -> dict[str, float]:
     import torch
 
     from base import processes
-    from conf.schema import Config
+    from conf.schema import Config, TrainerConfig
     from data.config import DataConfig
     from data.datamodule import TextDataModule
     from data.downloads import cache_dir
@@ -110,8 +110,8 @@ def run_bare(text: str) -> dict[str, float]:
     from training import budget, machine
     from training.module import LitGPT
 
-    config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]), compile="true")
-    config.trainer.max_steps = STEPS
+    trainer = TrainerConfig(max_steps=STEPS)
+    config = Config(data=DataConfig(path=text, split=[0.9, 0.1, 0.0]), compile="true", trainer=trainer)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_dir(config.data).absolute() / "compiled")
     data = open_text(config.data, config.model.context)
     processes.keep_freed_memory()

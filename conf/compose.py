@@ -30,15 +30,25 @@ class ParsedRun:
     overrides: list[str]
 
 
+def store_schema() -> None:
+    """Have Hydra check and convert values by the fields of `Config`."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.structured(Config)
+    for node in (schema, *filter(OmegaConf.is_config, schema.values())):
+        OmegaConf.set_readonly(node, None)  # OmegaConf takes a frozen dataclass for one that nothing may override
+    ConfigStore.instance().store("schema", node=schema)
+
+
 @contextmanager
 def hydra_errors(where: str = "") -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into an `InputError` of one line that begins with `where`."""
-    from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
-    ConfigStore.instance().store("schema", node=Config)
+    store_schema()
     try:
         yield
     except (HydraException, OmegaConfBaseException, InputError) as error:

@@ -42,7 +42,7 @@ MAX_DEPTH, MAX_DIGITS = 20, 30  # of it: nested values; characters of a number
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainerConfig:
     """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
 
@@ -88,7 +88,7 @@ class TrainerConfig:
             )
 
 
-@dataclass
+@dataclass(frozen=True)
 class WatchConfig:
     """What TensorBoard shows besides the curves; it does not change training."""
 
@@ -116,7 +116,7 @@ class WatchConfig:
         return [(int(layer), int(head)) for layer, head in pairs]
 
 
-@dataclass
+@dataclass(frozen=True)
 class EarlyStopping:
     """Options of `callbacks=early_stopping`."""
 
@@ -125,14 +125,14 @@ class EarlyStopping:
     min_delta: float = option(0.0, "smallest improvement that counts", least=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ema:
     """Options of `callbacks=ema`."""
 
     decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SearchConfig:
     """Options of a hyper-parameter search (`hparams_search=`)."""
 
@@ -146,7 +146,7 @@ class SearchConfig:
         check(self, "hparams_search")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config:
     """The whole configuration of a run."""
 
@@ -191,7 +191,7 @@ class Config:
             if not isinstance(getattr(self, group), dict):
                 raise InputError(f"{group}: must be a mapping")
         # Hydra and YAML read true and false as booleans; store the word.
-        self.compile = shown(self.compile)
+        object.__setattr__(self, "compile", shown(self.compile))
         parts = [] if self.name is None else self.name.split("/")
         if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
             raise InputError(f"name={self.name!r}: must be the name of a directory in runs/, or SWEEP/TRIAL")

@@ -9,7 +9,7 @@ from base.options import check, option
 CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """The text, its tokenizer and splits, and the batch size."""
 

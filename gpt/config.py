@@ -9,7 +9,7 @@ from base.options import check, option
 NORM_EPS = 1e-5  # of layer norm and RMS norm
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
@@ -116,7 +116,7 @@ class ModelConfig:
             yield "head.weight", (vocabulary, dim)
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimConfig:
     """The optimizer and its learning-rate schedule."""
 

@@ -1,7 +1,7 @@
 """Assemble the parts of a run: the module, the callbacks in their order, the Trainer."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -69,9 +69,8 @@ def build_module(plan: RunPlan) -> LitGPT:
     inspected = config.trainer.profiler is not None or config.trainer.detect_anomaly
 
     def save_fallback(compiled: str, saved: bool) -> None:
-        config.compile = compiled
         if saved and processes.rank() == 0:
-            write_text(plan.directory / "config.yaml", to_yaml(config))
+            write_text(plan.directory / "config.yaml", to_yaml(replace(config, compile=compiled)))
 
     module = LitGPT(
         config,

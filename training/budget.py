@@ -240,15 +240,15 @@ def choose_budget(
     return Budget(chosen, max(0, steps), validations, cost, less)
 
 
-def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
-    """Set the model, batch, steps and validation interval in the configuration to fit into `minutes`.
+def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> tuple[RunPlan, str]:
+    """Choose model, batch, steps and validation interval to fit into `minutes`.
 
     Args:
-        plan: of the run; its configuration is changed.
-        make_module: makes a module of the current configuration.
+        plan: of the run.
+        make_module: makes the module of a plan.
 
     Returns:
-        A line of the run's introduction.
+        The plan with the choice, and a line of the run's introduction.
 
     Raises:
         InputError: there is more than one device.
@@ -259,11 +259,11 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         raise InputError(f"minutes={minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
 
     def measured(model: ModelConfig) -> Cost:
-        config.model = model
         data = TextDataModule(text, config.data, model.context, config.seed)
+        module = make_module(replace(plan, config=replace(config, model=model)))
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
         some = torch.from_numpy(text.train[: max(NUM_EVALUATED, model.context)].astype("int64"))
-        return measure(make_module(), data, some, max(0.0, TIMING_SHARE * left()), **where)
+        return measure(module, data, some, max(0.0, TIMING_SHARE * left()), **where)
 
     def left() -> float:
         return plan.started + 60 * minutes - time.perf_counter()
@@ -271,7 +271,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
     startup = 60 * minutes - left()
     work = replace(work_besides_steps(config, keys, text), overhead=max(OVERHEAD_SECONDS, OVERHEAD_SHARE * startup))
     if config.compile != "false" and "compile" not in keys and startup > COMPILE_SHARE * 60 * minutes:
-        config.compile = "false"
+        config = replace(config, compile="false")
     first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
     log.info(f"minutes={minutes:g}: timing a few steps on this machine{first}")
 
@@ -282,10 +282,10 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
     given = config.init_from is not None or any(key.startswith("model.") for key in keys)
     settled = settle([config.model] if given else presets())
     if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
-        config.data.batch *= 2
+        config = replace(config, data=replace(config.data, batch=2 * config.data.batch))
         settled = settle([settled.model])
     if settled.steps < MIN_STEPS and config.compile != "false" and "compile" not in keys:
-        config.compile = "false"
+        config = replace(config, compile="false")
         settled = settle([settled.model])
     for smaller in () if given else SMALLER:
         flops, before = (_shape(model, text.tokenizer.size)[0] for model in (smaller, settled.model))
@@ -296,11 +296,11 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[], LitGPT]) -> str:
         seconds = 60 * minutes - left() + work.seconds(settled.cost, 1) + MIN_STEPS * settled.cost.step
         enough = f"minutes={math.ceil(seconds / 6 + 1) / 10:g} would be enough here"
         log.info(f"minutes={minutes:g}: {too_few(max(1, settled.steps))}; {enough}")
-    return _take(plan, settled)
+    return _take(replace(plan, config=config), settled)
 
 
-def _take(plan: RunPlan, settled: Budget) -> str:
-    """Set the configuration to what was chosen; return a line that says so."""
+def _take(plan: RunPlan, settled: Budget) -> tuple[RunPlan, str]:
+    """Return the plan with what was chosen, and a line that says so."""
     config, work, steps = plan.config, settled.work, max(1, settled.steps)
     smaller = {
         f"{work.val_tokens} tokens per validation": work.val_tokens != config.data.val_tokens,
@@ -308,13 +308,19 @@ def _take(plan: RunPlan, settled: Budget) -> str:
         "not compiled": config.compile != plan.runtime.compile,
         "a model smaller than every preset": settled.model in SMALLER,
     }
-    config.model, config.trainer.max_steps = settled.model, steps
-    config.data.val_tokens, config.watch.sample_length = work.val_tokens, work.sample_length
-    if work.interval is None:
-        config.trainer.val_check_interval = -(-steps // settled.validations)
+    config = replace(
+        config,
+        model=settled.model,
+        data=replace(config.data, val_tokens=work.val_tokens),
+        watch=replace(config.watch, sample_length=work.sample_length),
+        trainer=replace(
+            config.trainer, max_steps=steps, val_check_interval=work.interval or -(-steps // settled.validations)
+        ),
+    )
     chosen = f"model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
     said = ", ".join(words for words, applies in smaller.items() if applies)
-    return f"minutes    {config.minutes:g}: {chosen}{f'; to fit, {said}' if said else ''}"
+    note = f"minutes    {config.minutes:g}: {chosen}{f'; to fit, {said}' if said else ''}"
+    return replace(plan, config=config), note
 
 
 def too_few(steps: int) -> str:

@@ -1,13 +1,15 @@
 """How many ranks train, and how many rows of the batch each has."""
 
+from dataclasses import replace
+
 from base import processes
 from base.errors import InputError
 from base.options import shown
 from conf.schema import Config
 
 
-def share_out(config: Config, keys: list[str]) -> None:
-    """Set the configuration to what torchrun or srun have started; check that the batch divides evenly.
+def share_out(config: Config, keys: list[str]) -> Config:
+    """Return the configuration with what torchrun or srun have started; check that the batch divides evenly.
 
     Raises:
         InputError: it does not, something else was typed, or the ranks of other machines were not started.
@@ -18,12 +20,13 @@ def share_out(config: Config, keys: list[str]) -> None:
             given = getattr(trainer, key)
             if f"trainer.{key}" in keys and given not in ("auto", found):
                 raise InputError(f"trainer.{key}={shown(given)}: was started with {found} {what}; leave it out")
-        trainer.devices, trainer.num_nodes = launched
+        trainer = replace(trainer, devices=launched[0], num_nodes=launched[1])
     elif trainer.num_nodes > 1:
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
     if isinstance(trainer.devices, int):  # otherwise torch has to be asked first
         rows_per_device(config, trainer.devices * trainer.num_nodes)
+    return replace(config, trainer=trainer)
 
 
 def rows_per_device(config: Config, devices: int) -> int:

@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,8 @@ class Runtime:
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 
-def choose(config: Config, text: Text) -> Runtime:
-    """Choose for this machine; precision and compilation are set in `config`.
+def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
+    """Choose for this machine; return the configuration with precision and compilation, and the reasons.
 
     Raises:
         InputError: this machine lacks what was typed.
@@ -157,8 +157,8 @@ def choose(config: Config, text: Text) -> Runtime:
     compiled, why_compiled = choose_compile(config.compile, device, seconds)
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
     rows_per_device(config, devices)  # raises where the batch does not divide evenly
-    config.trainer.precision, config.compile = precision, compiled
-    return Runtime(device, devices, why_precision, compiled, why_compiled)
+    config = replace(config, trainer=replace(config.trainer, precision=precision), compile=compiled)
+    return config, Runtime(device, devices, why_precision, compiled, why_compiled)
 
 
 def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         The configuration, and the directory of the run to resume, None for a fresh run.
     """
     if typed.resume is None and processes.restarted():  # with the command line of the first time
-        typed.resume, typed.name = "auto", typed.name or run_directory.new_name(to_yaml(typed))
+        typed = replace(typed, resume="auto", name=typed.name or run_directory.new_name(to_yaml(typed)))
     if typed.resume is None:
         if typed.allow:
             raise InputError(f"allow={shown(typed.allow)}: goes with resume=, has no meaning without")

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
         InputError: the run is not possible as it was typed.
     """
     config, resumed = resolve(typed, keys)
-    share_out(config, keys)
+    config = share_out(config, keys)
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
@@ -65,15 +66,15 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
         config = merge_started(config, settled, vars(start.model.config), start.meta["vocabulary"]["kind"])
     before = point.contents["conditions"] if point else {}
     if config.compile == before.get("compile_asked") and "compile" not in allow:  # failed, see `LitGPT._fall_back`
-        config.compile = before["compile"]
+        config = replace(config, compile=before["compile"])
     known = point.contents["data"].get("known", "") if point else start.characters if start else ""
     text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
         from training.machine import choose
         from training.run_plan import RunPlan
 
-        runtime = choose(config, text)
-    config.name, config.resume, config.allow = name, None, []
+        config, runtime = choose(config, text)
+    config = replace(config, name=name, resume=None, allow=[])
     plan = RunPlan(run, config, keys, text, runtime, start, point, resumed is not None, resume is None, started)
     if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
         compare_with_before(plan, allow)
@@ -112,14 +113,15 @@ def fit(plan: "RunPlan") -> float | None:
     else:
         processes.adopt()
     processes.keep_freed_memory()
-    config, first_process = plan.config, processes.rank() == 0
+    config = plan.config
     stops = StopSignals(Checkpoints(plan.directory / "checkpoints", 60 * config.trainer.checkpoint_minutes))
     to_file(plan.directory / "train.log")
     with quiet_lightning(), stops, explaining_the_end(plan):
         notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
         if config.minutes is not None and not plan.resumed:
             with explaining_out_of_memory(plan, devices=1):
-                notes.append(settle_minutes(plan, lambda: assemble.build_module(plan)))
+                plan, note = settle_minutes(plan, assemble.build_module)
+                notes.append(note)
         elif config.trainer.max_steps < MIN_STEPS and not plan.resume_point and not plan.init_model:
             steps = config.trainer.max_steps
             notes.append(f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with")
@@ -128,11 +130,11 @@ def fit(plan: "RunPlan") -> float | None:
         callbacks = assemble.build_callbacks(plan, stops)
         with closing(callbacks.pictures):
             trainer = assemble.build_trainer(plan, callbacks)
-            if first_process:
+            if processes.rank() == 0:
                 open_directory(plan, trainer, module.net.num_parameters(), notes)
             with recording(plan, callbacks, trainer) as summary:
                 callbacks.waiting.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
-                data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
+                data = TextDataModule(plan.text, plan.config.data, plan.config.model.context, plan.config.seed)
                 point = plan.resume_point
                 trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             return conclude(plan, callbacks, summary, module)

@@ -16,7 +16,7 @@ class RunPlan:
 
     Attributes:
         directory: `runs/<name>/`.
-        config: the configuration; `settle_minutes` and a fallback of `compile` still change it.
+        config: the configuration.
         keys: the keys that were typed.
         text: the tokenized text.
         runtime: device, precision and compilation, each with its reason.

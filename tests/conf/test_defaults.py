@@ -1,20 +1,20 @@
+from dataclasses import replace
 from typing import Any
 
 import hydra
 import pytest
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from conf.compose import apply_literals
+from conf.compose import apply_literals, store_schema
 from conf.defaults import differences, overrides, plain
 from conf.keys import HOW
 from conf.overrides import check_overrides, split_literals
-from conf.schema import Config, from_dict, to_dict
+from conf.schema import Config, TrainerConfig, from_dict, to_dict
 from tests.conftest import ROOT
 
 
 def compose(typed: list[str], check: bool = True) -> Config:
-    ConfigStore.instance().store("schema", node=Config)
+    store_schema()
     rest, literals = split_literals(typed)
     if check:
         check_overrides(rest, literals)
@@ -48,15 +48,15 @@ def test_the_command_makes_the_same_configuration() -> None:
 def test_each_difference_from_what_nothing_typed_means_has_both_values() -> None:
     config = plain()
     assert of_the_run(config) == of_the_run(compose([])) and differences(config) == []
-    config.name, config.resume, config.workers = "first", "auto", 4
-    config.minutes, config.model.heads, config.trainer.precision, config.compile = 5.0, 4, "bf16-mixed", "true"
+    config = replace(config, name="first", resume="auto", workers=4, minutes=5.0, compile="true")
+    config = replace(config, model=replace(config.model, heads=4), trainer=TrainerConfig(precision="bf16-mixed"))
     ema = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.9, "use_buffers": False}
-    config.callbacks = {"ema": ema}
+    config = replace(config, callbacks={"ema": ema})
     assert differences(config) == [
         ("minutes", "5.0", "null"), ("compile", "true", "auto"), ("model.heads", "4", "2"),
         ("trainer.precision", "bf16-mixed", "auto"), ("callbacks", "[ema]", "[]"),
         ("callbacks.ema.decay", "0.9", "0.998"),
     ]  # fmt: skip
-    config.logger = {}
+    config = replace(config, logger={})
     assert differences(config)[-1] == ("logger", "none", "[tensorboard]")
     assert "minutes=5.0" not in overrides(config) and "model.heads=4" in overrides(config)

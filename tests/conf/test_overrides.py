@@ -8,6 +8,7 @@ from conf.help import usage
 from conf.keys import fields, groups
 from conf.overrides import check_overrides, split_literals
 from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
+from gpt.config import OptimConfig
 from tests.conftest import refusal
 
 
@@ -84,8 +85,7 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given() -> None:
             assert f"  {key}=" in text and field.metadata["help"] in text
     for group, choices in groups().items():
         assert f"{group}=" in short and " ".join(choices) in short and short.count("\n") < 30
-    config = Config()
-    config.optim.lr = 1e-5
+    config = Config(optim=OptimConfig(lr=1e-5))
     assert from_yaml(to_yaml(config)) == config
     values = to_dict(config)
     values["model"]["head"] = 8

@@ -14,12 +14,11 @@ from typing import Any
 import hydra
 import pytest
 import yaml
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from base import run_lock
 from base.errors import InputError
-from conf.compose import apply_literals
+from conf.compose import apply_literals, store_schema
 from conf.defaults import typed_again
 from conf.keys import CONF
 from conf.overrides import split_literals
@@ -127,7 +126,7 @@ def test_the_command_types_what_the_file_may_not_decide() -> None:
 
 
 def composed(typed: list[str]) -> Config:
-    ConfigStore.instance().store("schema", node=Config)
+    store_schema()
     rest, literals = split_literals(typed)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
