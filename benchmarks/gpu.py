@@ -47,12 +47,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from base import run_directory
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "gpu"
 sys.path.insert(0, str(ROOT))
 
+from base import run_directory  # noqa: E402
 from base.command_line import Parser, answer, number  # noqa: E402
 from base.errors import InputError  # noqa: E402
 from base.files import write_text  # noqa: E402

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 
-from base import run_directory
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from base import run_directory  # noqa: E402
 from base.command_line import Parser, answer, number  # noqa: E402
 from base.errors import InputError  # noqa: E402
 from conf.schema import from_yaml  # noqa: E402

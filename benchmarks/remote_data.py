@@ -21,12 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.remote import shards
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data.config import DataConfig  # noqa: E402
 from data.open_text import open_text
+from data.remote import shards  # noqa: E402
 from data.text import Text  # noqa: E402
 
 BUCKET, CONTEXT, BATCH = "benchmark", 512, 512

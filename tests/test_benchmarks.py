@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from benchmarks import gpu, parse_share, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
-from tests.conftest import Call, caller
+from tests.conftest import ROOT, Call, caller
 from tests.reference.capture import record
+from tests.test_house import PACKAGES
 
 MACHINE = {"GPU": "a GPU", "torch": "2.0"}
 
@@ -68,6 +70,12 @@ def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_speed, "LENGTH", 60)
     speeds = gpu.sampled(3, 40, ModelConfig(layers=1, heads=1, dim=8, context=16), "cpu")
     assert speeds.keys() == {"generate", "uncached"} and min(speeds.values()) > 0
+
+
+def test_the_scripts_import_the_project_once_it_can_be_found() -> None:
+    ours = re.compile(rf"^(?:from|import) (?:{'|'.join((*PACKAGES, 'benchmarks'))})\b", re.MULTILINE)
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        assert not ours.search(file.read_text("utf-8").partition("sys.path.insert(")[0]), file
 
 
 def test_pieces_of_source() -> None:
