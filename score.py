@@ -14,7 +14,7 @@ from base.errors import InputError, nearest, printable
 from base.processes import keep_freed_memory
 from base.progress import hidden
 from reports.run_text import save_test_score
-from reports.score_lines import Differences, count, difference, figures, json_lines, row
+from reports.score_lines import count, difference, figures, json_lines, row
 from reports.scoring import Reader, describe, display_name, measure, pieces, read
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file
     # With --per-char, score in detail first, so that lines are printed as they are computed.
     modes = [options.window] if options.window else list(reversed(BOTH) if options.per_char else BOTH)
     for mode in modes:
-        in_detail = mode == (options.window or "strided") and (options.per_char or page_file or options.compare)
+        in_detail = mode == (options.window or "strided") and (options.per_char or page_file)
         if in_detail:
-            scores, lines = score_in_detail(readers, mode, options, page_file)
+            scores = score_in_detail(readers, mode, options, page_file)
         else:
-            scores, lines = [measure(each, mode) for each in readers], []
+            scores = [measure(each, mode) for each in readers]
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
@@ -108,25 +108,14 @@ def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file
             print(row(letter + describe(reader, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(*scores)), file=out)
-        if lines:
-            print(
-                f"{mode} windows: lines that differ most (bits per character; + means B has the higher surprisal)",
-                file=out,
-            )
-        for line in lines:
-            print(line, file=out)
     seconds, total = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
     print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
 
 
 def score_in_detail(
     readers: list[Reader], mode: str, options: argparse.Namespace, page_file: TextIO | None
-) -> "tuple[list[Score], list[str]]":
-    """Score the text and write the surprisal of each character, as JSON lines and as a page, as the options say.
-
-    Returns:
-        The score of each model, and with --compare the lines that differ most, as rows to print.
-    """
+) -> "list[Score]":
+    """Score the text and write the surprisal of each character, as JSON lines and as a page, as the options say."""
     import torch
 
     from gpt.evaluation import score, totals
@@ -135,7 +124,7 @@ def score_in_detail(
     names = [reader.tokenizer.names for reader in readers]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in readers]
     columns = [Columns(reader.model.vocabulary) for reader in readers]
-    whole, differences = io.StringIO(), Differences()
+    whole = io.StringIO()
     for piece in pieces(readers, mode):
         for reader, total, costs in zip(readers, sums, piece.costs, strict=True):
             total += totals(costs.nats, costs.tokens, reader.tokenizer.token_sizes)
@@ -143,8 +132,6 @@ def score_in_detail(
             with hidden():
                 sys.stdout.writelines(json_lines(piece, names))
                 sys.stdout.flush()
-        if options.compare:
-            differences.add(piece.text, piece.costs[1].nats - piece.costs[0].nats)
         if page_file:
             whole.write(piece.text)
             for column, costs in zip(columns, piece.costs, strict=True):
@@ -158,7 +145,7 @@ def score_in_detail(
         about = {"title": display_name(options), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None
         page_file.write(page(about, whole.getvalue(), columns))
-    return scores, differences.most() if options.compare else []
+    return scores
 
 
 if __name__ == "__main__":

@@ -2,18 +2,16 @@
 
 import io
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage, imsave
-from matplotlib.text import Text
+from matplotlib.image import AxesImage
 
 from reports.glyphs import visible
 
@@ -40,33 +38,17 @@ def label(character: str) -> str:
 
 def attention(step: int, head: str, characters: list[str], weights: np.ndarray) -> bytes:
     """Plot the attention weights (T, T) of a head, such as L0H1, for T characters: queries in rows, keys in columns."""
-    canvas, background, axes, image, title = _background(tuple(characters))
-    canvas.restore_region(background)
-    image.set_data(weights.astype(np.float32))
-    title.set_text(f"{head}, step {step:,}: what each row looks at")
-    axes.draw_artist(image)
-    axes.draw_artist(title)
-    return png(canvas)
-
-
-@lru_cache(1)
-def _background(characters: tuple[str, ...]) -> tuple[FigureCanvasAgg, Any, Axes, AxesImage, Text]:
-    """Draw the part that all heads and steps share, once: the characters take most of the time."""
     figure = Figure(SIZE, dpi=DPI)
-    canvas = FigureCanvasAgg(figure)
-    axes, title = add_axes(figure, "", 0.08, 0.13, 0.99, 0.90, above=0.055)
-    title.set_animated(True)
-    nothing = np.zeros((len(characters), len(characters)), np.float32)
+    axes = add_axes(figure, f"{head}, step {step:,}: what each row looks at", 0.08, 0.13, 0.99, 0.90, above=0.055)
     # Square root: most weights are small and would look like 0.
     norm = PowerNorm(0.5, 0, 1)
-    image = axes.imshow(nothing, cmap=WEIGHTS, norm=norm, interpolation="nearest", animated=True)
+    image = axes.imshow(weights.astype(np.float32), cmap=WEIGHTS, norm=norm, interpolation="nearest")
     size = min(10.0, 255 / len(characters))
     for position, character in enumerate(characters):
         for x, y, align in ((position, -1.1, {"va": "bottom", "ha": "center"}), (-1.1, position, {"ha": "right"})):
             add_character(axes, x, y, character, size, INK, **align)
     add_colour_bar(figure, image, 0.10, "attention", [0, 0.05, 0.2, 0.5, 1])
-    canvas.draw()
-    return canvas, canvas.copy_from_bbox(figure.bbox), axes, image, title
+    return png(figure)
 
 
 def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
@@ -88,7 +70,7 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
     height = 0.8 + 0.17 * lines  # inches
     figure = Figure((SIZE[0], height), dpi=DPI)
     title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
-    axes, _ = add_axes(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
+    axes = add_axes(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
     image = axes.imshow(colours, cmap=COSTS, norm=Normalize(0, MAX_BITS), aspect="auto", interpolation="nearest")
     for (row, column), character, cost in zip(cells, characters[: len(cells)], costs, strict=True):
         if character != " " or cost > 1:
@@ -96,20 +78,20 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
             add_character(axes, column, row, character, 8.5, ink)
     axes.set_axis_off()
     add_colour_bar(figure, image, 0.38 / height, "bits", range(0, int(MAX_BITS) + 1, 2))
-    return png(FigureCanvasAgg(figure), draw=True)
+    return png(figure)
 
 
 def add_axes(
     figure: Figure, title: str, left: float, bottom: float, right: float, top: float, above: float = 0.015
-) -> tuple[Axes, Text]:
+) -> Axes:
     """Add axes to a figure, in fractions of its size, with a title `above` them."""
     axes = figure.add_axes((left, bottom, right - left, top - bottom))
-    text = figure.text(left, top + above, title, fontsize=10, color=INK, va="bottom")
+    figure.text(left, top + above, title, fontsize=10, color=INK, va="bottom")
     axes.set(xticks=[], yticks=[])
     axes.tick_params(labelsize=8, colors=INK, length=2)
     for side in axes.spines.values():
         side.set_color("#d0d0d0")
-    return axes, text
+    return axes
 
 
 def add_character(axes: Axes, x: float, y: float, character: str, size: float, colour: str, **how: Any) -> None:
@@ -130,10 +112,8 @@ def add_colour_bar(figure: Figure, image: AxesImage, top: float, name: str, tick
     figure.text(0.79, top - height / 2, name, va="center", **SMALL)
 
 
-def png(canvas: FigureCanvasAgg, draw: bool = False) -> bytes:
-    """Encode a canvas as PNG; `draw` renders its figure first."""
-    if draw:
-        canvas.draw()
+def png(figure: Figure) -> bytes:
+    """Render a figure as PNG."""
     file = io.BytesIO()
-    imsave(file, np.asarray(canvas.buffer_rgba()), format="png")
+    figure.savefig(file, format="png")
     return file.getvalue()

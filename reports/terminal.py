@@ -1,11 +1,8 @@
 """The lines that a run logs: its introduction, its results, and what to change when memory runs out."""
 
 import shlex
-import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from base.log import log
@@ -17,8 +14,6 @@ from gpt.evaluation import Score
 if TYPE_CHECKING:
     from data.text import Text
 
-WIDTH = 40  # characters of a sparkline
-BLOCKS, ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # marks from low to high
 MEMORISED_NATS = 25  # loss of a window of memorised text, until its position is clear: 11 to 16 were seen
 CUSTOM_SCALARS = "#custom_scalars&_smoothingWeight=0"  # of TensorBoard's address, see reports/tensorboard.py
 
@@ -33,23 +28,9 @@ def describe_score(name: str, score: Score, characters: int, context: int, which
     return f"{name:10} loss {score.loss:.4f} nats, {bits} ({which}; {part} characters, disjoint windows of {context})"
 
 
-def sparkline(values: Sequence[float], marks: str) -> str:
-    """Plot at least one value in a line of up to `WIDTH` characters, each the mean of a part of the values."""
-    width = min(WIDTH, len(values))
-    borders = [len(values) * column // width for column in range(width + 1)]
-    means = [fmean(values[begin:end]) for begin, end in pairwise(borders)]
-    low, high = min(means), max(means)
-    return "".join(marks[round((mean - low) / (high - low or 1) * (len(marks) - 1))] for mean in means)
-
-
 def describe_training(losses: Sequence[float], speed: float | None) -> list[str]:
     """Return a line of the training losses and one of the speed in characters per second, where it was measured."""
-    try:
-        BLOCKS.encode(sys.stdout.encoding or "ascii")
-        marks = BLOCKS
-    except UnicodeEncodeError:
-        marks = ASCII
-    lines = [f"training   {sparkline(losses, marks)}  loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
+    lines = [f"training   loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
     return lines + ([f"speed      {speed:,.0f} characters/s"] if speed else [])
 
 

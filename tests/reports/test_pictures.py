@@ -29,9 +29,7 @@ def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
 def test_attention_has_the_colours_of_its_weights() -> None:
     weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
     weights /= weights.sum(1, keepdims=True)
-    axes = pictures._background(tuple("abcdefgh"))[2]
-    assert len(axes.texts) >= 16, "the characters of rows and columns"
-    for shown in (weights, np.eye(8), weights):  # what is drawn once is not left over
+    for shown in (weights, np.eye(8)):
         picture = pixels(pictures.attention(7, "L0H1", list("abcdefgh"), shown))
         height, width, _ = picture.shape
         side = min(0.91 * width, 0.77 * height)
@@ -53,8 +51,10 @@ def test_what_a_character_cost_is_its_colour() -> None:
 
 def test_what_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    monkeypatch.setattr(pictures, "png", lambda canvas, **_: figures.append(canvas.figure))
+    monkeypatch.setattr(pictures, "png", figures.append)
     pictures.surprisal(1, ["a", "\n", "b"], np.array([1.0, 2.0, 3.0]))
+    pictures.attention(1, "L0H0", list("abcdefgh"), np.eye(8))
+    assert len(figures[1].axes[0].texts) == 16, "the characters of rows and columns"
     axes, scale = figures[0].axes
     np.testing.assert_allclose(axes.images[0].get_array()[:, :2].filled(0), [[1, 2], [3, 0]])
     assert list(scale.get_xticks()) == [0, 2, 4, 6, 8]
