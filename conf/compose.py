@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
-from typing import Any
 
 from base.errors import InputError, one_line
+from conf.files import CONF, choice_values, groups
 from conf.hydra_grammar import parse
-from conf.keys import CONF, GLOBAL, PLUGGED, choice_values, fields, groups, leaves, set_leaf
+from conf.keys import GLOBAL, PLUGGED, fields, leaves, set_leaf
 from conf.schema import Config, from_dict, to_dict
 
 
@@ -147,20 +147,3 @@ def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[st
         elif key.partition(".")[0] in PLUGGED:
             keys.append(key.partition(".")[0])
     return list(dict.fromkeys(keys))
-
-
-def make(entries: dict[str, Any], **arguments: Any) -> list[Any]:
-    """Make callbacks or loggers from their `_target_` and arguments.
-
-    Raises:
-        InputError: the class or a package that it needs is missing, or an argument is wrong.
-    """
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
-    try:
-        return [instantiate(entry, **arguments) for entry in entries.values()]
-    except (InstantiationException, ModuleNotFoundError, TypeError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
-        raise InputError(f"{', '.join(entries)}: cannot be created: {reason}{extra}") from None

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from base.options import shown
-from conf.keys import HOW, PLUGGED, choice_values, groups, leaves
-from conf.resume import untrusted
+from conf.files import choice_values
+from conf.keys import HOW, PLUGGED, leaves
+from conf.plugins import options
 from conf.schema import Config, from_dict, to_dict
 
 
@@ -46,25 +47,15 @@ def overrides(config: Config) -> list[str]:
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
 
 
-def typed_again(config: Config) -> list[str]:
-    """List the overrides that a resumed run needs on the command line, because its config.yaml may not set them."""
-    again = untrusted(config)
-    paths = [f"data.path={config.data.path}"] if "data.path" in again else []
-    plugged = [each for group in again if group in PLUGGED for each in _plugged(group, getattr(config, group), {})]
-    return paths + [f"{key}={value}" for key, value, _ in plugged]
-
-
-def _plugged(group: str, entries: dict[str, Any], defaults: dict[str, Any]) -> Iterator[Difference]:
-    """Compare the classes of a group, such as callbacks, with the defaults: its files first, then single arguments."""
-    chosen, before = ([name for name in names if name in groups()[group]] for names in (entries, defaults))
-    if chosen != before:
-        yield Difference(group, shown(chosen) if chosen else "none", shown(before))
-    for name, entry in entries.items():
-        known = dict(leaves(choice_values(group, name).get(name, {}))) if name in chosen else {}
-        for key, value in leaves(entry):
-            if key not in known or known[key] != value:
-                new = "" if key in known else "+"
-                yield Difference(f"{new}{group}.{name}.{key}", _quoted(value), _quoted(known.get(key)))
+def _plugged(group: str, chosen: dict[str, Any], default: dict[str, Any]) -> Iterator[Difference]:
+    """Compare the plug-ins of a group, such as callbacks, with the defaults: their names first, then single options."""
+    if list(chosen) != list(default):
+        yield Difference(group, shown(list(chosen)) if chosen else "none", shown(list(default)))
+    for name, arguments in chosen.items():
+        own = options(group, name)
+        for key in own:
+            if arguments[key] != own[key]:
+                yield Difference(f"{group}.{name}.{key}", _quoted(arguments[key]), _quoted(own[key]))
 
 
 def _quoted(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 from base.options import allowed, shown
 from base.processes import here
-from conf.keys import SEARCH, fields, groups
+from conf.files import groups
+from conf.keys import SEARCH, fields
 
 TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
 

@@ -3,15 +3,13 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from conf.schema import Config, EarlyStopping, Ema, SearchConfig
+from conf.files import choice_values, groups
+from conf.plugins import OPTIONS
+from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
 
-CONF = Path(__file__).parent
 GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
 PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are arguments of other libraries' classes
 SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the presets that set only these
@@ -40,22 +38,8 @@ def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, data
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
 # Keys that say where and how the trials of a sweep run, not what they compute.
 HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
-PLUGINS = fields(EarlyStopping, "callbacks.early_stopping.") | fields(Ema, "callbacks.ema.")
+PLUGINS = {key: each for name, kind in OPTIONS.items() for key, each in fields(kind, f"{name}.").items()}
 SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
-
-
-def groups() -> dict[str, list[str]]:
-    """Map every configuration group to its choices."""
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in sorted(CONF.iterdir())
-        if any(folder.glob("*.yaml"))
-    }
-
-
-def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in conf/<group>/<choice>.yaml."""
-    return yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8")) or {}
 
 
 def presets() -> list[ModelConfig]:

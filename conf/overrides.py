@@ -10,8 +10,10 @@ from hydra.errors import HydraException
 
 from base.errors import InputError, nearest, one_line
 from base.options import check_value, shown
+from conf.files import choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, ValueType, parse
-from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, choice_values, fields, groups
+from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
+from conf.plugins import options
 from conf.schema import REFUSED
 
 FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "--cfg=job", "--cfg=all", "--resolve", "--runs")
@@ -131,9 +133,10 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
     if key not in choices and key not in PLUGINS:
         if group in PLUGGED:
-            if group != "launcher" and name in choices[group] and name != "wandb":
-                takes = [each.rpartition(".")[2] for each in PLUGINS if each.startswith(f"{group}.{name}.")]
-                raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
+            if group != "launcher":
+                takes = options(group, name)
+                if rest not in [f"{name}.{each}" for each in takes]:
+                    raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
             return  # an argument of a class or of submitit that is not ours to check
         if group == "trainer" and rest in REFUSED:
             raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")

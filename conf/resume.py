@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, nearest, one_line
-from base.options import fits, shown
-from conf.keys import HOW, PLUGINS, choice_values, fields, groups, leaves, set_leaf
+from base.options import shown
+from conf.keys import HOW, fields, leaves, set_leaf
 from conf.schema import MAX_YAML, Config, from_dict, from_yaml, to_dict, to_yaml
 
 
@@ -30,26 +30,9 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
-def untrusted(config: Config) -> list[str]:
-    """List the keys of a run's config.yaml that count only if they are typed again.
-
-    These are text addresses, which would be requested, and callbacks and loggers, which are code, unless they are
-    those of conf/ with arguments in the ranges of `PLUGINS`.
-    """
-
-    def own(group: str, name: str, entry: Any) -> bool:
-        if name not in groups()[group] or not isinstance(entry, dict):
-            return False
-        bounded = {
-            key: value
-            for key, value in entry.items()
-            if (plugin := PLUGINS.get(f"{group}.{name}.{key}")) and fits(value, plugin[0], plugin[1].metadata)
-        }
-        return choice_values(group, name).get(name, {}) | bounded == entry != {}
-
-    remote = ["data.path"] if "://" in (config.data.path or "") else []
-    plugged = {group: getattr(config, group).items() for group in ("callbacks", "logger")}
-    return remote + [group for group in plugged if not all(own(group, *each) for each in plugged[group])]
+def typed_again(config: Config) -> list[str]:
+    """List the overrides that count only if they are typed, not from config.yaml: addresses would be requested."""
+    return [f"data.path={config.data.path}"] if "://" in (config.data.path or "") else []
 
 
 def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:

@@ -11,6 +11,7 @@ import yaml
 
 from base.errors import InputError
 from base.options import check, fits, option, shown
+from conf.plugins import checked, entry
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -117,22 +118,6 @@ class WatchConfig:
 
 
 @dataclass(frozen=True)
-class EarlyStopping:
-    """Options of `callbacks=early_stopping`."""
-
-    monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
-    patience: int = option(5, "validations without improvement before training stops", least=0)
-    min_delta: float = option(0.0, "smallest improvement that counts", least=0)
-
-
-@dataclass(frozen=True)
-class Ema:
-    """Options of `callbacks=ema`."""
-
-    decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
-
-
-@dataclass(frozen=True)
 class SearchConfig:
     """Options of a hyper-parameter search (`hparams_search=`)."""
 
@@ -187,9 +172,10 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        for group in ("callbacks", "logger", "launcher"):
-            if not isinstance(getattr(self, group), dict):
-                raise InputError(f"{group}: must be a mapping")
+        for group in ("callbacks", "logger"):
+            object.__setattr__(self, group, checked(group, getattr(self, group)))
+        if not isinstance(self.launcher, dict):
+            raise InputError("launcher: must be a mapping")
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", shown(self.compile))
         parts = [] if self.name is None else self.name.split("/")
@@ -203,9 +189,8 @@ class Config:
                     f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
                     f"model.layers={self.model.layers} and model.heads={self.model.heads}, counted from 0"
                 )
-        for name, entry in self.callbacks.items():
-            averages = isinstance(entry, dict) and str(entry.get("_target_")).endswith("WeightAveraging")
-            if averages and self.trainer.strategy == "fsdp":  # Lightning copies the whole model for the average
+        for name in self.callbacks if self.trainer.strategy == "fsdp" else []:
+            if entry("callbacks", name)["_target_"].endswith("WeightAveraging"):  # Lightning copies the whole model
                 raise InputError(f"callbacks={name}: averages whole models; trainer.strategy=fsdp shards the model")
 
 

@@ -15,8 +15,9 @@ import yaml
 from base import run_directory
 from base.errors import InputError
 from base.options import allowed, check_value, shown
+from conf.files import CONF
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
-from conf.keys import CONF, HOW, PLUGINS, fields
+from conf.keys import HOW, PLUGINS, fields
 from conf.overrides import check_overrides
 from conf.schema import SearchConfig
 from sweeps.grid import check_sweep

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from base import processes
 from base.errors import InputError
 from base.files import write_text
-from conf.compose import make
+from conf.plugins import make
 from conf.schema import to_dict, to_yaml
 from data.passages import prompts
 from gpt.transfer import init_from
@@ -99,7 +99,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         ),
         metrics=Metrics(config.data.batch * config.model.context, len(text.train) / text.characters["train"]),
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
-        configured=make(config.callbacks),
+        configured=make("callbacks", config.callbacks),
         prune=_build_prune(plan),
         pictures=Pictures(config.watch, choose_shown(text, config.model.context)),
         samples=Samples(prompts(text), text.tokenizer.decode, config.watch.sample_length),
@@ -128,7 +128,7 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices)
     }
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
-    loggers = make(config.logger, save_dir=str(plan.directory))
+    loggers = make("logger", config.logger, save_dir=str(plan.directory))
     try:
         return L.Trainer(
             **options,

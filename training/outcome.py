@@ -10,7 +10,7 @@ import lightning as L
 from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
 from base.log import log
-from conf.defaults import typed_again
+from conf.resume import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
 from reports.terminal import out_of_memory

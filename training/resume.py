@@ -10,7 +10,8 @@ from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line, printable
 from base.log import log
 from base.options import shown
-from conf.resume import merge_resumed, read_config, untrusted
+from conf.plugins import checked
+from conf.resume import merge_resumed, read_config, typed_again
 from conf.schema import Config, to_yaml
 
 
@@ -40,11 +41,10 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     if run is None:
         return typed, None
     old = read_config(run)
-    for key in untrusted(old):
-        if key not in keys:
-            value = one_line(old.data.path) if key == "data.path" else "…"
-            hint = f"if you trust it, add {key}={value} to the command"
-            raise InputError(f"{run / 'config.yaml'}: its {key} is not trusted; {hint}")
+    for override in typed_again(old):
+        if "data.path" not in keys:
+            hint = f"if you trust it, add {one_line(override)} to the command"
+            raise InputError(f"{run / 'config.yaml'}: its data.path is not trusted; {hint}")
     return merge_resumed(old, typed, keys), run
 
 
@@ -124,5 +124,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
         raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, {newest}")
     for line in skipped:
         log.info(f"resume: skips {line}")
+    before = contents["conditions"]  # those of earlier versions have the classes, too
+    before["callbacks"] = checked("callbacks", before.get("callbacks", {}))
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
     return ResumePoint(path, contents)

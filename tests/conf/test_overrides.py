@@ -4,8 +4,9 @@ import pytest
 
 from base.options import shown
 from conf.compose import apply_literals, typed_keys
+from conf.files import groups
 from conf.help import usage
-from conf.keys import fields, groups
+from conf.keys import fields
 from conf.overrides import check_overrides, split_literals
 from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
 from gpt.config import OptimConfig

@@ -32,7 +32,7 @@ TYPED = {  # every setting: tests/conf/test_resume.py
     "data.split=[0.8,0.1,0.1]": r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)",
     "data.micro_batch=2": r"data.micro_batch=2 \(the run has null\)",
     "trainer.precision=64-true": r"trainer.precision=64-true \(the run has (bf16-mixed|32-true)\)",
-    "callbacks=ema": r"callbacks=.*EMA.* \(the run has {}\)", "trainer.devices=2": r"world_size=2 \(the run has 1\)",
+    "callbacks=ema": r"callbacks=.*ema.* \(the run has {}\)", "trainer.devices=2": r"world_size=2 \(the run has 1\)",
 }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import pickle
 import random
 import resource
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +15,17 @@ from typing import Any
 
 import hydra
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 
 from base import run_lock
 from base.errors import InputError
 from conf.compose import apply_literals, store_schema
-from conf.defaults import typed_again
-from conf.keys import CONF
+from conf.files import CONF
 from conf.overrides import split_literals
-from conf.resume import read_config, untrusted
+from conf.plugins import make
+from conf.resume import read_config
 from conf.schema import MAX_YAML, Config, to_yaml
 from tests.conftest import Call, one_line
 from tests.faults.processes import fork
@@ -37,21 +40,17 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 EVIL = {"_target_": "runs.evil.pwn.main"}
 CALLED = "${oc.create:{_target_:runs.evil.pwn.main}}"
-TENSORBOARD = {
-    "_target_": "lightning.pytorch.loggers.TensorBoardLogger", "name": "", "version": "", "default_hp_metric": False,
-}  # fmt: skip
-EMA = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.998, "use_buffers": False}
-# Plug-ins that a config.yaml must not have made: other classes, interpolations, ways out of the run, wrong values.
-PLUGGED: list[tuple[str, dict[str, Any]]] = [
-    ("logger", {"evil": EVIL}), ("callbacks", {"evil": EVIL}), ("logger", {"tensorboard": EVIL}),
-    ("logger", {"tensorboard": {**TENSORBOARD, "prefix": [EVIL]}}), ("callbacks", {"ema": {**EMA, "decay": CALLED}}),
-    ("logger", {"tensorboard": {**TENSORBOARD, "prefix": CALLED}}),
-    ("logger", {"csv": {"_target_": "${oc.env:CLASS}", "name": "csv"}}),
-    ("logger", {"tensorboard": {**TENSORBOARD, "version": "../../../escaped"}}),
-    ("logger", {"csv": {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "/escaped"}}),
-    ("logger", {"tensorboard": {**TENSORBOARD, "save_dir": "escaped"}}),
-    ("logger", {"../experiment/enwik8": TENSORBOARD}), ("logger", {"none": {}}),
-    ("callbacks", {"ema": {**EMA, "decay": 2}}), ("callbacks", {"ema": [1]}),
+# Plug-ins in a config.yaml: what they must not make, and what they may not decide.
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("logger", {"evil": EVIL}), ("callbacks", {"evil": EVIL}), ("logger", {"none": {}}), ("callbacks", {1: {}}),
+    ("logger", {"tensorboard": {"prefix": [EVIL]}}), ("logger", {"tensorboard": {"save_dir": "escaped"}}),
+    ("callbacks", {"ema": {"decay": CALLED}}), ("callbacks", {"ema": {"decay": 2}}), ("callbacks", {"ema": [1]}),
+    ("logger", {"../experiment/enwik8": {}}), ("logger", {"wandb": {"settings": EVIL}}),
+    ("callbacks", {"ema": EVIL | {"x": 1}}),
+]  # fmt: skip
+IGNORED: list[dict[str, Any]] = [
+    {"tensorboard": EVIL}, {"csv": {"_target_": "${oc.env:CLASS}", "name": "/escaped"}},
+    {"csv": {"name": "../../escaped"}}, {"tensorboard": {"version": "../../../escaped", "default_hp_metric": CALLED}},
 ]  # fmt: skip
 NO_CONFIGURATION = [
     (ALIASES, "alias"), ("seed: &a 1\nname: *a\n", "anchor"), ("a: &a [*a]\n", "alias"),
@@ -76,24 +75,65 @@ def changed(path: Path, **values: Any) -> None:
 
 def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs/evil").mkdir()
-    Path("runs/evil/pwn.py").write_text("def main(): open('got-in', 'w')\n")
+    Path("runs/evil/pwn.py").write_text("def main(**_): open('got-in', 'w')\n")
     monkeypatch.syspath_prepend(Path.cwd())  # as in the project, whose runs/ it is
     monkeypatch.setenv("CLASS", "runs.evil.pwn.main")
     whole, files = run.read_text(), set(Path().rglob("*"))
-    for group, entries in PLUGGED:
+    for group, entries in REFUSED:
         run.write_text(whole)
         changed(run, **{group: entries})
         one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", group)
         assert {path for path in Path().rglob("*") if "__pycache__" not in path.parts} == files, entries
+    for steps, entries in enumerate(IGNORED, start=31):  # the class and the directory are those of conf/
+        run.write_text(whole)
+        changed(run, logger=entries)
+        assert train("resume=runs/first", f"trainer.max_steps={steps}", defaults=False).status == 0, entries
+        (logger,) = make("logger", read_config(Path("runs/first")).logger, save_dir="runs/first")
+        assert type(logger).__name__ in ("TensorBoardLogger", "CSVLogger")
+        assert Path(logger.log_dir).resolve().is_relative_to(Path("runs/first").resolve()), entries
+        assert not {"got-in", "escaped"} & {path.name for path in Path().resolve().parent.rglob("*")}
 
 
-def test_what_counts_only_where_it_is_typed_again(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(run, logger={"evil": EVIL}, data={**yaml.safe_load(run.read_text())["data"], "cache_dir": "theirs"})
-    one_line(train(*RESUME, defaults=False), 2, "its logger is not trusted")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert train(*RESUME, "logger=csv", defaults=False).status == 0
-    assert list(read_config(Path("runs/first")).logger) == ["csv"]
-    assert "theirs" not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
+def test_a_callback_of_one_s_own_is_a_file(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(CONF, "conf", ignore=shutil.ignore_patterns("*.py*"))
+    for module in ("conf.files", "conf.compose"):
+        monkeypatch.setattr(f"{module}.CONF", Path("conf").absolute())
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("mine.py").write_text("""import lightning as L
+class Mine(L.Callback):
+    def __init__(self, words): print("made with", words)
+""")
+    Path("conf/callbacks/mine.yaml").write_text("mine:\n  _target_: mine.Mine\n  words: [a]\n")
+    typed = ["callbacks=[mine,early_stopping]", "callbacks.mine.words=[b]", "trainer.max_steps=40", "allow=[callbacks]"]
+    assert "made with ['b']" in train("resume=runs/first", *typed, defaults=False).out
+    chosen = read_config(Path("runs/first")).callbacks
+    assert (chosen["mine"], chosen["early_stopping"]["patience"]) == ({"words": ["b"]}, 5)
+    assert "_target_" not in run.read_text()
+    assert "made with ['b']" in train("resume=runs/first", "trainer.max_steps=41", defaults=False).out
+    one_line(train("callbacks=mine", "callbacks.mine.word=[b]"), 2, "callbacks=mine takes words")
+    Path("mine.py").write_text("")
+    monkeypatch.delitem(sys.modules, "mine")
+    one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "no attribute 'Mine'")
+    Path("conf/callbacks/mine.yaml").unlink()
+    one_line(train("resume=runs/first", defaults=False), 2, "callbacks: mine: there is no conf/callbacks/mine.yaml")
+
+
+def test_what_a_run_of_an_earlier_version_says(run: Path, train: Call) -> None:
+    lightning = "lightning.pytorch."
+    ema = {"_target_": f"{lightning}callbacks.EMAWeightAveraging", "decay": 0.9, "use_buffers": False}
+    early = {"_target_": f"{lightning}callbacks.EarlyStopping", "monitor": "val/loss", "patience": 3}
+    loggers = {"csv": {"_target_": f"{lightning}loggers.CSVLogger", "name": "csv"}}
+    assert train("callbacks=[ema,early_stopping]", "callbacks.ema.decay=0.9", "callbacks.early_stopping.patience=3",
+                 "name=old", "data.path=book.txt").status == 0  # fmt: skip
+    changed(Path("runs/old/config.yaml"), callbacks={"ema": ema, "early_stopping": early}, logger=loggers)
+    for file in Path("runs/old/checkpoints").glob("step-*.ckpt"):
+        contents = torch.load(file)
+        contents["conditions"]["callbacks"] = {"ema": ema, "early_stopping": early}
+        torch.save(contents, file)
+    assert train("resume=runs/old", "trainer.max_steps=40", defaults=False).status == 0
+    config = read_config(Path("runs/old"))
+    assert config.callbacks["ema"] == {"decay": 0.9} and config.logger == {"csv": {}}
+    assert json.loads(Path("runs/old/summary.json").read_text())["steps"] == 40
 
 
 def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[str, list[str]]) -> None:
@@ -109,20 +149,6 @@ def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[s
     assert shlex.split(command) == ["resume=runs/first", f"data.path={address}"]
     assert train(*shlex.split(command), "trainer.max_steps=40", "allow=[text]", defaults=False).status == 0
     assert json.loads(Path("runs/first/summary.json").read_text())["steps"] == 40
-
-
-def test_the_command_types_what_the_file_may_not_decide() -> None:
-    for typed in (
-        [], ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9"], ["logger=wandb"],
-        ["logger=wandb", "+logger.wandb.notes='a, b: it\\'s'"],
-        ["logger=[csv,wandb]", "logger.wandb.project=mine", "data.path=s3://books/it's.txt"],
-    ):  # fmt: skip
-        config = composed(typed)
-        again = typed_again(config)
-        assert bool(again) == bool(untrusted(config)) == any("wandb." in each for each in typed), typed
-        for group in untrusted(config):
-            value = getattr(config, group, config.data.path)
-            assert getattr(composed(again), group, composed(again).data.path) == value
 
 
 def composed(typed: list[str]) -> Config:
@@ -201,7 +227,6 @@ def test_many_mutations(count: int, workplace: Path) -> None:
     assert isinstance(first, Config) and first.callbacks["ema"]["decay"] == 0.9
     taken = [result for result in others if isinstance(result, Config)]
     for config in taken:
-        own = {"tensorboard": TENSORBOARD, "ema": EMA | {"decay": config.callbacks.get("ema", EMA)["decay"]}}
-        assert all(entry == own.get(name) for name, entry in (config.callbacks | config.logger).items()), config
+        assert "_target_" not in to_yaml(config) and config.logger.keys() <= {"tensorboard"}, config
         assert "://" not in (config.data.path or "") and isinstance(to_yaml(config), str), config
     assert count / 60 < len(taken) < count / 2
