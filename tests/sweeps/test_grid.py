@@ -58,7 +58,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     typed = [
         f"optim.min_lr=choice({','.join(map(repr, rates))})", "callbacks=early_stopping", "optim.lr=1",
         f"optim.betas={','.join(f'[{one!r},{two!r}]' for one, two in betas)}", f"data.path={path}",
-        f"+callbacks.mine={','.join('{_target_: ' + name + '}' for name in quoted)}",
+        "logger=wandb", f"logger.wandb.project={','.join(quoted)}",
     ]  # fmt: skip
     rest, _ = split_literals(typed)
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -70,7 +70,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     for trial in trials:
         config = compose(trial.command[2:], check=False)
         assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
-        made.append((config.optim.min_lr, tuple(config.optim.betas), config.callbacks["mine"]["_target_"]))
+        made.append((config.optim.min_lr, tuple(config.optim.betas), config.logger["wandb"]["project"]))
     assert made == list(itertools.product(rates, betas, names))
 
 
