@@ -76,7 +76,7 @@ def test_the_default_recipe_is_the_one_of_the_results() -> None:
     values = {key: value for key, value in leaves(to_dict(compose([]))) if isinstance(value, int | float | list)}
     numbers = [value for value in values.values() if not isinstance(value, bool)]
     assert numbers == [
-        0, [], 1, 4, 2, 128, 256, 0.0, [0.9, 0.05, 0.05], 8, 20.0, 0.006, 0.01, 0.95, 0.0, 50, 0.5, 0.1, [0.9, 0.99],
+        0, [], 1, 4, 2, 128, 256, 0.0, 4, [0.9, 0.05, 0.05], 8, 20.0, 0.006, 0.01, 0.95, 0.0, 50, 0.5, 0.1, [0.9, 0.99],
         1.0, 1200, 1, 600.0, 300, 5.0, 10, [],
     ], values  # fmt: skip
 
