@@ -151,16 +151,3 @@ def device(text: str) -> str:
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text
-
-
-def to_device(thing: Any, name: str) -> Any:
-    """Move a model or a tensor to the device that `--device` names.
-
-    Raises:
-        InputError: this machine does not have it.
-    """
-    try:
-        return thing.to(name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--device {name}: cannot be used here: {reason}") from None

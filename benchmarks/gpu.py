@@ -212,19 +212,19 @@ def pipelined(arguments: list[str], steps: int) -> dict[str, float]:
     import torch
 
     import train as train_script
-    from training.module import LitGPT
+    from training.captured_step import CapturedLitGPT
 
     seen: list[float] = []
-    ended = LitGPT.on_train_end
+    ended = CapturedLitGPT.on_train_end
 
-    def on_train_end(self: LitGPT) -> None:  # Lightning moves the weights away next, and the recorded step has them
+    def on_train_end(self: CapturedLitGPT) -> None:  # Lightning moves the weights next, and the recorded step has them
         datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         tokens = torch.tensor(datamodule.text.train, device=self.device)
         assert self.captured, "the step was not captured"
         seen.extend(bare(self.captured, self.rows, tokens, steps) for _ in range(3))
         ended(self)
 
-    with TemporaryDirectory() as folder, chdir(folder), patch.object(LitGPT, "on_train_end", on_train_end):
+    with TemporaryDirectory() as folder, chdir(folder), patch.object(CapturedLitGPT, "on_train_end", on_train_end):
         with patch.object(sys, "argv", ["train.py", "name=run", *arguments]):
             if train_script.cli():
                 raise RuntimeError("train.py has failed")

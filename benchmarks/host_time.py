@@ -31,7 +31,7 @@ RUN = (
 def once(text: str, *arguments: str) -> float:
     """Milliseconds of a step."""
     import train
-    from training import machine
+    from training import assemble
     from training.module import LitGPT
 
     begun: list[float] = []
@@ -44,7 +44,7 @@ def once(text: str, *arguments: str) -> float:
     def nothing(work: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
-    machine.choose_capture = lambda *_: nothing
+    assemble.choose_capture = lambda *_: nothing
     LitGPT.training_step = timed  # type: ignore[method-assign]
     sys.argv = ["train.py", "name=run", f"data.path={text}", *RUN, *arguments]
     if train.cli():

@@ -12,6 +12,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ def read(path: str | Path) -> Model:
                 if described["format"] == 5:  # without the convolution
                     described["format"] = FORMAT
                     described["model_config"]["conv_taps"] = 1
-                config = ModelConfig(**described["model_config"])
+                config = model_config(described["model_config"])
                 shapes = dict(config.shapes(vocabulary_size(described["vocabulary"])))
                 check_header(file, shapes)
                 state = {name: file.get_tensor(name) for name in shapes}
@@ -144,6 +145,18 @@ def check_fields(described: Mapping[str, Any]) -> None:
                 raise ValueError(f"{field} is missing or of a wrong type")
             if isinstance(value, int) and not 0 <= value < 2**63:
                 raise ValueError(f"{field} is out of range")
+
+
+def model_config(described: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration of a model.
+
+    Raises:
+        ValueError: a key is missing: the default of this version may be another model.
+        TypeError: a key is unknown.
+    """
+    if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
+        raise ValueError(f"model_config has no {', '.join(missing)}")
+    return ModelConfig(**described)
 
 
 def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:

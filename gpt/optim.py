@@ -11,7 +11,6 @@ from torch.optim.adamw import adamw
 from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
-from gpt.sharded_tensors import shard_like, whole
 from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
 ITERATED_IN = torch.bfloat16  # Newton-Schulz needs no more precision
@@ -26,8 +25,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
-    """Make the optimizer of `config` for all weights of the model."""
+def make_optimizer(model: GPT, config: OptimConfig, muon: "type[Muon] | None" = None) -> torch.optim.Optimizer:
+    """Make the optimizer of `config` for all weights of the model; `muon` is a subclass to use instead of `Muon`."""
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
@@ -45,7 +44,7 @@ def make_optimizer(model: GPT, config: OptimConfig) -> torch.optim.Optimizer:
         "params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True,
         "beta2": config.muon_beta2,
     }  # fmt: skip
-    return Muon([group for group in [hidden, *groups] if group["params"]], lr=config.lr)
+    return (muon or Muon)([group for group in [hidden, *groups] if group["params"]], lr=config.lr)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -83,8 +82,7 @@ class Muon(torch.optim.Optimizer):
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
     the iteration together, in bf16; a packed q|k|v counts as three. Then, with `beta2` above 0, each row is normalised
-    (see `normalise_rows`). Of sharded matrices, each device gathers all, does the same computation, and applies its own
-    rows.
+    (see `normalise_rows`).
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
@@ -96,6 +94,14 @@ class Muon(torch.optim.Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("beta2", 0.0)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return all rows of a tensor; a subclass whose tensors are sharded gathers them."""
+        return tensor
+
+    def shard_like(self, tensor: Tensor, pattern: Tensor) -> Tensor:
+        """Return the rows of a whole tensor that `pattern` has: all, but for such a subclass."""
+        return tensor
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -121,7 +127,7 @@ class Muon(torch.optim.Optimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
-        updates = [whole(gradient) for gradient in gradients]
+        updates = [self.whole(gradient) for gradient in gradients]
         lr = group["lr"]  # a number, or a tensor in a CUDA graph
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for parameter, update in zip(parameters, updates, strict=True):
@@ -138,13 +144,12 @@ class Muon(torch.optim.Optimizer):
         if group["beta2"]:
             for parameter, update in zip(parameters, updates, strict=True):
                 moment = self.state[parameter]["moment"]
-                gathered = whole(moment)
+                gathered = self.whole(moment)
                 normalise_rows(update, gathered, group["beta2"])
-                if gathered is not moment:
-                    moment.copy_(shard_like(gathered, moment))
+                moment.copy_(self.shard_like(gathered, moment))
         foreach_mul_(updates, lr)
         foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        foreach_sub_(parameters, [shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
+        foreach_sub_(parameters, [self.shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

@@ -8,9 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from base.command_line import about_unknown, to_device
+from base.command_line import about_unknown
 from base.errors import InputError, printable
 from base.progress import Progress
+from gpt.device import to_device
 from reports.run_text import split_of_run
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
 LETTERS = {"kind": "char", "characters": "abcdefghijk"}
-CONFIG = {"layers": 1, "heads": 2, "dim": 16, "context": 8}  # of files made by hand
+CONFIG = vars(ModelConfig(layers=1, heads=2, dim=16, context=8))  # of files made by hand
 Header = dict[str, Any]
 
 

@@ -1,8 +1,10 @@
 import io
+import math
 import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -122,14 +124,34 @@ def test_scoring_and_exporting(
     assert Path("first.html").exists()
 
 
-@pytest.mark.slow
-def test_the_example_of_the_api_page_runs(trained: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
-    assert code
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code[1]}"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
+
+
+def run_example(program: str) -> str:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", ended.stdout)
+    return ended.stdout
+
+
+@pytest.mark.slow
+def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
+    lines = [line for line in EXAMPLES[0].splitlines() if line]
+    assert len(lines) <= 30
+    loaded = "print(sorted({'lightning', 'hydra', 'omegaconf', 'conf', 'training', 'data'} & set(sys.modules)))"
+    out = run_example(f"{EXAMPLES[0]}\n{loaded}")
+    loss = re.match(r"(\d\.\d{3}) nats per character\n", out)
+    assert loss and out.endswith("[]\n")
+    text = Path("book.txt").read_text("utf-8")
+    entropy = -sum(n / len(text) * math.log(n / len(text)) for n in Counter(text).values())
+    assert float(loss[1]) < entropy - 0.5  # far below what the frequencies of single characters give
+    assert len(out.removesuffix("[]\n")) == len(loss[0]) + 10 + 200 + 1
+
+
+@pytest.mark.slow
+def test_the_example_of_the_api_page_runs(trained: Path) -> None:
+    out = run_example(EXAMPLES[1])
+    assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", out)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ import sample as sample_script
 import score as score_script
 from data.batches import evaluation_windows
 from gpt.checkpoint import load_checkpoint
-from gpt.cuda_graph import WARMUP_STEPS
 from gpt.evaluation import evaluate
 from tests.conftest import Ended, caller
 from tests.faults import faults
@@ -25,6 +24,7 @@ from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
 from tests.model_files import nats_of
 from tests.training.test_devices import logged, of_run
+from training.captured_step import WARMUP_STEPS
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -24,8 +25,9 @@ from training.callbacks.same_start import SameStart
 from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waiting
+from training.captured_step import CapturedLitGPT, choose_capture
 from training.checkpoint_io import AtomicCheckpointIO
-from training.machine import choose_capture, conditions
+from training.machine import conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
@@ -72,12 +74,13 @@ def build_module(plan: RunPlan) -> LitGPT:
         if saved and processes.rank() == 0:
             write_text(plan.directory / "config.yaml", to_yaml(replace(config, compile=compiled)))
 
-    module = LitGPT(
+    capture = choose_capture(config.compile, plan.runtime.devices, inspected)
+    make_module = partial(CapturedLitGPT, capture=capture) if capture else LitGPT
+    module = make_module(
         config,
         text.tokenizer,
         data={"name": text.name, "fingerprint": text.fingerprint, "known": text.extra_chars} | to_dict(config)["data"],
         conditions=conditions(config, text, plan.runtime) | asked,
-        capture=choose_capture(config.compile, plan.runtime.devices, inspected),
         on_fallback=save_fallback,
     )
     if start := plan.init_model:

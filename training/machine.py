@@ -16,7 +16,6 @@ from base.options import shown
 from conf.resume import settings
 from conf.schema import Config
 from data.text import Text
-from gpt.cuda_graph import Capture, capture
 from gpt.model import GPT
 from training.devices import rows_per_device
 
@@ -105,11 +104,6 @@ def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
     if asked != "false" and missing:
         raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
     return asked, "as set"
-
-
-def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
-    """Return what captures whole steps: with `compile=graph` on one GPU, without profiler and anomaly detection."""
-    return capture if asked == "graph" and devices == 1 and not inspected else None
 
 
 def missing_to_compile() -> str:

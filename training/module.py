@@ -9,21 +9,22 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from base.errors import InputError, one_line
 from base.log import log
 from conf.schema import Config
 from data.tokenizer import Tokenizer
-from gpt.cuda_graph import WARMUP_STEPS, Capture, CapturedWork
 from gpt.evaluation import Score, first_totals, measured, score, window_totals
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, make_optimizer
-from gpt.sharded_tensors import whole
 from training.errors import Diverged
+from training.sharding import ShardedMuon, shard, whole
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
@@ -43,7 +44,6 @@ class LitGPT(L.LightningModule):
         tokenizer: of the text.
         data: description of the text that checkpoints save, as plain data.
         conditions: the run fingerprint that checkpoints save (see `training.machine.conditions`).
-        capture: captures a whole step in a CUDA graph (see gpt/cuda_graph.py); None: steps run eagerly.
         on_fallback: called with the new value of `compile` when compiling or capturing has failed, and again, with
             True, when the first checkpoint after that is saved.
     """
@@ -54,7 +54,6 @@ class LitGPT(L.LightningModule):
         tokenizer: Tokenizer,
         data: dict[str, Any],
         conditions: dict[str, Any],
-        capture: Capture | None = None,
         on_fallback: Callable[[str, bool], None] = lambda compiled, saved: None,
     ) -> None:
         super().__init__()
@@ -67,25 +66,22 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
-        self.capture, self.on_fallback = capture, on_fallback
+        self.on_fallback = on_fallback
+        self.capture: Any = None  # see `CapturedLitGPT`
         self.compile_pending = self.compile_step  # no compiled step has run yet
         self.restoring = False  # a checkpoint is being loaded
         self.fallback_unsaved = False  # compiling or capturing has failed since the last checkpoint
-        self.captured: CapturedWork | None = None  # the whole step, where it is captured
-        self.rows = self.outcome = torch.empty(0)  # of the captured step: its batch, its loss and gradient norm
         self.unread: list[tuple[int, Tensor]] = []  # steps with loss and gradient norm, still on the device
         self.score: Score | None = None  # of the last validation
         self.scored_step = -1
         self.end_pause: Callable[[], None] = lambda: None  # called after a validation or a checkpoint
 
     def configure_model(self) -> None:
-        """Shard with FSDP2, each block for itself; weights are gathered in fp32, which validation needs."""
         if self.device_mesh is not None:
-            for module in (*self.net.blocks, self.net):
-                fully_shard(module, mesh=self.device_mesh["data_parallel"], reshard_after_forward=True)
+            shard(self.net, self.device_mesh["data_parallel"])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return make_optimizer(self.net, self.optim_config)
+    def configure_optimizers(self) -> Optimizer:
+        return make_optimizer(self.net, self.optim_config, ShardedMuon)
 
     def on_train_start(self) -> None:
         """Compile the blocks one by one: they share the code, and names in checkpoints stay as they are."""
@@ -100,43 +96,7 @@ class LitGPT(L.LightningModule):
         for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
-        if self.asynchronous:
-            for group in optimizer.param_groups:
-                group["lr"] = torch.zeros((), device=self.device)  # a captured graph bakes in a float
-        if self.capture:
-            self._capture_steps(optimizer, self.capture)
         self.restoring = False
-
-    def _capture_steps(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
-        """Capture whole steps, from the batch in `rows` to loss and gradient norm in `outcome`, (2,)."""
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
-
-        def work() -> None:
-            loss, grad_norm = self._gradients(self.rows), self._clip()
-            optimizer.step()
-            optimizer.zero_grad()
-            self.outcome.copy_(torch.stack((loss, grad_norm)))
-
-        self.captured, self.outcome = CapturedWork(work, capture), torch.zeros(2, device=self.device)
-
-    def _captured_step(self) -> None:
-        """Take a captured step; fall back if capturing fails.
-
-        It is passed to `optimizer.step`, so that Lightning counts the step; the optimizer then finds no gradients.
-        """
-        assert self.captured
-        try:
-            self.captured()
-        except (OSError, RuntimeError) as error:
-            capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
-            if not (self.compile_pending or capturing):
-                raise
-            work, self.captured = self.captured.work, None
-            self._fall_back(error)
-            work()
-        self.compile_pending = False
 
     def _fall_back(self, error: Exception) -> None:
         """Continue without compiling if the first compiled step failed, without capturing if capturing did.
@@ -166,13 +126,10 @@ class LitGPT(L.LightningModule):
         log.info(f"{reason}; the run continues with compile={compiled}")
         self.on_fallback(compiled, False)
 
-    def on_train_end(self) -> None:
-        self.captured = None  # frees the graph's memory
-
     @property
     def asynchronous(self) -> bool:
         """Whether the device is asynchronous, so that reading a result blocks."""
-        return self.device.type == "cuda" or self.capture is not None
+        return self.device.type == "cuda"
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
         """Take one optimizer step on this device's rows of the batch.
@@ -192,40 +149,34 @@ class LitGPT(L.LightningModule):
         assert not isinstance(optimizer, list)
         lr = lr_at(step, self.optim_config, self.max_steps)
         for group in optimizer.param_groups:
-            rate = lr * self.optim_config.muon_lr / self.optim_config.lr if group.get("muon", False) else lr
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            group["lr"] = lr * self.optim_config.muon_lr / self.optim_config.lr if group.get("muon", False) else lr
         if self.asynchronous:
             self._seed_dropout(step, 0)  # once, for all micro-batches
-        if self.captured:
-            if self.rows.shape != batch.shape:
-                self.rows = torch.empty_like(batch)
-            self.rows.copy_(batch)
-            optimizer.step(self._captured_step)  # the closure is the whole step; hooks before it see the new weights
-            outcome = self.outcome.clone()
-        else:
-            try:
-                loss = self._gradients(batch)
-            except (OSError, RuntimeError) as error:
-                if not self.compile_pending:
-                    raise
-                self._fall_back(error)
-                loss = self._gradients(batch)
-            self.compile_pending = False
-            grad_norm = self._clip()
-            if self.trainer.world_size > 1:
-                loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm already is over all ranks
-            outcome = torch.stack((loss, grad_norm))
-            if not self.asynchronous:
-                self._check(step, *outcome.tolist())
-            optimizer.step()
-            optimizer.zero_grad()
+        outcome = self.take_step(optimizer, batch)
         self.unread.append((step, outcome))
         return {"loss": outcome[0]}
 
-    def _gradients(self, batch: Tensor) -> Tensor:
+    def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
+        """Update the weights; return loss and gradient norm, (2,)."""
+        try:
+            loss = self.gradients(batch)
+        except (OSError, RuntimeError) as error:
+            if not self.compile_pending:
+                raise
+            self._fall_back(error)
+            loss = self.gradients(batch)
+        self.compile_pending = False
+        grad_norm = self.clip()
+        if self.trainer.world_size > 1:
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm already is over all ranks
+        outcome = torch.stack((loss, grad_norm))
+        if not self.asynchronous:
+            self._check(self.global_step, *outcome.tolist())
+        optimizer.step()
+        optimizer.zero_grad()
+        return outcome
+
+    def gradients(self, batch: Tensor) -> Tensor:
         """Accumulate the gradients of a batch's loss; return the loss, ()."""
         micro_batches = batch.split(self.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
@@ -240,7 +191,7 @@ class LitGPT(L.LightningModule):
             loss += part.detach()
         return loss
 
-    def _clip(self) -> Tensor:
+    def clip(self) -> Tensor:
         """Clip the gradient to the norm `optim.clip` and return its norm before that, ()."""
         limit = self.optim_config.clip or float("inf")
         return whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
@@ -316,16 +267,11 @@ class LitGPT(L.LightningModule):
         self.restoring = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what describes the model and the run; reset what only captured steps need."""
+        """Add what describes the model and the run."""
         score = self.score if self.scored_step == self.global_step else None
         if self.fallback_unsaved:  # not before: config.yaml and the newest checkpoint must agree
             self.on_fallback(self.conditions["compile"], True)
             self.fallback_unsaved = False
-        for state in checkpoint.get("optimizer_states", []):
-            for group in state["param_groups"]:
-                group["lr"] = float(group["lr"])
-                if "capturable" in group:
-                    group["capturable"] = False
         checkpoint |= {
             "format": FORMAT,
             "model_config": vars(self.model_config).copy(),

@@ -8,18 +8,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from base import processes
-from gpt.checkpoint import build, model_state
-from gpt.model import GPT
-from gpt.sharded_tensors import shard_like, whole
-from training.module import LitGPT
+from training.sharding import shard_like, whole
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -101,11 +96,3 @@ def end_parent() -> None:
         time.sleep(0.1)
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
-
-
-def whole_model(trainer: L.Trainer, module: LitGPT) -> GPT | None:
-    """Return the unsharded model on rank 0, None on others; all ranks must call this."""
-    if not isinstance(module.net, FSDPModule):
-        return module.net if trainer.is_global_zero else None
-    gathered = trainer.strategy.lightning_module_state_dict()
-    return build(module.model_config, model_state(gathered)) if trainer.is_global_zero else None

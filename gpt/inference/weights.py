@@ -1,16 +1,14 @@
 """The weights of a model as the decoder uses them, in NumPy or torch."""
 
-import math
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from base.command_line import to_device
 from gpt import model_file
 from gpt.config import ModelConfig
+from gpt.device import to_device
 from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 if TYPE_CHECKING:
@@ -192,29 +190,11 @@ class Weights:
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 
-@lru_cache(maxsize=2)
-def _phi(dtype: np.dtype) -> np.ndarray:
-    """Taylor coefficients of the normal distribution function Phi around -9, -9 + 1/64, ..., 9: (6, 1153).
-
-    The derivatives of Phi are the density times Hermite polynomials.
-    """
-    x = np.arange(-9 * 64, 9 * 64 + 1) / 64
-    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    phi = np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x])
-    factors = [np.ones_like(x), -x / 2, (x**2 - 1) / 6, (3 * x - x**3) / 24, (x**4 - 6 * x**2 + 3) / 120]
-    return np.stack([phi, *(density * factor for factor in factors)]).astype(dtype)
-
-
 def gelu(x: np.ndarray) -> np.ndarray:
-    """GELU, x Phi(x), to 1e-13: NumPy has no erf. Source: arXiv:1606.08415, section 2."""
-    inside = np.clip(x, -9, 9)
-    nearest = np.rint(inside * 64).astype(np.int64)
-    offset = inside - (nearest / 64).astype(x.dtype)
-    coefficients = _phi(x.dtype)[:, nearest + 9 * 64]
-    value = coefficients[5]
-    for coefficient in coefficients[4::-1]:
-        value = value * offset + coefficient
-    return x * value
+    """GELU by torch, which only models with `model.activation=gelu` load: NumPy has no error function."""
+    import torch
+
+    return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:

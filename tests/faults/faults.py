@@ -40,6 +40,7 @@ from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.pictures import Pictures
 from training.module import LitGPT
 from training.run_plan import RunPlan
+from training.sharding import ShardedMuon
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -304,8 +305,10 @@ def iterate_in_fp32() -> None:
 
 def orthogonalise_shards() -> None:
     """Have Muon take the rows that a device has for a matrix."""
-    gpt.optim.whole = lambda tensor: tensor.to_local()
-    gpt.optim.shard_like = lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
+    ShardedMuon.whole = staticmethod(lambda tensor: tensor.to_local())
+    ShardedMuon.shard_like = staticmethod(
+        lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
+    )
 
 
 def count_graphs(backend: str) -> None:

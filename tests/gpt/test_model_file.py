@@ -36,6 +36,10 @@ CHANGES = [
     (lambda h: {k: v for k, v in h.items() if k != "__metadata__"}, "no chargpt model"),
     (lambda h: about(h, model_config=SHAPE | {"layers": 2}), "blocks.1.norm1.weight is missing"),
     (lambda h: about(h, model_config=SHAPE | {"bell": 1}), "bell"),
+    *(
+        (lambda h, key=key: about(h, model_config={k: v for k, v in SHAPE.items() if k != key}), f"has no {key}")
+        for key in SHAPE
+    ),
     (lambda h: about(h, model_config=SHAPE | {"heads": 5}), "heads"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "abc"}), "must be F32 (3, 12)"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "ba"}), "sorted"),

@@ -1,4 +1,4 @@
-"""What `gpt.cuda_graph.capture` promises, on a CPU: operations at fixed addresses, done again without Python.
+"""What `training.captured_step.capture` promises, on a CPU: operations at fixed addresses, done again without Python.
 
 It is stricter than a GPU: what a GPU would do wrongly (a number that was read while recording and is old when
 repeated) shows in the result, and what a GPU refuses (looking at a tensor, shapes that depend on values) is refused;

@@ -17,7 +17,6 @@ import torch
 
 from base.errors import InputError
 from base.log import to_console
-from gpt.cuda_graph import WARMUP_STEPS
 from gpt.model import GPT
 from tests.conftest import Ended, last
 from tests.faults import faults
@@ -25,7 +24,7 @@ from tests.faults.test_resume import assert_same
 from tests.reference.capture import record
 from tests.reference.models import tiny
 from tests.training.callbacks.test_metrics import scalars
-from training.machine import choose_capture
+from training.captured_step import WARMUP_STEPS, choose_capture
 from training.module import LitGPT
 
 Train = Callable[..., Ended]

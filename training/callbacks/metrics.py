@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from base.log import log
 from base.progress import clock
-from gpt.cuda_graph import WARMUP_STEPS
 from gpt.optim import lr_at
 from reports.tensorboard import layout
 from training.callbacks.weight_updates import relative_updates
+from training.captured_step import WARMUP_STEPS, CapturedLitGPT
 from training.history import History
 from training.module import LitGPT
 from training.peak_flops import peak_flops
@@ -73,7 +73,8 @@ class Metrics(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
         self.start_step, self.module = trainer.global_step, pl_module
-        self.num_slow = WARMUP_STEPS + 1 if pl_module.capture else 1  # the first may compile; capturing warms up
+        captured = isinstance(pl_module, CapturedLitGPT)
+        self.num_slow = WARMUP_STEPS + 1 if captured else 1  # the first may compile; capturing warms up
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()

@@ -15,7 +15,7 @@ from reports.picture_process import Renderer
 from reports.tensorboard_private import Summary
 from training.callbacks.samples import boards
 from training.module import LitGPT
-from training.strategy import whole_model
+from training.sharding import whole_model
 
 MAX_QUEUED = 100  # pictures that are sent and not rendered yet, beyond which a validation gets none
 END_SECONDS = 30.0  # seconds to wait at the end of a run for pictures that are not rendered yet
@@ -39,7 +39,7 @@ class Pictures(L.Callback):
         assert isinstance(pl_module, LitGPT)
         if not boards(trainer) or not (self.config.pictures or self.config.histograms):
             return
-        model = whole_model(trainer, pl_module)
+        model = whole_model(trainer, pl_module.net)
         if model is None:
             return
         step = trainer.global_step

@@ -12,7 +12,7 @@ from gpt.inference.generate import generate
 from reports.tensorboard import as_markdown
 from training.history import History
 from training.module import LitGPT
-from training.strategy import whole_model
+from training.sharding import whole_model
 
 FINAL_SAMPLE_LENGTH = 500
 FINAL_SAMPLE_TEMPERATURE = 0.6
@@ -44,7 +44,7 @@ class Samples(L.Callback):
         assert isinstance(pl_module, LitGPT)
         if not trainer.loggers:
             return
-        model = whole_model(trainer, pl_module)
+        model = whole_model(trainer, pl_module.net)
         if model is None:
             return
         texts: list[list[Any]] = []

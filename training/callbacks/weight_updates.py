@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gpt.model import GPT
-from gpt.sharded_tensors import whole
+from training.sharding import whole
 
 
 def group_of(name: str) -> str:

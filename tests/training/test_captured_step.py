@@ -4,14 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt import cuda_graph
-from gpt.cuda_graph import WARMUP_STEPS, CapturedWork
 from tests.reference.capture import record
+from training import captured_step
+from training.captured_step import WARMUP_STEPS, CapturedWork
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
 
 
-@pytest.mark.parametrize(("recorder", "device"), [(record, "cpu"), pytest.param(cuda_graph.capture, "cuda", marks=GPU)])
+@pytest.mark.parametrize(
+    ("recorder", "device"), [(record, "cpu"), pytest.param(captured_step.capture, "cuda", marks=GPU)]
+)
 def test_repeated_work_is_the_work(recorder: Callable, device: str) -> None:
 
     def make() -> tuple:

@@ -1,0 +1,154 @@
+"""CUDA graphs: a GPU repeats whole training steps without Python (`compile=graph`).
+
+A step of a small model launches hundreds of kernels of a few microseconds each, and launching takes longer than
+computing. Captured once, all of them are launched by a single call.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+
+from training.module import LitGPT
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]  # such as `capture`
+WARMUP_STEPS = 3  # eager iterations before capture: kernels compile, cuBLAS allocates its workspaces
+
+
+def capture(work: Callable[[], None]) -> Callable[[], None]:
+    """Capture `work` in a CUDA graph without executing it; return the graph's replay function.
+
+    The graph stores kernels, addresses and the numbers that Python passes. So `work` must read from and write to
+    tensors that stay, and never wait for the GPU. Random numbers are new at each replay: the global generator advances.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.clear_autocast_cache()  # the graph would reuse weights that were cast before
+    with torch.cuda.graph(graph, stream=capture_stream(torch.cuda.current_device())):
+        work()
+    torch.clear_autocast_cache()  # weights cast in the graph belong to it
+    return graph.replay
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Return one stream for warm-up and capture: cuBLAS allocates memory for each stream."""
+    return torch.cuda.Stream(device)
+
+
+def warm_up(work: Callable[[], None]) -> None:
+    """Do `work` eagerly on the capture stream."""
+    if not torch.cuda.is_available():
+        return work()
+    stream = capture_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+class CapturedWork:
+    """Work that is warmed up, then captured, then replayed; each call does it once."""
+
+    def __init__(self, work: Callable[[], None], capture: Capture) -> None:
+        self.work, self.capture = work, capture
+        self.warmed_up = 0  # calls
+        self.replay: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        """Do the work once."""
+        if self.warmed_up < WARMUP_STEPS:
+            warm_up(self.work)
+            self.warmed_up += 1
+            return
+        if self.replay is None:
+            self.replay = self.capture(self.work)
+        self.replay()
+
+
+def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
+    """Return what captures whole steps: with `compile=graph` on one GPU, without profiler and anomaly detection."""
+    return capture if asked == "graph" and devices == 1 and not inspected else None
+
+
+class CapturedLitGPT(LitGPT):
+    """A `LitGPT` whose whole step is captured, from the batch in `rows` to loss and gradient norm in `outcome`, (2,).
+
+    Args:
+        capture: captures the step, such as `capture`.
+    """
+
+    def __init__(self, *args: Any, capture: Capture, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.capture: Capture | None = capture
+        self.captured: CapturedWork | None = None
+        self.rows = self.outcome = torch.empty(0)
+
+    @property
+    def asynchronous(self) -> bool:
+        """As a GPU is: nothing is read in a captured step."""
+        return self.capture is not None or super().asynchronous
+
+    def on_train_start(self) -> None:
+        """Prepare to capture the step; the first ones are warm-up."""
+        super().on_train_start()
+        (optimizer,) = self.trainer.optimizers
+        for group in optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        # The graph has their addresses; a number would be part of it.
+        self.rates = [torch.zeros((), device=self.device) for _ in optimizer.param_groups]
+        self.outcome = torch.zeros(2, device=self.device)
+
+        def work() -> None:
+            loss, grad_norm = self.gradients(self.rows), self.clip()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.outcome.copy_(torch.stack((loss, grad_norm)))
+
+        assert self.capture
+        self.captured = CapturedWork(work, self.capture)
+
+    def on_train_end(self) -> None:
+        """Free the graph's memory."""
+        self.captured = None
+        super().on_train_end()
+
+    def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
+        """Copy the batch and the learning rates to where the graph reads them, and replay it."""
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            rate.fill_(group["lr"])
+            group["lr"] = rate
+        if self.captured is None:
+            return super().take_step(optimizer, batch)
+        if self.rows.shape != batch.shape:
+            self.rows = torch.empty_like(batch)
+        self.rows.copy_(batch)
+        # As a closure, so that Lightning counts the step; the optimizer then finds no gradients.
+        optimizer.step(self._captured_step)
+        return self.outcome.clone()
+
+    def _captured_step(self) -> None:
+        """Take a captured step; fall back if capturing fails."""
+        assert self.captured
+        try:
+            self.captured()
+        except (OSError, RuntimeError) as error:
+            capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
+            if not (self.compile_pending or capturing):
+                raise
+            work, self.captured = self.captured.work, None
+            self._fall_back(error)
+            work()
+        self.compile_pending = False
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what a run without capturing saves."""
+        super().on_save_checkpoint(checkpoint)
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])
+                if "capturable" in group:
+                    group["capturable"] = False
