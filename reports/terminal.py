@@ -47,16 +47,18 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
         log.info(f"           the curves are at the address that it prints, with {CUSTOM_SCALARS}")
 
 
-def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> str:
-    """Return an error line that names what to lower: the micro-batch, or else the context or width."""
+def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[str, str]:
+    """Return an error line, and the override to try: a smaller micro-batch, or else half the context."""
     # Activations of a character that the backward pass needs, by the shapes in gpt/model.py
     floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
     size = 4 * windows * model.context * floats / 2**30
     need = f"{windows} windows of {model.context} need about {size:.2g} GiB for activations"
     if windows > 1:
         smaller = max(size for size in range(1, windows) if windows % size == 0)
-        return f"out of memory: {need}; data.micro_batch={smaller} trains the same in smaller parts"
-    return f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
+        lower = f"data.micro_batch={smaller}"
+        return f"out of memory: {need}; {lower} trains the same in smaller parts", lower
+    line = f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
+    return line, f"model.context={max(1, model.context // 2)}"
 
 
 def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:

@@ -3,6 +3,7 @@ import dataclasses
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lightning_utilities.core.imports import RequirementCache
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks import plain_loop
+from conf.compose import compose_configs, hydra_errors
 from conf.schema import from_yaml
 from data.batches import train_batch
 from data.config import DataConfig
@@ -342,6 +344,11 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
     assert ended.status == 2, ended
     assert "out of memory: 2048 windows of 1024 need about" in ended.err and "data.micro_batch=1024" in ended.err
     assert "Traceback" not in ended.err
+    named = shlex.split(ended.err.strip().partition(" train.py ")[2])
+    assert set(large) < set(named) and named[-1] == "data.micro_batch=1024"
+    with hydra_errors():
+        (config,) = compose_configs([named], {})
+    assert config.data.micro_batch == 1024 and config.name is None, "a new run, whose command is taken"
 
 
 @pytest.fixture

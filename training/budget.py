@@ -124,6 +124,7 @@ VALIDATION_SHARE = 0.25  # of the time; also of the last validation, which else 
 SAMPLE_SHARE = 0.1  # of the time; with more, the samples are shorter
 TIMING_SHARE = 0.05  # of the time, for each of the three things that are timed of a model
 COMPILE_SHARE = 0.1  # of the time; a run that took more to get here is on a machine too busy to compile on
+BUSY_SHARE = 0.3  # of the time; a run that took more to get here has no time to time a model of a preset
 MIN_EVALUATED, MIN_SAMPLED = 2**13, 20  # characters, however short the time is
 MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
 SMALLER = (
@@ -280,7 +281,8 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> t
             return choose_budget(left, models, measured, work, config.data.batch, text.tokenizer.size, len(text.train))
 
     given = config.init_from is not None or any(key.startswith("model.") for key in keys)
-    settled = settle([config.model] if given else presets())
+    busy = startup > BUSY_SHARE * 60 * minutes  # begin with the smallest; one that fits by its operations is taken
+    settled = settle([config.model] if given else [*reversed(SMALLER), *presets()] if busy else presets())
     if settled.steps >= DOUBLED_FROM and "data.batch" not in keys:
         config = replace(config, data=replace(config.data, batch=2 * config.data.batch))
         settled = settle([settled.model])
@@ -290,7 +292,8 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> t
     for smaller in () if given else SMALLER:
         flops, before = (_shape(model, text.tokenizer.size)[0] for model in (smaller, settled.model))
         promising = MIN_STEPS * settled.cost.step * flops / before < left()
-        if settled.steps < MIN_STEPS and (promising or smaller == SMALLER[-1]):
+        possible = smaller.dim < settled.model.dim and (promising or smaller == SMALLER[-1])
+        if settled.steps < MIN_STEPS and possible:
             settled = settle([smaller])
     if settled.steps < MIN_STEPS:
         seconds = 60 * minutes - left() + work.seconds(settled.cost, 1) + MIN_STEPS * settled.cost.step

@@ -10,6 +10,7 @@ import lightning as L
 from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
 from base.log import log
+from conf.defaults import overrides
 from conf.resume import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
@@ -37,14 +38,18 @@ def way_on(run: Path, config: Config) -> str:
 
 @contextmanager
 def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
-    """When memory runs out, raise an `InputError` that names the key to lower."""
+    """When memory runs out, raise an `InputError` that names the key to lower and the command of a new run with it."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         config, vocabulary = plan.config, plan.text.tokenizer.size
-        raise InputError(out_of_memory(config.model, vocabulary, rows_per_device(config, devices))) from error
+        line, lower = out_of_memory(config.model, vocabulary, rows_per_device(config, devices))
+        again = [each for each in overrides(config) if not each.startswith(lower.partition("=")[0] + "=")]
+        if config.minutes is not None and not any(each.startswith("trainer.max_steps=") for each in again):
+            again.append(f"minutes={config.minutes:g}")  # they were not settled yet
+        raise InputError(f"{line}: {processes.here('python')} {shlex.join(['train.py', *again, lower])}") from error
 
 
 @contextmanager
