@@ -26,16 +26,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT [--overwrite]",
+        usage="export.py MODEL --to FORMAT OUT [--guess FILE|validation] [--overwrite]",
         description="Write a model in a format that other programs load.",
-        epilog="onnx: NAME.onnx; torch: NAME.pt2 (torch.export); hf: a new folder for transformers; web: NAME.html",
+        epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a new folder for hf "
+        "(transformers).",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add("out", metavar="OUT", help="file to write, with the suffix of the format; a folder for hf")
-    add("--guess", metavar="FILE|validation", help="web: add a game with text of FILE or of the run's validation split")
+    add("out", metavar="OUT", help="file or folder to write, see below")
+    guess = "with --to web: add a game in which visitors guess text of FILE or of the run's validation split"
+    add("--guess", metavar="FILE|validation", help=guess)
     add_overwrite(add)
     return parser.parse_args(arguments)
 

@@ -40,29 +40,31 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
     add = parser.add_argument_group("prompts").add_argument
-    add("--prompt", metavar="TEXT", action="append", default=[], help="prompt text; repeat it for a batch")
-    add("--prompt-file", metavar="FILE", action="append", default=[], help="file with a prompt; - is standard input")
+    several = "prompt text; repeat the option to continue several prompts in one batch"
+    add("--prompt", metavar="TEXT", action="append", default=[], help=several)
+    add("--prompt-file", metavar="FILE", action="append", default=[], help="read a prompt from FILE; -: standard input")
     add_unknown(add, "prompt characters")
     add = parser.add_argument_group("sampling").add_argument
-    length = "characters, or bytes with a byte model (default 500)"
+    length = "length of each text in characters, or in bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help=length)
-    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts per prompt (default 1)")
-    add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help="0 is greedy (default 0.8)")
+    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
+    heat = "sampling temperature; 0: always take the most likely character (default 0.8)"
+    add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help=heat)
     add("--top-k", type=number(int, 1, 2**31), metavar="K", help="sample from the K most likely characters")
     nucleus = "nucleus sampling: keep the smallest set of characters with total probability P"
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
-    penalty = number(float, 1e-3, 1000)
-    add("--repetition-penalty", type=penalty, default=1.0, metavar="R", help="above 1: repetition is less likely")
-    add("--stop", metavar="TEXT", action="append", default=[], help="end the text before TEXT; repeatable")
-    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed; the same seed repeats the text")
+    penalty = "above 1, make characters that have occurred less likely (default 1)"
+    add("--repetition-penalty", type=number(float, 1e-3, 1000), default=1.0, metavar="R", help=penalty)
+    add("--stop", metavar="TEXT", action="append", default=[], help="end the text before TEXT; may be repeated")
+    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
     add = parser.add_argument_group("output").add_argument
-    add("--output", metavar="FILE", help="write to a file")
+    add("--output", metavar="FILE", help="write the texts to FILE")
     add_overwrite(add)
-    add("--json", action="store_true", help="one line of JSON per text, with the log-probability of each character")
-    add("--interactive", action="store_true", help="type prompts in the terminal")
-    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
+    add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
+    add("--interactive", action="store_true", help="ask for prompts in the terminal")
+    add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
     return parser
 
 

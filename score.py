@@ -41,17 +41,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     split = "score a split of the text that the run was trained on, instead of a file"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
-    add("--window", choices=MODES, help="windows to score in (default: disjoint, then strided)")
-    stride = number(int, 1, 2**20)
-    add("--stride", type=stride, metavar="N", help="tokens between strided windows (default: context / 2)")
+    window = "context of each character: disjoint or overlapping (strided) windows, or as sample.py reads (sample)"
+    add("--window", choices=MODES, help=f"{window}; default: disjoint, then strided")
+    stride = "tokens from the start of one strided window to the next (default: context / 2)"
+    add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = number(int, 1, 2**20)
     add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
-    add("--per-char", action="store_true", help="print one JSON line per character; the table goes to stderr")
-    add("--html", metavar="OUT", help="write an HTML page with the text coloured by surprisal")
+    add("--per-char", action="store_true", help="print a line of JSON for each character, and the scores to stderr")
+    add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal in bits")
     add_overwrite(add)
-    add("--encoding", default="utf-8", metavar="E", help="encoding of the text (default utf-8)")
+    add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
     add_unknown(add, "characters")
-    add("--device", type=device, default="cpu", metavar="D", help="cpu, cuda, cuda:1 or mps (default cpu)")
+    add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
     return parser.parse_args(arguments)
 
 

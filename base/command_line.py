@@ -116,17 +116,17 @@ def add_overwrite(add: Callable[..., Any]) -> None:
 
 
 def add_unknown(add: Callable[..., Any], of: str) -> None:
-    """Add the option `--unknown` for the characters `of` a text."""
+    """Add the option `--unknown`; `of` names the characters in the help."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
         default="error",
-        help=f"{of} outside the vocabulary (default error)",
+        help=f"stop at {of} outside the vocabulary, drop them or take the nearest ones (default error)",
     )
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Say what to do about an unknown character."""
+    """Return the advice that an error about an unknown character ends with."""
     return f"{option} skip drops it, {option} replace takes the nearest"
 
 

@@ -1,6 +1,6 @@
 """Options of a configuration: dataclass fields with a meaning, a range and rules for resume and sweeps.
 
-`check` enforces them, `train.py --help` prints them, and error messages quote them.
+`check` enforces the ranges and quotes them in its errors; `train.py --help=all` prints them.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ def option(
     """Declare a dataclass field.
 
     Args:
-        default: value when nothing is given; lists are copied per instance.
-        meaning: one line, shown by `--help`.
-        choices: allowed values, for text.
-        on_resume: whether a resumed run may change it: `free`, `allow` (only with allow=) or `fixed` (never); empty
-            for the rule of its group, or `allow`.
-        literal: take the value as typed, without Hydra's grammar.
-        per_trial: whether it may differ between the trials of a sweep; if not, it is free on resume.
+        default: value if the user sets none; each instance gets its own copy of a list.
+        meaning: one line for `--help`.
+        choices: the allowed words.
+        on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
+            Empty means the rule of the option's group, or `allow` if the group has none.
+        literal: whether to take the value as typed, without Hydra's grammar.
+        per_trial: whether the value may differ between the trials of a sweep. If not, a resumed run may change it.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
@@ -51,11 +51,11 @@ def option(
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Say in words which values a field of type `hint` takes, as in 'a whole number, at least 1'."""
-    if metadata.get("choices"):
-        return "one of " + ", ".join(metadata["choices"])
+    """Describe the values that a field of type `hint` takes, such as 'a whole number, at least 1'."""
     kind, item, optional = _unpack(hint)
-    words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "any value")
+    if metadata.get("choices"):
+        return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
+    words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "number, text or list")
     bounds = " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
     if {"least", "most"} <= metadata.keys():
         bounds = f"{metadata['least']} to {metadata['most']}"
@@ -77,7 +77,7 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Whether `value` has the type `hint` and is in the range given by `metadata`."""
+    """Return whether `value` has the type `hint` and is in the range of `metadata`."""
     kind, item, optional = _unpack(hint)
     if value is None:
         return optional or (kind is Any and not metadata.get("choices"))
@@ -114,7 +114,7 @@ def check(config: Any, group: str = "") -> None:
     """Check every field of a dataclass that was made with `option`.
 
     Raises:
-        InputError: a field has a wrong value; says the key, the value and what is allowed.
+        InputError: a field has a wrong value. The message names the key, the value and what is allowed.
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):

@@ -62,7 +62,7 @@ def duration(seconds: float) -> str:
 def print_communication() -> None:
     """What a step sends on many devices, by model, and how long that takes at least."""
     links = " | ".join(f"ddp over {name}" for name in LINKS)
-    print(f"| model | weights | training state of a device with ddp | sent with ddp | with fsdp | {links} |")
+    print(f"| model | weights | training state of each device with ddp | sent with ddp | sent with fsdp | {links} |")
     print("|---|---|---|---|---|" + "---|" * len(LINKS))
     for name, (layers, dim) in SHAPES.items():
         weights, matrices = parameters(layers, dim)

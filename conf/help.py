@@ -10,7 +10,7 @@ TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
 Train a character-level GPT. Without arguments: a small model on Python's standard library.
 
   python train.py data.path=book.txt         train on your own text
-  python train.py minutes=5                  choose model, batch and steps for a time budget
+  python train.py minutes=5                  choose model, batch and steps to end within 5 minutes
   python train.py model.heads=8              change one setting
   python train.py name=first                 name the run directory: runs/first
   python train.py resume=auto                continue the newest unfinished run
@@ -20,7 +20,7 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
   python train.py --runs                     list the runs with their losses
   python train.py debug=overfit              check that the model can memorise a short text
 
-groups and their presets (conf/<group>/<preset>.yaml)"""
+group=preset takes all settings of conf/<group>/<preset>.yaml. These are the presets:"""
 
 
 def usage(everything: bool) -> str:
@@ -28,7 +28,8 @@ def usage(everything: bool) -> str:
     tasks = TASKS.replace("python train.py", f"{here('python')} train.py")
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:
-        return "\n".join([*lines, "", f"{here('python')} train.py --help=all lists every key: default, meaning, range"])
+        more = "train.py --help=all lists every key with its default, meaning and range"
+        return "\n".join([*lines, "", f"{here('python')} {more}"])
     section = None
     for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:

@@ -49,30 +49,30 @@ class TrainerConfig:
 
     max_steps: int = option(1200, "optimizer steps", least=1, most=10**9)
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
-    devices: Any = option("auto", "number of devices, or a list of device numbers")
+    devices: Any = option("auto", "number of devices, or a list of their numbers as in [0,1]; auto: all GPUs, else 1")
     strategy: str = option(
-        "auto", "parallelism of several devices; fsdp shards the model, auto is ddp", choices=("auto", "ddp", "fsdp")
+        "auto", "ddp or auto: each device has the whole model; fsdp: shard the model", choices=("auto", "ddp", "fsdp")
     )
     num_nodes: int = option(1, "number of machines", least=1)
-    timeout: float = option(600.0, "seconds to wait for a process that does not answer", above=0, most=10**6)
+    timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
     precision: str = option(
-        "auto", "floating-point precision; auto: bf16-mixed where it is fast", choices=PRECISIONS, on_resume="allow"
+        "auto", "precision; auto: bf16-mixed with bf16 hardware, else 32-true", choices=PRECISIONS, on_resume="allow"
     )
     val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
     checkpoint_minutes: float = option(
-        5.0, "minutes between further checkpoints; the first comes within 1 minute", above=0, most=525_600
+        5.0, "minutes between timed checkpoints; the first comes within 1 minute", above=0, most=525_600
     )
     log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
         False,
-        "use deterministic operations only; warn: name the others instead of failing",
+        "use deterministic kernels; true: fail at an operation that has none; warn: only print its name",
         choices=("true", "false", "warn"),
         on_resume="allow",
     )
-    benchmark: bool | None = option(None, "cuDNN benchmark: time its algorithms and use the fastest", on_resume="allow")
+    benchmark: bool | None = option(None, "let cuDNN time its algorithms and use the fastest", on_resume="allow")
     detect_anomaly: bool = option(False, "name the operation that made a gradient NaN; slow")
     profiler: str | None = option(
-        None, "pytorch: profile a few steps by operator, as a table and trace.json", choices=("pytorch",)
+        None, "pytorch: profile a few steps by operator; print a table and write trace.json", choices=("pytorch",)
     )
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class WatchConfig:
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
-        [], "attention heads to plot, layers and heads from 0, as in [L0H1,L3H0]; []: up to 4 across the layers"
+        [], "attention heads to plot, as in [L0H1,L3H0], both counted from 0; []: 4, spread over the layers"
     )
     histograms: bool = option(
         False, "log histograms of weights and activations at each validation (logger=tensorboard)"
@@ -121,9 +121,9 @@ class WatchConfig:
 class SearchConfig:
     """Options of a hyper-parameter search (`hparams_search=`)."""
 
-    trials: int = option(20, "total number of trials, including those of earlier calls", least=1, most=10_000)
-    seed: int = option(0, "seed of the sampler of trials", least=0, most=2**32 - 1)
-    startup: int = option(5, "random trials before the sampler and the median pruner start", least=1)
+    trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
+    seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)
+    startup: int = option(5, "random trials before Optuna's sampler and the median pruner start", least=1)
     pruner: str = option("median", "rule that stops bad trials early", choices=("median", "hyperband", "none"))
     space: dict[str, str] = field(default_factory=dict)
 
@@ -136,29 +136,29 @@ class Config:
     """The whole configuration of a run."""
 
     name: str | None = option(
-        None, "name of the run directory in runs/; null: generated", literal=True, per_trial=False
+        None, "name of the run directory in runs/; null: generate a name", literal=True, per_trial=False
     )
     seed: int = option(0, "random seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(
-        None, "continue a run: a run directory, a checkpoint, or auto", literal=True, per_trial=False
+        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, per_trial=False
     )
     init_from: str | None = option(
-        None, "start from a trained model: a run or model file", on_resume="fixed", literal=True
+        None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", literal=True
     )
     minutes: float | None = option(
         None,
-        "time budget in minutes, start to finish; replaces trainer.max_steps",
+        "time budget for the whole command, in minutes; the run chooses trainer.max_steps to fit",
         above=0,
         most=525_600,
         on_resume="fixed",
     )
-    allow: list[str] = option([], "keys that may differ from the resumed run", per_trial=False)
+    allow: list[str] = option([], "keys that resume= may change although the result changes", per_trial=False)
     workers: int = option(
-        1, "parallel trials of a sweep (-m) or search, which share the CPU threads", least=1, per_trial=False
+        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, per_trial=False
     )
     compile: Any = option(
         "auto",
-        "compile the training step with torch.compile; graph: also capture it as a CUDA graph, on one GPU",
+        "use torch.compile; auto: on a GPU, or in a long run; graph: also capture steps in a CUDA graph, on one GPU",
         choices=("auto", "true", "false", "graph"),
     )
     model: ModelConfig = field(default_factory=ModelConfig, metadata={"on_resume": "fixed"})

@@ -16,7 +16,7 @@ class DataConfig:
     corpus: str = option("stdlib", "built-in corpus, used without data.path", choices=CORPORA, on_resume="free")
     path: str | None = option(
         None,
-        "your own text: file, directory, glob or a list [a,b] of them; local, s3:// or https://",
+        "your own text: a file, directory, glob or list [a,b]; on this disk, at s3:// or at https://",
         on_resume="free",
         literal=True,
     )
@@ -28,17 +28,17 @@ class DataConfig:
     )
     val_tokens: int | None = option(
         None,
-        "max tokens per validation; null: 65536, and the whole validation split at the end",
+        "maximum tokens per validation; null: 65536, but the last validation uses the whole split",
         least=2,
         on_resume="free",
     )
     batch: int = option(8, "batch size: windows per optimizer step, over all devices", least=1, most=2**24)
-    micro_batch: int | None = option(None, "windows per forward and backward pass on one device; null: all", least=1)
+    micro_batch: int | None = option(None, "windows in a forward and backward pass on one device; null: all", least=1)
     cache_dir: str | None = option(
         None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
     )
     cache_gb: float = option(
-        20.0, "cache size for text from s3:// or https://, in GB (10^9 bytes)", above=0, on_resume="free"
+        20.0, "maximum size of the cache for text from s3:// or https://, in GB (10^9 bytes)", above=0, on_resume="free"
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ class ModelConfig:
     """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
 
     layers: int = option(4, "number of transformer blocks", least=1, most=4096)
-    heads: int = option(2, "attention heads per block; must divide dim", least=1, most=4096)
+    heads: int = option(2, "attention heads per block; must divide model.dim", least=1, most=4096)
     dim: int = option(128, "model width", least=1, most=2**17)
     context: int = option(256, "context length in tokens", least=1, most=2**20)
     dropout: float = option(
@@ -27,16 +27,16 @@ class ModelConfig:
     window: int | None = option(
         None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
     )
-    qk_norm: bool = option(True, "RMS-normalise queries and keys per head")
-    key_offset: bool = option(True, "take half of each key's channels from the previous position, not rotated")
-    token_shift: bool = option(True, "add the previous token's embedding, times a learned factor per channel")
+    qk_norm: bool = option(True, "apply RMS norm to the queries and keys of each head")
+    key_offset: bool = option(True, "half of each key's channels come from the previous position, not rotary-encoded")
+    token_shift: bool = option(True, "add the previous token's embedding, times a learned factor for each channel")
     conv_taps: int = option(
-        4, "taps of the causal convolution on the input of attention, per channel; 1: none", least=1, most=16
+        4, "positions covered by a causal depthwise convolution before attention; 1: no convolution", least=1, most=16
     )
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
-        "attention kernel; auto: explicit matmuls in training on a CPU below 1024 tokens, otherwise SDPA",
+        "attention kernel; auto: explicit (matmuls) in training on a CPU below 1024 tokens, else PyTorch's sdpa",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
     )
