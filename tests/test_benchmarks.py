@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from base.errors import InputError
-from benchmarks import gpu, parse_share, sample_speed
+from benchmarks import gpu, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from conf.overrides import check_overrides
 from gpt.config import ModelConfig
-from tests.conftest import ROOT, Call, caller
+from tests.conftest import ROOT
 from tests.reference.capture import record
 from tests.test_house import PACKAGES
 
@@ -91,19 +91,3 @@ def test_pieces_of_source() -> None:
     good, half, bad = "x = 1\n\n", "x = 1\n\n(\n", "(\n\n"
     rows = [row.split(" | ")[1:4] for row in table({"some": [good, half, half, bad]}).splitlines()[2:]]
     assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]
-
-
-def test_a_run_is_measured(train: Call, capsys: pytest.CaptureFixture) -> None:
-    Path("source.py").write_text("def f():\n    return 1\n\n\n" * 500)
-    typed = ["name=a", "data.path=source.py", "data.split=[0.7,0.3,0.0]", "trainer.max_steps=1", "logger=none"]
-    assert train(*typed).status == 0
-    script = caller(parse_share.cli, capsys)
-    ended = script("a", "--samples", "6")
-    assert ended.status == 0, ended
-    rows = [line.split(" | ")[:3] for line in ended.out.splitlines()[2:]]
-    model = "runs/a/checkpoints/best.safetensors"
-    assert [row[0] for row in rows] == [f"| {model}"] * 2 + ["| validation text"] * 2
-    assert rows[0][2] == "0 of 6", "it knows nothing yet"
-    assert [row[2] for row in rows[2:]] == ["0 of 6", "6 of 6"]
-    wrong = script("a", "--samples", "100000")
-    assert wrong.status == 2 and wrong.err.count("\n") == 1 and "must be at most" in wrong.err

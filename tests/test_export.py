@@ -145,13 +145,6 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
     assert Path("model.html").read_bytes() == checkpoint.read_bytes()
 
 
-def test_overwrite_replaces_a_file_and_keeps_a_link(checkpoint: Path, export: Call) -> None:
-    Path("old.html").write_text("mine")
-    Path("link.html").symlink_to("old.html")
-    assert export("first", "--to", "web", "link.html", "--overwrite").status == 0
-    assert Path("link.html").is_symlink() and Path("old.html").read_text("utf-8").startswith("<!doctype html>")
-
-
 def test_a_missing_package_is_named_with_the_command_that_adds_it(export: Call) -> None:
     make("runs/first/checkpoints/best.safetensors", **PLAIN)
     for format, package in (("onnx", "onnx"), ("onnx", "onnxscript"), ("onnx", "onnxruntime"), ("hf", "transformers")):

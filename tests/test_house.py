@@ -69,7 +69,7 @@ def test_every_package_that_is_imported_is_declared_and_each_is_pinned() -> None
 
 
 PROBE = """
-import importlib, json, logging, os, random, signal, sys, threading, warnings
+import importlib, json, os, random, signal, sys, threading, warnings
 light, third, modules, root = json.loads(sys.argv[1])
 sys.path.insert(0, root)
 effects = []
@@ -87,35 +87,19 @@ def state():
     import torch
     return {
         "os.environ": dict(os.environ), "working directory": os.getcwd(), "sys.path": list(sys.path),
-        "warning filters": list(warnings.filters), "log handlers": list(logging.root.handlers),
-        "threads": threading.active_count(), "random state": random.getstate(),
+        "warning filters": list(warnings.filters), "threads": threading.active_count(), "random": random.getstate(),
         "signal handlers": [str(signal.getsignal(number)) for number in signal.valid_signals()],
-        "torch": [
-            torch.get_rng_state().tolist(), torch.get_num_threads(), torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
-        ],
+        "torch": [torch.get_rng_state().tolist(), torch.get_num_threads(), torch.is_grad_enabled()],
     }
 
-ACTS = ("os.mkdir", "os.r", "os.link", "os.symlink", "os.truncate", "os.system", "os.putenv", "socket.connect",
-        "socket.getaddrinfo", "subprocess", "urllib")
-loading = ""
-
-def watch(event, args):
-    writes = event == "open" and (
-        set(args[1] or "") & set("wax+") or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    if loading and (writes and args[0] != os.devnull or event.startswith(ACTS)):
-        effects.append(f"{loading}: {event}{args}")
-
-for stream in (sys.stdout, sys.stderr):  # what others print is not ours
-    print("MARK", file=stream, flush=True)
+print("MARK", flush=True)  # what others print is not ours
+print("MARK", file=sys.stderr, flush=True)
 before = state()
-sys.addaudithook(watch)
-for loading in modules:
-    importlib.import_module(loading)
-loading = ""
+for each in modules:
+    importlib.import_module(each)
 after = state()
-for stream in (sys.stdout, sys.stderr):
-    print("MARK", file=stream, flush=True)
+print("MARK", file=sys.stderr, flush=True)
+print("MARK")
 print(json.dumps(effects + [f"changes {key}" for key in before if before[key] != after[key]]))
 """
 

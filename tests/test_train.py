@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from tests.model_files import nats_of
 from tests.reference.models import fill
 from training import exit_status
 from training.machine import missing_to_compile
-from training.quiet_lightning import hide_failed_writes
 
 
 def environment() -> dict[str, str]:
@@ -162,14 +160,6 @@ def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["step"] for row in rows if row["val/loss"]] == ["10", "20"]
     assert "optim.lr: 0.006" in (file.parent / "hparams.yaml").read_text()
-
-
-def test_threads_that_fail_are_heard_of_again_after_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr("training.module.LitGPT.on_train_end", lambda _: seen.append(threading.excepthook))
-    before = threading.excepthook
-    assert train("trainer.max_steps=1").status == 0
-    assert threading.excepthook is before and seen == [hide_failed_writes]
 
 
 def test_training_is_what_a_plain_loop_does(train: Call) -> None:

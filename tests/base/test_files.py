@@ -1,28 +1,10 @@
 import errno
 import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from base.files import atomic, link, remove_unfinished, write_text
-from tests.conftest import ROOT
-
-KILLED = """
-import os, signal
-from pathlib import Path
-from base.files import link, atomic
-with atomic(Path("file")) as file, atomic(Path("folder")) as folder:
-    file.write_text("new")
-    folder.mkdir()
-    (folder / "a").write_text("new")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+from base.files import atomic, remove_unfinished, write_text
 
 
 def write_folder(path: Path, text: str) -> None:
@@ -30,26 +12,6 @@ def write_folder(path: Path, text: str) -> None:
         (temporary / "below").mkdir(parents=True)
         (temporary / "a.txt").write_text(text)
         (temporary / "below/b.txt").write_text(text)
-
-
-def test_a_killed_process_leaves_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
-    (tmp_path / "folder").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, env=environment)
-    assert ended.returncode == -signal.SIGKILL
-    assert (tmp_path / "file").read_text() == "old" and not list((tmp_path / "folder").iterdir())
-    left = sorted(tmp_path.glob(".*"))
-    assert [re.sub("[0-9a-f]{8}", "N", path.name) for path in left] == [".file.N.tmp", ".folder.N.tmp"]
-    remove_unfinished(tmp_path, "other")
-    remove_unfinished(tmp_path, seconds=3600)
-    assert sorted(tmp_path.glob(".*")) == left
-    for path in left:
-        os.utime(path, (time.time() - 7200,) * 2)
-    remove_unfinished(tmp_path, "file", seconds=3600)
-    assert sorted(tmp_path.glob(".*")) == left[1:]
-    remove_unfinished(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
 def test_what_cannot_be_finished_leaves_the_old_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,16 +71,3 @@ def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monk
     for seconds in (-1, 0):
         remove_unfinished(tmp_path, seconds=seconds)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_second_name_is_a_copy_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_text("new")
-    target.write_text("old")
-    link(source, target)
-    assert target.samefile(source) and target.read_text() == "new"
-    target.unlink()
-    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(95, "Operation not supported")))
-    link(source, target)
-    assert source.read_text() == target.read_text() == "new" and not target.samefile(source)
-    assert sorted(os.listdir(tmp_path)) == ["source", "target"]

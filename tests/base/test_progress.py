@@ -6,12 +6,11 @@ import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from base import progress
-from tests.conftest import ROOT, TINY
+from tests.conftest import ROOT
 
 
 class Terminal:
@@ -141,39 +140,3 @@ def test_what_stays_in_a_terminal() -> None:
         terminal = Terminal("-c", WORK, *arguments, environment={"LOCAL_RANK": rank})
         assert left(terminal.watch()) == ["before", "meanwhile", *stays]
         assert ("encoding" in terminal.text) == shown
-
-
-SLOW = """
-import sys, time
-import data.encode, data.datamodule, tqdm, training.finish, training.finish, training.module, train
-from base import progress
-
-def slow(owner, name):
-    work, called = getattr(owner, name), []
-    def slowly(*given, **named):
-        time.sleep(0 if called else 1)
-        called.append(name)
-        return work(*given, **named)
-    setattr(owner, name, slowly)
-
-for owner, name in (
-    (data.corpus.Corpus, "digest"), (data.encode, "scan"), (data.datamodule, "train_batch"),
-    (training.module, "window_totals"), (training.finish, "evaluate"),
-):
-    slow(owner, name)
-progress.PATIENCE_SECONDS = 0.2
-training.finish.FINAL_SAMPLE_LENGTH = 5
-sys.exit(train.cli())
-"""
-
-
-@pytest.mark.slow
-def test_a_run_shows_what_takes_long(workplace: Path) -> None:
-    arguments = ["data.path=book.txt", "data.split=[0.8,0.2,0]", "name=slow", "trainer.max_steps=2", "logger=none"]
-    terminal = Terminal("-c", SLOW, *TINY, *arguments)
-    text = terminal.watch()
-    assert terminal.process.returncode == 0, text[-2000:]
-    for what in ("hashing the text", "encoding", "the first step", "validating"):
-        assert what in text, what
-    shown = "\n" + "\n".join(left(text))
-    assert not re.search("encoding|evaluating|validating", shown) and "\nvalidation loss" in shown

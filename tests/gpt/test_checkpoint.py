@@ -1,11 +1,8 @@
 import dataclasses
 import os
-import resource
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import pytest
 import torch
 
 from conf.resume import settings
@@ -15,7 +12,6 @@ from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from tests.conftest import refusal
-from tests.faults import faults
 from tests.reference.models import SOME, fill, tiny
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
@@ -66,60 +62,6 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
         "Python 3.11.7 standard library": "Python 3.11.7 standard library",
     }.items():  # fmt: skip
         assert last_component(given) == said
-
-
-class Unwritable:
-    """Fails while it is being written, after what stands before it."""
-
-    def __reduce__(self):
-        raise OSError(28, "No space left on device")
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit on the size of files stands for a full disk; torch tells of it as a RuntimeError."""
-    path = tmp_path / "my bücher, (1)=it's.ckpt"
-    large = contents(seed=2) | {"optimizer_states": [torch.zeros(300_000)]}
-    limits, full = resource.getrlimit(resource.RLIMIT_FSIZE), OSError(28, "No space left on device")
-    for old in (None, contents(seed=1)):
-        if old:
-            save(path, old)
-        before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-        for new, patched, error, limit in (
-            (large | {"rng": Unwritable()}, "", full, limits[0]), (large, "fsync", full, limits[0]),
-            (large, "replace", full, limits[0]), (large, "fsync", KeyboardInterrupt(), limits[0]),
-            *((large, "", full, limit) for limit in (10, 2000, 500_000, 1_200_000)),
-        ):  # fmt: skip
-            with monkeypatch.context() as patch, pytest.raises(type(error)) as caught:
-                if patched:
-                    patch.setattr(os, patched, Mock(side_effect=error))
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-                try:
-                    save(path, new)
-                finally:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert error is not full or str(path) in str(caught.value) and "\n" not in str(caught.value)
-            assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before, (patched, limit)
-    save(path, large)
-    assert torch.equal(read(path)["state_dict"]["net.norm.weight"], large["state_dict"]["net.norm.weight"])
-    assert os.listdir(tmp_path) == [path.name]
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(str(path)) == []
-    assert set(torch.load(path, weights_only=True)) == set(large) == set(read(path))
-
-
-def test_the_name_is_taken_last_and_in_the_same_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, synced, replace = tmp_path / "model.ckpt", [], os.replace
-    monkeypatch.setattr(os, "fsync", os.fsync)  # put back afterwards
-    faults.before(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
-
-    def watched_replace(source: str | Path, target: str | Path) -> None:
-        assert Path(source).parent == tmp_path and Path(target) == path
-        assert torch.load(source, weights_only=True)["global_step"] == 17
-        assert os.stat(source).st_ino in synced
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", watched_replace)
-    save(path, contents())
-    assert path.exists() and synced
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:

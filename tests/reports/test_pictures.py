@@ -49,17 +49,6 @@ def test_what_a_character_cost_is_its_colour() -> None:
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 
-def test_what_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(pictures, "png", figures.append)
-    pictures.surprisal(1, ["a", "\n", "b"], np.array([1.0, 2.0, 3.0]))
-    pictures.attention(1, "L0H0", list("abcdefgh"), np.eye(8))
-    assert len(figures[1].axes[0].texts) == 16, "the characters of rows and columns"
-    axes, scale = figures[0].axes
-    np.testing.assert_allclose(axes.images[0].get_array()[:, :2].filled(0), [[1, 2], [3, 0]])
-    assert list(scale.get_xticks()) == [0, 2, 4, 6, 8]
-
-
 @pytest.mark.slow
 def test_everything_can_be_drawn() -> None:
     for png in (

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.overrides import split_literals
 from conf.resume import changed
-from conf.schema import Config, from_dict, to_dict
 from sweeps.submit import launch_trials
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
 from tests.conf.test_defaults import compose
@@ -37,17 +34,6 @@ def test_what_a_trial_is_called() -> None:
     # A sweep is known by its settings in any order.
     sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
     assert sweep == sweep_name(["model.heads=2", "seed=1,2"]) != sweep_name(["model.heads=2", "seed=1,3"])
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4), max_size=8))
-def test_names_are_those_of_directories_and_differ(varied: list[dict[str, str]]) -> None:
-    names = {tuple(each.items()): trial_name(each) for each in varied if each}
-    assert len(set(names.values())) == len(names)
-    for name in names.values():
-        from_dict(to_dict(Config()) | {"name": f"s/{name}"})  # raises where it is none
-        assert len(name) <= MAX_NAME + 7 and not set(name) & set("/\\$*?[]~'\" \n")
 
 
 @pytest.mark.slow
