@@ -18,8 +18,8 @@ from gpt.export.formats import FORMATS, load_writer
 def cli(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = parse(arguments)
-    several = "an export needs the model in memory more than once; use a machine with more memory"
-    return answer("export.py", lambda: work(options), out_of_memory=several)
+    advice = "an export needs the model in memory more than once; use a machine with more memory"
+    return answer("export.py", lambda: run(options), out_of_memory=advice)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -42,10 +42,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def work(options: argparse.Namespace) -> None:
-    """Export and print one line about the result."""
+def run(options: argparse.Namespace) -> None:
+    """Check the options, export the model and print one line: file, size, and how to load it."""
     out = Path(options.out)
-    suffix, use = FORMATS[options.to]
+    suffix, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if options.guess is not None and options.to != "web":
@@ -61,16 +61,16 @@ def work(options: argparse.Namespace) -> None:
 
     try:
         with atomic(target) as new:
-            (new.touch if suffix else new.mkdir)()  # fail before the work if it cannot be written
+            (new.touch if suffix else new.mkdir)()  # fails here, before the slow work, if the folder is read-only
             note = export(options, file, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {use.format(str(out))}"))
+    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {usage.format(str(out))}"))
 
 
 def export(options: argparse.Namespace, file: Path, new: Path) -> str:
-    """Write the model `file` in another format and check it; return a note about it."""
+    """Write the model `file` to `new` in the other format and check it; return what the last line says about it."""
     with Progress("loading the model"):
         from gpt.checkpoint import load_checkpoint
 
@@ -86,7 +86,10 @@ def export(options: argparse.Namespace, file: Path, new: Path) -> str:
 
 
 def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) -> tuple[list[str], str]:
-    """Choose the passages of --guess; return them and a note about them."""
+    """Choose the passages of the guessing game; return them, and what the last line says about them.
+
+    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on.
+    """
     from data.config import DataConfig
     from data.open_text import open_text
     from data.passages import TO_GUESS, to_guess
@@ -94,30 +97,30 @@ def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) 
     from gpt import checkpoint
 
     if vocabulary["kind"] == "byte":
-        return [], "no game, because its tokens are bytes"
-    unseen = ""
+        return [], "no game, because the model reads bytes"
+    unchecked = ""
     try:
         saved = checkpoint.read(file.with_name("last.ckpt"))["data"]
         config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
         text = None if is_remote(config.path) else open_text(config, context, saved["known"])
         if text is None or text.fingerprint != saved["fingerprint"]:
-            raise InputError(f"{saved['name']}: is not on this machine as it was in the run")
+            raise InputError(f"{saved['name']}: has changed since the run, or is not on this machine")
         trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
     except InputError as error:
         if source == "validation":
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
-        trained, unseen = "", f", not compared with the training text ({error})"
+        trained, unchecked = "", f", not compared with the training text ({error})"
     if source != "validation":
         try:
             corpus = open_corpus(DataConfig(path=source))
             texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
-        except InputError as error:  # less what names options of train.py
+        except InputError as error:  # leave out its advice, which names options of train.py
             said = re.sub(r"^data\.path=.*?: |; (data\.tokenizer|name its encoding).*", "", str(error))
             raise InputError(f"--guess {source}: {said}") from None
         guessed = "\n".join(["", *texts])
     if found := to_guess(guessed, trained, vocabulary["characters"]):
-        return found, f"{len(found)} passages of {source} can be read in it{unseen}"
-    wanted = f"{TO_GUESS} characters from the beginning of a line that the model knows and was not trained on"
+        return found, f"{len(found)} passages of {source} to guess{unchecked}"
+    wanted = f"{TO_GUESS} characters from the beginning of a line, all in the vocabulary and not in the training text"
     raise InputError(f"--guess {source}: has no {wanted}; name another text")
 
 

@@ -30,12 +30,12 @@ def cli(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    too_much = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
-    return answer("sample.py", lambda: sample(parser, options), out_of_memory=too_much)
+    advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
+    return answer("sample.py", lambda: sample(parser, options), out_of_memory=advice)
 
 
 def make_parser() -> Parser:
-    """Make the parser of the command line."""
+    """Define the options."""
     parser = Parser(prog="sample.py", description="Write text with a trained model.", allow_abbrev=False)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
@@ -69,11 +69,11 @@ def make_parser() -> Parser:
 
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
-    """Load the model and generate texts, or talk in the terminal."""
+    """Load the model; write the texts, or read prompts from the terminal with `--interactive`."""
     checkpoint = run_directory.find_model(options.checkpoint)
-    others = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
-    if options.interactive and others:
-        raise InputError(f"--interactive: cannot be combined with {others[0].replace('_', '-')}")
+    excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
+    if options.interactive and excluded:
+        raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
     from data.tokenizer import tokenizer_from
@@ -86,11 +86,12 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if options.interactive:
         print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
         return converse(weights, tokenizer, parser, options)
-    newline = None if tokenizer.vocabulary["kind"] == "char" else ""  # a byte model gets line ends unchanged
+    # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
+    newline = None if tokenizer.vocabulary["kind"] == "char" else ""
     prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
-        raise InputError("--prompt: one is empty, or has no character of the vocabulary")
+        raise InputError("--prompt: a prompt is empty, or has no character of the vocabulary")
     seed = secrets.randbits(32) if options.seed is None else options.seed
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     if options.output is not None:
@@ -102,7 +103,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def read_prompt(name: str, newline: str | None) -> str:
-    """Read a file or standard input as UTF-8, without a byte-order mark; `newline` as in `io.TextIOWrapper`."""
+    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is that of `io.TextIOWrapper`."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
@@ -115,7 +116,10 @@ def read_prompt(name: str, newline: str | None) -> str:
 
 
 def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--unknown") -> str:
-    """Handle the characters of a prompt that are not in the vocabulary as `option` says: error, skip or replace."""
+    """Refuse, skip or replace the characters outside the vocabulary: `unknown` is error, skip or replace.
+
+    The error message tells the user to change `option`.
+    """
     from data.tokenizer import UnknownCharacter
 
     if unknown == "error":
@@ -130,13 +134,14 @@ def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--un
 def continuations(
     weights: "Weights", prompts: list[Any], seeds: list[int], tokenizer: "Tokenizer", options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue prompts in one batch; yield the same list after each token."""
+    """Continue prompts in one batch; after each token, yield the list of all continuations so far."""
     from gpt.inference.generate import stream
     from gpt.inference.sampling import SamplingParams, log_probabilities
 
-    rules = SamplingParams(options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p)
+    o = options
+    params = SamplingParams(o.repetition_penalty, o.temperature, o.top_k, o.top_p, o.min_p)
     written = [Continuation(tokenizer, options.stop) for _ in prompts]
-    for tokens, logits in stream(weights, prompts, options.num_chars, rules, seeds):
+    for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
         logprobs = log_probabilities(logits) if options.json else None
         for row, (text, token) in enumerate(zip(written, tokens.tolist(), strict=True)):
             if not text.ended:
@@ -158,10 +163,10 @@ def write(
     out: TextIO,
     checkpoint: str,
 ) -> None:
-    """Write the texts: a single one as it grows, several one after the other."""
+    """Write the texts: a single text while it grows, several texts when each is complete."""
     from gpt.inference.parallel import generate_many
 
-    # Without a prompt, the model continues a line break, which is not shown.
+    # Without a prompt, the model continues a line break, which is not printed.
     characters = tokenizer.vocabulary.get("characters", "\n")
     begin = "\n" if "\n" in characters else characters[0]
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
@@ -178,8 +183,8 @@ def write(
 
     with Progress("writing", len(rows) * options.num_chars) as bar:
         texts = (text for part in generate_many(work, len(rows), weights, bar.update) for text in part)
-        for count, ((prompt, _), each, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
-            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": each}
+        for count, ((prompt, _), own_seed, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
+            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": own_seed}
             with hidden():
                 if options.json:
                     out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
@@ -189,18 +194,18 @@ def write(
 
 
 def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
-    """Print one text as it grows."""
+    """Print a single text while it grows."""
     out.flush()
-    shown = 0
+    printed = 0  # pieces
     for (text,) in texts:
-        if new := "".join(text.pieces[shown:]):
+        if new := "".join(text.pieces[printed:]):
             out.write(for_output(new, out))
             out.flush()
-        shown = len(text.pieces)
+        printed = len(text.pieces)
 
 
 def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
-    """Read prompts from the terminal and continue each; Ctrl-C stops a text, not the loop."""
+    """Continue the prompts that are typed in the terminal; Ctrl-C stops the current text, :quit and Ctrl-D the loop."""
     with suppress(ImportError):
         import readline  # noqa: F401 - gives input() a history and line editing
     while True:
@@ -209,7 +214,7 @@ def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options
             if line.startswith(":"):
                 if line.split()[0] in (":quit", ":q"):
                     return
-                command(line, parser, options)
+                run_command(line, parser, options)
             elif line:
                 prompt = adapt(line, options.unknown, tokenizer, ":set unknown")
                 if not prompt:
@@ -227,19 +232,19 @@ def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options
             print(error)
 
 
-def command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Run a line that begins with a colon."""
+def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
+    """Run a command of the interactive mode, such as `:set temperature 0.7`."""
     names = ("num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "stop", "seed", "unknown")
     word, _, rest = line.partition(" ")
     name, _, value = rest.strip().partition(" ")
     if word == ":set" and not name:
-        print("\n".join(f"{each:20} {getattr(options, each.replace('-', '_'))}" for each in names))
+        print("\n".join(f"{option:20} {getattr(options, option.replace('-', '_'))}" for option in names))
     elif word == ":set" and name in names:
         key, before = name.replace("-", "_"), vars(options).copy()
         setattr(options, key, parser.get_default(key))
         try:
             parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except SystemExit:  # the parser has printed the error
+        except SystemExit:  # the parser has printed what is wrong
             vars(options).update(before)
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))

@@ -15,13 +15,13 @@ from base.processes import keep_freed_memory
 from base.progress import hidden
 from reports.run_text import save_test_score
 from reports.score_lines import count, difference, figures, json_lines, row
-from reports.scoring import Reader, describe, display_name, measure, pieces, read
+from reports.scoring import Candidate, describe, display_name, measure, pieces, read
 
 if TYPE_CHECKING:
     from gpt.evaluation import Score
 
 MODES = ("disjoint", "strided", "sample")
-BOTH = MODES[:2]  # scored by default
+DEFAULT_MODES = MODES[:2]
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -57,16 +57,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options, open the page to find a wrong name early, and score."""
+    """Check the options and score; open the page's file before the slow work, so that a wrong name is found first."""
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     if (options.file is None) == (options.split is None):
-        raise InputError(f"score.py {options.checkpoint}: name either a text file or --split")
+        raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
     text = Path(options.file or "")
     if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
     if options.split and options.encoding != "utf-8":
-        raise InputError(f"--encoding {options.encoding}: is for a text file; the encoding of a run's text is known")
+        raise InputError(f"--encoding {options.encoding}: is for a text file; --split takes the encoding from the run")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
     if options.html is None:
@@ -77,75 +77,75 @@ def run(options: argparse.Namespace) -> None:
 
 
 def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
-    """Load the models, read the text, score it and print the table."""
+    """Load the models, encode and score the text, and print the table."""
     keep_freed_memory()
-    readers = read(checkpoints, options)
+    candidates = read(checkpoints, options)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     out = sys.stderr if options.per_char else sys.stdout
     letters = ["A  ", "B  "] if options.compare else [""]
-    for letter, reader in zip(letters, readers, strict=True):
-        print(letter + reader.name, file=out)
-    if len({reader.model.config.context for reader in readers}) > 1:
+    for letter, candidate in zip(letters, candidates, strict=True):
+        print(letter + candidate.name, file=out)
+    if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("their contexts differ: the longer context is an advantage", file=out)
 
     begun = time.perf_counter()
-    # With --per-char, score in detail first, so that lines are printed as they are computed.
-    modes = [options.window] if options.window else list(reversed(BOTH) if options.per_char else BOTH)
+    # With --per-char, begin with the strided windows, whose lines are printed while they are computed.
+    modes = [options.window] if options.window else list(DEFAULT_MODES)[:: -1 if options.per_char else 1]
     for mode in modes:
         in_detail = mode == (options.window or "strided") and (options.per_char or page_file)
         if in_detail:
-            scores = score_in_detail(readers, mode, options, page_file)
+            scores = score_in_detail(candidates, mode, options, page_file)
         else:
-            scores = [measure(each, mode) for each in readers]
+            scores = [measure(candidate, mode) for candidate in candidates]
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
             print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
-        whole = mode == "disjoint" and options.split == "test" and options.context is None
-        if whole and (saved := save_test_score(checkpoints[0], scores[0])):
+        comparable = mode == "disjoint" and options.split == "test" and options.context is None
+        if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
             print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
-        for letter, reader, score in zip(letters, readers, scores, strict=True):
-            print(row(letter + describe(reader, mode), figures(score)), file=out)
+        for letter, candidate, score in zip(letters, candidates, scores, strict=True):
+            print(row(letter + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(*scores)), file=out)
-    seconds, total = time.perf_counter() - begun, len(modes) * sum(len(reader.tokens) for reader in readers)
+    seconds, total = time.perf_counter() - begun, len(modes) * sum(len(candidate.tokens) for candidate in candidates)
     print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
 
 
 def score_in_detail(
-    readers: list[Reader], mode: str, options: argparse.Namespace, page_file: TextIO | None
+    candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> "list[Score]":
-    """Score the text and write the surprisal of each character, as JSON lines and as a page, as the options say."""
+    """Score the text; print a JSON line for each character with `--per-char`, fill the page with `--html`."""
     import torch
 
     from gpt.evaluation import score, totals
     from reports.score_page import Columns, page
 
-    names = [reader.tokenizer.names for reader in readers]
-    sums = [torch.zeros(4, dtype=torch.float64) for _ in readers]
-    columns = [Columns(reader.model.vocabulary) for reader in readers]
-    whole = io.StringIO()
-    for piece in pieces(readers, mode):
-        for reader, total, costs in zip(readers, sums, piece.costs, strict=True):
-            total += totals(costs.nats, costs.tokens, reader.tokenizer.token_sizes)
+    names = [candidate.tokenizer.names for candidate in candidates]
+    sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
+    columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
+    text = io.StringIO()
+    for piece in pieces(candidates, mode):
+        for candidate, total, costs in zip(candidates, sums, piece.costs, strict=True):
+            total += totals(costs.nats, costs.tokens, candidate.tokenizer.token_sizes)
         if options.per_char:
             with hidden():
                 sys.stdout.writelines(json_lines(piece, names))
                 sys.stdout.flush()
         if page_file:
-            whole.write(piece.text)
+            text.write(piece.text)
             for column, costs in zip(columns, piece.costs, strict=True):
                 column.add(costs)
     scores = [score(total) for total in sums]
     if page_file:
         models = [
-            {"name": reader.name, "mode": describe(reader, mode), "figures": figures(each), "vocabulary": vocabulary}
-            for reader, each, vocabulary in zip(readers, scores, names, strict=True)
+            {"name": candidate.name, "mode": describe(candidate, mode), "figures": figures(own), "vocabulary": tokens}
+            for candidate, own, tokens in zip(candidates, scores, names, strict=True)
         ]
         about = {"title": display_name(options), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None
-        page_file.write(page(about, whole.getvalue(), columns))
+        page_file.write(page(about, text.getvalue(), columns))
     return scores
 
 

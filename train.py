@@ -19,13 +19,14 @@ from sweeps.search import begin_search
 from sweeps.search_space import take_search
 from training.exit_status import fail, refuse, run_one
 
-STARTED = time.perf_counter() - time.process_time()  # start of this process, for `minutes`
+# The imports above count towards the time budget `minutes`: they took about as long as the CPU time used so far.
+STARTED = time.perf_counter() - time.process_time()
 
 
 def cli() -> int:
     """Run the command line; return the exit status."""
-    if sweep := os.environ.pop("CHARGPT_SWEEP", None):  # the sweep that started this trial
-        processes.end_with(int(sweep))
+    if parent := os.environ.pop("CHARGPT_SWEEP", None):  # this is a trial: the process id of its sweep
+        processes.end_with(int(parent))
     processes.limit_spinning()
     to_console()
     slurm.requeue_before_start()
@@ -37,17 +38,17 @@ def cli() -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Print the help, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
+    """Print the help or the runs, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show a character
+        sys.stdout.reconfigure(errors="replace")  # print ? for a character that the terminal's encoding lacks
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return answer("train.py", lambda: print(usage("--help=all" in wanted)), out_of_memory="")
     if "--runs" in arguments:
         return answer("train.py", lambda: print(run_list()), out_of_memory="")
     try:
         processes.adopt_srun()
-        search, typed = take_search(arguments)
-        flags, overrides, literals, sweep = check_command(typed, search=search is not None)
+        search, others = take_search(arguments)
+        flags, overrides, literals, sweep = check_command(others, search=search is not None)
         if search:
             return begin_search(search, flags, overrides, literals)
         runs = compose_command(arguments, flags, overrides, literals, sweep)
@@ -57,10 +58,10 @@ def dispatch(arguments: list[str]) -> int:
         return refuse(error)
     except OSError as error:
         return fail(error)
-    return run_one(runs[0].config, runs[0].keys, STARTED) if runs else 0  # none with --cfg
+    return run_one(runs[0].config, runs[0].keys, STARTED) if runs else 0  # --cfg only prints: there is no run
 
 
 if __name__ == "__main__":
     status = cli()
-    gc.freeze()  # else Python searches all objects for cycles before it exits, for over a second
+    gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
     sys.exit(status)

@@ -67,7 +67,7 @@ def watched() -> None:
     timed(finish, "log_result", "table of settings")
     timed(finish, "write_projector", "projector")
     timed(finish, "write_report", "report.html")
-    timed(assemble, "choose_shown", "Pictures")
+    timed(assemble, "choose_passage", "Pictures")
     end = picture_process.Renderer.end
 
     def end_and_ask(drawer: picture_process.Renderer) -> None:

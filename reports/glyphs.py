@@ -1,4 +1,4 @@
-"""Visible stand-ins and kinds of characters, for plots and tables. Imports nothing heavy."""
+"""Describe characters for plots and tables: a visible symbol, and a kind such as vowel. Imports nothing heavy."""
 
 import unicodedata
 
@@ -7,7 +7,7 @@ SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def visible(character: str) -> str:
-    """Replace a character that cannot be seen, such as ↵ for a new line; return names of several letters as is."""
+    """Return a visible symbol for an invisible character, such as ↵ for a line break, else the string itself."""
     if len(character) != 1:
         return character
     if character in SHOWN:
@@ -20,7 +20,7 @@ def visible(character: str) -> str:
 
 
 def kind(character: str) -> str:
-    """Return vowel, consonant, capital, letter, digit, mark, space or other; longer names are other."""
+    """Return the kind: vowel, consonant, capital, letter, digit, mark, space, or other, also for longer strings."""
     if len(character) != 1:
         return "other"
     if character.isspace():

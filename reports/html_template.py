@@ -1,4 +1,4 @@
-"""Fill the templates of self-contained HTML pages."""
+"""Fill a template to make an HTML page that loads no other file."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ MAX_MILLIBITS = 2**16 - 1  # largest surprisal of a page, in thousandths of a bi
 
 
 def fill(template: Path, **parts: str) -> str:
-    """Make a page that loads nothing; its Content-Security-Policy allows its own style and script only.
+    """Replace each `{{name}}` in a template; the Content-Security-Policy allows only the page's own style and script.
 
     Args:
-        template: a page with `{{part}}` for each part, `{{policy}}`, and `{{style}}` for `shared.css`
-            and `{{script}}` for `base/page.js` and `shared.js`.
-        parts: their contents, as HTML.
+        template: HTML file. `{{style}}` becomes `shared.css`; `{{script}}` becomes `base/page.js` and `shared.js`;
+            `{{policy}}` becomes the Content-Security-Policy.
+        parts: HTML for the other names.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

@@ -1,4 +1,4 @@
-"""Compute what the plots of a model show: attention, surprisal, histograms."""
+"""Compute the arrays that are plotted during training: attention, surprisal, histograms."""
 
 import math
 import re
@@ -23,14 +23,14 @@ NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
 
 @dataclass(frozen=True)
 class PicturedText:
-    """The passage of the validation text that is plotted at each validation.
+    """A passage of the validation text, of M tokens and N characters, that is plotted at each validation.
 
     Attributes:
-        names: each of the V tokens as text.
-        attended: (T,) int64, its first tokens, whose attention is plotted; at most a context.
-        characters: its N characters, whose surprisal is plotted.
-        owners: (M,) int64, for each of its tokens the index of its character.
-        windows: evaluation windows whose last M predictions are its tokens.
+        names: the V tokens of the vocabulary as text.
+        attended: (T,) int64, the first tokens of the passage, at most a context; their attention is plotted.
+        characters: the N characters of the passage; their surprisal is plotted.
+        owners: (M,) int64, the index of the character that each token of the passage belongs to.
+        windows: evaluation windows of the passage and the text before it; the last M predictions are the passage's.
     """
 
     names: list[str]
@@ -40,13 +40,13 @@ class PicturedText:
     windows: list[tuple[Tensor, Tensor, Tensor]]
 
 
-def plots(model: GPT, shown: PicturedText, heads: list[tuple[int, int]], step: int) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each plot: `tag`, `step`, and `name` and `arguments` of the function that draws it.
+def plots(model: GPT, passage: PicturedText, heads: list[tuple[int, int]], step: int) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each plot: `tag`, `step`, and `name` and `arguments` of a function in reports/pictures.py.
 
     Args:
         model: the model.
-        shown: the passage.
-        heads: (layer, head) of each attention plot; empty for up to `NUM_HEADS` across the layers.
+        passage: the passage to plot.
+        heads: (layer, head) of each attention plot; if empty, up to `NUM_HEADS` heads across the layers.
         step: optimizer steps so far.
     """
 
@@ -54,15 +54,15 @@ def plots(model: GPT, shown: PicturedText, heads: list[tuple[int, int]], step: i
         return {"tag": tag, "step": step, "name": name, "arguments": {"step": step} | arguments}
 
     device = model.embedding.weight.device
-    maps = attention_maps(model, shown.attended.to(device)).half()  # (layers, heads, T, T)
-    names = [shown.names[token] for token in shown.attended.tolist()]
+    maps = attention_maps(model, passage.attended.to(device)).half()  # (layers, heads, T, T)
+    names = [passage.names[token] for token in passage.attended.tolist()]
     for layer, head in heads or spread_over(model.config.layers, model.config.heads):
         which, weights = f"L{layer}H{head}", maps[layer, head].clone()  # (T, T)
         yield plot(f"view_attention/{which}", "attention", head=which, characters=names, weights=weights)
 
-    nats = torch.cat([surprisals(*each) for each in predictions(model, shown.windows)])[-len(shown.owners) :]
-    bits = torch.zeros(len(shown.characters)).index_add(0, shown.owners, nats.float() / math.log(2))  # (N,)
-    yield plot("view/surprisal", "surprisal", characters=shown.characters, bits=bits)
+    nats = torch.cat([surprisals(*batch) for batch in predictions(model, passage.windows)])[-len(passage.owners) :]
+    bits = torch.zeros(len(passage.characters)).index_add(0, passage.owners, nats.float() / math.log(2))  # (N,)
+    yield plot("view/surprisal", "surprisal", characters=passage.characters, bits=bits)
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tag and values of every weight and, for a passage, of the activations of every block and the logits."""
+    """Yield tag and values: of every weight, of every block's activations for a passage (T,), and of its logits."""
     for name, weight in model.named_parameters():
         yield f"weights/{name}", weight.detach().float().cpu()
     seen: dict[str, Tensor] = {}
@@ -86,8 +86,8 @@ def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
     hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
     try:
         tokens = passage[None]  # (1, T)
-        for _ in predictions(model, [(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))]):
-            pass  # the hooks have what is needed
+        # Only the hooks' activations are used: the targets, here the tokens themselves, do not matter.
+        list(predictions(model, [(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))]))
     finally:
         for hook in hooks:
             hook.remove()
@@ -95,17 +95,17 @@ def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"activations/{'logits' if name == 'head' else name}", values
 
 
-def choose_shown(text: "Text", context: int) -> PicturedText:
-    """Choose a passage of the validation text with many different characters."""
+def choose_passage(text: "Text", context: int) -> PicturedText:
+    """Choose the passage to plot: part of the validation text with many different characters."""
     from data.batches import evaluation_windows
     from data.passages import ATTENDED, lines_to_show
 
     tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
     passage = tokens[begin : begin + NUM_TOKENS].astype("int64")
-    # Bytes that continue a character belong to it, those before the first to the first.
+    # A byte belongs to the character that began last; bytes before the first whole character belong to the first.
     owners = np.maximum(tokenizer.token_sizes[:, 0][passage].cumsum() - 1, 0)
     around = tokens[max(0, begin - context) : begin + NUM_TOKENS]
-    # Each token has at least half a context before it.
+    # A stride of half a context gives each token at least half a context before it, if the text has so much.
     windows = evaluation_windows(around, context, batch=4, stride=max(1, context // 2))
     return PicturedText(
         names=tokenizer.names,

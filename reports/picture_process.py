@@ -1,7 +1,7 @@
-"""Render plots in a process of their own.
+"""Render plots in another process, so that training does not wait for matplotlib.
 
-`python -m reports.picture_process PARENT NICENESS` reads pickled (function of reports/pictures.py, arguments) from
-standard input until its end, and writes for each the pickled PNG, or an error as text.
+`python -m reports.picture_process PARENT NICENESS` reads pickled pairs from standard input: the name of a function in
+reports/pictures.py, and its arguments. For each pair it writes a pickled PNG, or an error as a string.
 """
 
 import os
@@ -23,7 +23,7 @@ NICENESS = 19  # lowest priority: training comes first
 
 
 def serve(parent: int, niceness: int) -> None:
-    """Render until standard input ends; end with `parent` on Linux, however that ends."""
+    """Render until standard input ends; on Linux, also end when the process `parent` ends, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # training handles Ctrl-C and ends this process
     processes.end_with(parent)
     if hasattr(os, "nice"):
@@ -47,7 +47,7 @@ def serve(parent: int, niceness: int) -> None:
 
 
 class Renderer:
-    """The rendering process: put plots of `picture_data.plots` into `wanted`, take them with a PNG from `drawn`."""
+    """The rendering process: `wanted` takes plots of `picture_data.plots`, `drawn` returns them with a PNG or error."""
 
     def __init__(self) -> None:
         self.complaints = tempfile.TemporaryFile()
@@ -59,11 +59,11 @@ class Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.complaints,
-            process_group=0,  # so that Ctrl-C in a terminal does not reach it
+            process_group=0,  # keep Ctrl-C in the terminal from this process
         )
         self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.drawn: queue.SimpleQueue[tuple[dict[str, Any], bytes | str]] = queue.SimpleQueue()
-        # A thread uses the pipes, which may block.
+        # Reading and writing the pipes may block, so a thread does both.
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
 
@@ -92,10 +92,9 @@ class Renderer:
         """End the process, whether all is rendered or not."""
         self.wanted.put(None)
         self.process.kill()
-        self.thread.join()  # it reads the end of the pipe
-        with suppress(BrokenPipeError):
-            with self.process, self.complaints:  # waits, and closes the pipes
-                pass
+        self.thread.join()  # returns, because the killed process has closed the pipe
+        with suppress(BrokenPipeError), self.process, self.complaints:
+            pass  # leaving the block closes the pipes and waits for the process
 
 
 if __name__ == "__main__":

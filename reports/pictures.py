@@ -1,4 +1,4 @@
-"""Plot attention and surprisal as PNG, from arrays. The only file with matplotlib."""
+"""Plot attention and surprisal as PNG, from arrays. Only this file plots with matplotlib."""
 
 import io
 from collections.abc import Iterable
@@ -16,19 +16,19 @@ from matplotlib.image import AxesImage
 from reports.glyphs import visible
 
 SIZE = (3.6, 3.9)  # inches; about the width of TensorBoard's cards
-DPI = 200  # twice that of a screen
+DPI = 200  # sharp on screens with twice the usual resolution
 INK, FAINT = "#1a1a1a", "#767676"
-SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}
+SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}  # style of small text
 MAX_BITS = 8.0  # upper end of the colour scale of surprisal
-COLUMNS, LINES = 36, 18  # of the passage
-WEIGHTS = matplotlib.colormaps["Blues"]
-COSTS = LinearSegmentedColormap.from_list("costs", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
+COLUMNS, LINES = 36, 18  # of the plotted passage, in characters
+ATTENTION_COLOURS = matplotlib.colormaps["Blues"]
+SURPRISAL_COLOURS = LinearSegmentedColormap.from_list("", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
 FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # they come with matplotlib
 
 
 @cache
 def label(character: str) -> str:
-    """Return a character as the fonts can show it, otherwise its code point, as of Chinese ones."""
+    """Return a visible form of a character, or its code point if the fonts lack it, as for Chinese characters."""
     shown = visible(character)
     fonts = [font_manager.get_font(font_manager.findfont(name)) for name in FONTS]
     if all(any(font.get_char_index(ord(each)) for font in fonts) for each in shown):
@@ -37,12 +37,12 @@ def label(character: str) -> str:
 
 
 def attention(step: int, head: str, characters: list[str], weights: np.ndarray) -> bytes:
-    """Plot the attention weights (T, T) of a head, such as L0H1, for T characters: queries in rows, keys in columns."""
+    """Plot the attention weights (T, T) of a head, such as L0H1: one row for each query, one column for each key."""
     figure = Figure(SIZE, dpi=DPI)
     axes = add_axes(figure, f"{head}, step {step:,}: what each row looks at", 0.08, 0.13, 0.99, 0.90, above=0.055)
-    # Square root: most weights are small and would look like 0.
+    # The colour scale is a square root: most weights are small and would look like 0 on a linear scale.
     norm = PowerNorm(0.5, 0, 1)
-    image = axes.imshow(weights.astype(np.float32), cmap=WEIGHTS, norm=norm, interpolation="nearest")
+    image = axes.imshow(weights.astype(np.float32), cmap=ATTENTION_COLOURS, norm=norm, interpolation="nearest")
     size = min(10.0, 255 / len(characters))
     for position, character in enumerate(characters):
         for x, y, align in ((position, -1.1, {"va": "bottom", "ha": "center"}), (-1.1, position, {"ha": "right"})):
@@ -52,7 +52,7 @@ def attention(step: int, head: str, characters: list[str], weights: np.ndarray) 
 
 
 def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
-    """Plot N characters, each on the colour of its surprisal bits (N,)."""
+    """Plot N characters, each on a background coloured by the surprisal in `bits` (N,)."""
     cells, line, column = [], 0, 0
     for character in characters:
         if column == COLUMNS:
@@ -71,7 +71,9 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
     figure = Figure((SIZE[0], height), dpi=DPI)
     title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
     axes = add_axes(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
-    image = axes.imshow(colours, cmap=COSTS, norm=Normalize(0, MAX_BITS), aspect="auto", interpolation="nearest")
+    image = axes.imshow(
+        colours, cmap=SURPRISAL_COLOURS, norm=Normalize(0, MAX_BITS), aspect="auto", interpolation="nearest"
+    )
     for (row, column), character, cost in zip(cells, characters[: len(cells)], costs, strict=True):
         if character != " " or cost > 1:
             ink = "white" if cost > 5 else FAINT if character.isspace() else INK
@@ -84,7 +86,7 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
 def add_axes(
     figure: Figure, title: str, left: float, bottom: float, right: float, top: float, above: float = 0.015
 ) -> Axes:
-    """Add axes to a figure, in fractions of its size, with a title `above` them."""
+    """Add axes with a title; all positions, and the distance `above` the axes, are fractions of the figure's size."""
     axes = figure.add_axes((left, bottom, right - left, top - bottom))
     figure.text(left, top + above, title, fontsize=10, color=INK, va="bottom")
     axes.set(xticks=[], yticks=[])
@@ -95,7 +97,7 @@ def add_axes(
 
 
 def add_character(axes: Axes, x: float, y: float, character: str, size: float, colour: str, **how: Any) -> None:
-    """Write a character, centred by default; a code point gets a smaller font."""
+    """Write a character at (x, y), centred by default; a code point gets a smaller font to fit."""
     shown = label(character)
     size = size if len(shown) < 3 else 1.4 * size / len(shown)
     how = {"ha": "center", "va": "center_baseline", "family": FONTS} | how
@@ -103,7 +105,7 @@ def add_character(axes: Axes, x: float, y: float, character: str, size: float, c
 
 
 def add_colour_bar(figure: Figure, image: AxesImage, top: float, name: str, ticks: Iterable[float]) -> None:
-    """Add a horizontal colour bar below `top`."""
+    """Add a horizontal colour bar; `top` is a fraction of the figure's height."""
     height = 0.08 / float(figure.get_figheight())  # 0.08 inches
     axes = figure.add_axes((0.07, top - height, 0.7, height))
     bar = figure.colorbar(image, cax=axes, orientation="horizontal", ticks=list(ticks), format="{x:g}")

@@ -1,4 +1,4 @@
-"""Write run_page.html: a self-contained report of a finished run."""
+"""Make report.html, the report of a finished run, from the template run_page.html."""
 
 import base64
 import html
@@ -19,10 +19,10 @@ from gpt.model import GPT
 from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 from reports.score_lines import count
 
-MAX_HEADS = 64  # heads whose attention is shown
-NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
-MAX_PASSAGE = 1024  # tokens of the passage whose surprisal is shown
-NUM_TOP = 5  # most likely characters that are listed
+MAX_HEADS = 64  # heads in the plot of attention
+NUM_ATTENDED = 64  # tokens of the passage in the plot of attention
+MAX_PASSAGE = 1024  # tokens of the passage that is coloured by surprisal
+NUM_TOP = 5  # top-k characters at each position
 
 
 def page(
@@ -33,24 +33,25 @@ def page(
     passage: Tensor,
     tokenizer: Tokenizer,
 ) -> str:
-    """Make the page.
+    """Return the page as HTML.
 
     Args:
-        about: `name`, `text` (a description in one line), `sample` as [temperature, prompt, text], `differences` as
-            [key, value, default] of each changed setting, `command` (which repeats the run) and `config` (YAML).
-        summary: summary.json.
-        callbacks: states of `Metrics` (key Watch) and `Samples` in the last checkpoint.
-        model: of the best checkpoint.
+        about: `name` of the run; `text`, a line that describes the text; `sample`, a list of temperature, prompt and
+            text; `differences`, a list of [key, value, default] for each changed setting; `command`, which repeats
+            the run; `config`, all settings as YAML.
+        summary: contents of summary.json.
+        callbacks: from the last checkpoint, the states of the callbacks `Metrics` (under the key Watch) and `Samples`.
+        model: the best model of the run.
         passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
-        tokenizer: of the text.
+        tokenizer: the text's tokenizer.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
     data = {
         **about,
         "figures": figures(summary, model.config, unit),
-        "measured": measured(summary),
-        "made": made(summary),
+        "measured": evaluation_note(summary),
+        "made": origin(summary),
         "curves": curves(callbacks, summary, unit),
         "samples": callbacks["Samples"]["history"]["entries"],
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
@@ -63,9 +64,9 @@ def page(
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page: name, value, unit and notes."""
     nats, bits = summary["val_loss"], summary["val_bpc"]
-    shown = f"{bits:.4f}" if math.isfinite(bits) else "–"  # a text of bytes without a whole character
+    value = f"{bits:.4f}" if math.isfinite(bits) else "–"  # NaN if the bytes of the text have no whole character
     step = f"best checkpoint, step {summary['best_step']:,}"
-    found = [["Validation", shown, "bits per character", f"{nats:.4f} nats per {unit}", step]]
+    found = [["Validation", value, "bits per character", f"{nats:.4f} nats per {unit}", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
     read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else "")
     time_unit = "minutes" if seconds < 3599.5 else "hours"
@@ -76,19 +77,19 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     return found
 
 
-def measured(summary: Mapping[str, Any]) -> str:
-    """Say how the losses were measured, and the loss of the last checkpoint if it is not the best."""
-    of = summary["evaluation"]
-    counted, split = f"{of['characters']:,}", of["split_characters"]
-    part = f"all {counted}" if of["characters"] == split else f"{counted} evenly spaced of {split:,}"
-    said = f"Exact: {part} characters of the validation split, in {of['mode']} windows of {of['context']}."
+def evaluation_note(summary: Mapping[str, Any]) -> str:
+    """Describe how the losses were measured; add the last checkpoint's loss if another checkpoint is the best."""
+    measured = summary["evaluation"]
+    count, split = f"{measured['characters']:,}", measured["split_characters"]
+    part = f"all {count}" if measured["characters"] == split else f"{count} evenly spaced of {split:,}"
+    note = f"Exact: {part} characters of the validation split, in {measured['mode']} windows of {measured['context']}."
     if summary["last_val_loss"] != summary["val_loss"]:
-        said += f" The last checkpoint has {summary['last_val_loss']:.4f} nats."
-    return said
+        note += f" The last checkpoint has {summary['last_val_loss']:.4f} nats."
+    return note
 
 
-def made(summary: Mapping[str, Any]) -> str:
-    """List the device, precision, seed and versions in one line."""
+def origin(summary: Mapping[str, Any]) -> str:
+    """Name the device, precision, seed, initial model and versions of the run in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
@@ -109,30 +110,36 @@ def curves(callbacks: Mapping[str, Any], summary: Mapping[str, Any], unit: str) 
 
 # -- Attention and surprisal -----------------------------------------------------------------------
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Compute the attention of up to `MAX_HEADS` heads across the layers, for tokens (T,) int64, at most a context.
+    """Compute the attention of up to `MAX_HEADS` heads across the layers; tokens (T,) int64, at most a context.
 
     Returns:
-        `tokens` as text, `heads` by name, `of` the number of all heads, and `weights` in base64: for each head the
-        lower triangle in rows, each weight w as the byte round(255 √w), which keeps small ones apart.
+        `tokens` as text, `heads` by name, `of`: the number of all heads, and `weights`: for each head the rows of the
+        lower triangle, in base64. A weight w is stored as the byte round(255 √w): the root keeps small weights apart.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     total = maps.shape[0] * maps.shape[1]
-    shown = torch.linspace(0, total - 1, min(total, MAX_HEADS)).round().long()
+    chosen = torch.linspace(0, total - 1, min(total, MAX_HEADS)).round().long()
     rows, columns = torch.tril_indices(len(tokens), len(tokens))
-    weights = maps.flatten(0, 1)[shown][:, rows, columns]  # (heads, T (T + 1) / 2)
+    weights = maps.flatten(0, 1)[chosen][:, rows, columns]  # (heads, T (T + 1) / 2)
     return {
         "tokens": [names[token] for token in tokens.tolist()],
-        "heads": [f"L{head // maps.shape[1]}H{head % maps.shape[1]}" for head in shown.tolist()],
+        "heads": [f"L{head // maps.shape[1]}H{head % maps.shape[1]}" for head in chosen.tolist()],
         "of": total,
         "weights": base64.b64encode((weights.sqrt() * 255).round().byte().numpy().tobytes()).decode(),
     }
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compute the surprisal of each character for tokens (T,) int64, at most context + 1, without text before them.
+    """Compute the surprisal of each character of a passage, without the text before the passage.
+
+    Args:
+        model: the model.
+        tokens: (T,) int64, at most context + 1.
+        tokenizer: the text's tokenizer.
 
     Returns:
-        `letters`, one code point per character; `bits` in thousandths; `likely` as lists of [name, probability].
+        `letters`: one code point for each character; `bits`: surprisal in thousandths of a bit; `likely`: for each
+        character a list of [name, probability].
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

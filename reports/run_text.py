@@ -1,4 +1,4 @@
-"""The text that a run was trained on, for scoring its splits."""
+"""Open the text that a run was trained on, to score a split of it; store the test loss in summary.json."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Open the text of a run again and return one of its splits.
+    """Return a split of the text that a run was trained on.
 
     Args:
         model: a model file of the run.
         split: `validation` or `test`.
 
     Returns:
-        The split in UTF-8, or as it is for a byte model.
+        The split in UTF-8; for a byte model the bytes of the text.
 
     Raises:
         InputError: the file is not in a run directory, the text has changed, or the split is empty.
@@ -37,15 +37,15 @@ def split_of_run(model: Path, split: str) -> bytes:
     trained_on = checkpoint.read(run / "checkpoints/last.ckpt")["data"]
     text = open_text(config.data, config.model.context, extra_chars=str(trained_on.get("known", "")), as_before=True)
     if text.fingerprint != trained_on.get("fingerprint"):
-        raise InputError(f"--split {split}: {text.name} has changed since {run} was trained; its splits are others now")
+        raise InputError(f"--split {split}: {text.name} has changed since {run} was trained, and so have its splits")
     tokens = getattr(text, split)
     if not len(tokens):
-        raise InputError(f"--split {split}: {run} has none (data.split={config.data.split})")
+        raise InputError(f"--split {split}: {run} has an empty {split} split (data.split={config.data.split})")
     return tokens.tobytes() if text.tokenizer.vocabulary["kind"] == "byte" else text.tokenizer.decode(tokens).encode()
 
 
 def save_test_score(model: Path, score: "Score") -> Path | None:
-    """Add the test loss to summary.json of a run if `model` is its best; return the path if it was written."""
+    """Store the test loss in summary.json if `model` is the best of a run; return the path, None if it is not."""
     run = run_of(model)
     summary = run_directory.summary_of(run)
     if model.name != run_directory.model_of(run, "best").name or not summary:
@@ -56,5 +56,5 @@ def save_test_score(model: Path, score: "Score") -> Path | None:
 
 
 def run_of(model: Path) -> Path:
-    """Return the directory of the run that a model file `checkpoints/best.safetensors` is in."""
+    """Return the run directory RUN of a model file, such as RUN/checkpoints/best.safetensors."""
     return model.resolve().parent.parent

@@ -1,4 +1,4 @@
-"""The rows and JSON lines of score.py."""
+"""Format the table and the JSON lines that score.py prints."""
 
 import json
 import math
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 # -- Characters --------------------------------------------------------------------------------------
 def json_lines(piece: Piece, names: list[list[str]]) -> Iterator[str]:
-    """Yield a line of JSON for each character; the key "other" is of the second model."""
-    said = [list(json_costs(costs, names_of)) for costs, names_of in zip(piece.costs, names, strict=True)]
-    for offset, (letter, own) in enumerate(zip(piece.text, said[0], strict=True)):
-        line = {"position": piece.position + offset, "character": letter} | own
-        if len(said) > 1:
-            line["other"] = said[1][offset]
+    """Yield a line of JSON for each character; the key "other" has the values of the second model."""
+    values = [list(json_costs(costs, names_of)) for costs, names_of in zip(piece.costs, names, strict=True)]
+    for offset, (letter, first) in enumerate(zip(piece.text, values[0], strict=True)):
+        line = {"position": piece.position + offset, "character": letter} | first
+        if len(values) > 1:
+            line["other"] = values[1][offset]
         yield json.dumps(line) + "\n"
 
 
 def json_costs(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the surprisal of each character, in nats, and the probabilities of the most likely ones."""
+    """Yield for each character the surprisal in nats, and the probabilities of the top-k tokens."""
     for nats, top, probs in zip(costs.nats.tolist(), costs.top.tolist(), costs.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}

@@ -1,4 +1,4 @@
-"""Write score_page.html: a self-contained page with a text coloured by its surprisal."""
+"""Make the HTML page of score.py: a text coloured by surprisal, from the template score_page.html."""
 
 import base64
 import html
@@ -14,12 +14,12 @@ from reports.html_template import ASSETS, MAX_MILLIBITS, fill
 
 
 class Columns:
-    """The costs of a text's characters for one model, as the page stores them.
+    """The costs of all characters for one model, as bytes for the page.
 
     Attributes:
         bits: surprisal in thousandths of a bit, uint16, at most `MAX_MILLIBITS`.
-        likely: the most likely tokens, uint8 for a vocabulary of at most 256, else uint16.
-        chances: their probabilities in thousandths, uint16.
+        likely: the top-k tokens, uint8 for a vocabulary of at most 256 tokens, otherwise uint16.
+        chances: the probabilities of these tokens in thousandths, uint16.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -27,7 +27,7 @@ class Columns:
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, costs: Costs) -> None:
-        """Append characters."""
+        """Append the costs of the next characters."""
         bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS)
         self.bits += bits.to(torch.uint16).numpy().tobytes()
         self.likely += costs.top.to(self._token).numpy().tobytes()
@@ -35,17 +35,18 @@ class Columns:
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Make the page.
+    """Return the page as HTML.
 
     Args:
-        about: `title characters models difference`, and `name mode figures vocabulary` of each model.
+        about: `title`, number of `characters`, `difference` of two models or None, and a list of `models`, each with
+            `name`, `mode`, `figures` and `vocabulary`.
         text: one code point for each character.
         columns: the costs for each model.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]
-    for number, each in enumerate(columns):
-        data += [(f"{name}{number}", getattr(each, name)) for name in ("bits", "likely", "chances")]
+    for number, column in enumerate(columns):
+        data += [(f"{name}{number}", getattr(column, name)) for name in ("bits", "likely", "chances")]
     for name, raw in data:
         parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
     filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)

@@ -1,4 +1,4 @@
-"""Score a text with one model or several, as a whole and character by character."""
+"""Load models and a text for score.py, and score the text as a whole or character by character."""
 
 import argparse
 import sys
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from gpt.evaluation import Score
     from gpt.model import GPT
 
-NUM_TOP = 5  # most likely characters that are listed
-PIECE = 4096  # characters that are written at a time
+NUM_TOP = 5  # top-k characters at each position
+PIECE = 4096  # characters that are printed at a time
 MAX_PAGE = 10_000_000  # characters in an HTML page
-BATCH = 2**11  # tokens per batch: keeps two cores busy and fits into their caches
+BATCH = 2**11  # tokens per batch: enough to keep two cores busy, few enough for their caches
 MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
-class Reader(NamedTuple):
-    """A model with the text in its tokens.
+class Candidate(NamedTuple):
+    """A model to score, and the text encoded for this model.
 
     Attributes:
         name: file and step of the model, for printing.
-        model: on its device.
-        tokenizer: the model's.
+        model: the model, on the chosen device.
+        tokenizer: the model's tokenizer.
         tokens: (N,) uint8 or uint16, the whole text.
         stride: tokens between strided windows.
     """
@@ -49,7 +49,7 @@ class Reader(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Consecutive characters of the text from `position`, with their costs for each model."""
+    """Consecutive characters of the text, the position of the first one, and the costs for each model."""
 
     position: int
     text: str
@@ -65,7 +65,7 @@ def display_name(options: argparse.Namespace) -> str:
 
 
 def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
-    """Return the text as an open file, and its size in bytes, 0 if unknown."""
+    """Return the text as an open file, and the size in bytes; the size of standard input is unknown and given as 0."""
     from data.corpus import Document
 
     if options.split:
@@ -76,8 +76,8 @@ def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[A
     return Document(display_name(options), Path(options.file)).open(), Path(options.file).stat().st_size
 
 
-def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
-    """Load the models and encode the text for each; raise an `InputError` if one or the text cannot be used."""
+def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate]:
+    """Load the models and encode the text for each; raise an `InputError` if a model or the text cannot be used."""
     with Progress("loading the model"):
         import numpy as np
 
@@ -102,20 +102,20 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Reader]:
         print(f"{unknown:,} characters outside the vocabulary: {done}", file=sys.stderr)
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
-    readers = []
+    candidates = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
         name = f"{printable(path)}, step {meta['step']}"
         tokens = np.frombuffer(text, tokenizer.dtype)
         if options.context:
-            # A window longer than the text would be padded, which costs time.
+            # Limit the context to the text: padding a longer window would cost time.
             context = min(options.context, max(1, len(tokens) - 1))
             try:
                 model = with_context(model, context).eval()
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        readers.append(Reader(name, model, tokenizer, tokens, stride))
-    return readers
+        candidates.append(Candidate(name, model, tokenizer, tokens, stride))
+    return candidates
 
 
 def encode(
@@ -123,8 +123,9 @@ def encode(
 ) -> tuple[list[bytearray], int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
-    As in training, a byte-order mark is dropped and line ends become LF; byte models alone get the bytes unchanged.
-    With `--unknown`, what one tokenizer does not know is changed for all: they read the same text.
+    As in training, a byte-order mark is dropped and line ends become LF. If all models are byte models, the bytes stay
+    unchanged. A character that one tokenizer lacks is skipped or replaced for all tokenizers, so that all models score
+    the same text; see `--unknown`.
 
     Returns:
         The tokens, and the number of characters that were skipped or replaced.
@@ -147,8 +148,8 @@ def encode(
     position, line, unknown = 0, 1, 0
     for piece in decode(file, display_name(options), options.encoding, progress.update, "--encoding "):
         if options.unknown != "error":
-            known = [set(each.characters) for each in tokenizers if isinstance(each, CharTokenizer)]
-            unknown += sum(piece.count(each) for each in set(piece) if any(each not in own for own in known))
+            known = set(piece).intersection(*(t.characters for t in tokenizers if isinstance(t, CharTokenizer)))
+            unknown += sum(piece.count(character) for character in set(piece) - known)
             for replace in [True, False] if options.unknown == "replace" else [False]:
                 for tokenizer in tokenizers:
                     piece = tokenizer.adapt(piece, replace=replace)
@@ -157,74 +158,79 @@ def encode(
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
-                what = UnknownCharacter(error.character, position + error.position, error.nearest)
-                raise InputError(f"{display_name(options)}, line {line}: {what}; {about_unknown()}") from None
+                in_text = UnknownCharacter(error.character, position + error.position, error.nearest)
+                raise InputError(f"{display_name(options)}, line {line}: {in_text}; {about_unknown()}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts, unknown
 
 
 # -- Scores ----------------------------------------------------------------------------------------
-def describe(reader: Reader, mode: str) -> str:
-    """Describe a mode with its context and stride."""
-    context = reader.model.config.context
-    words = {"strided": f", stride {reader.stride}", "sample": ", as sample.py reads"}.get(mode, "")
+def describe(candidate: Candidate, mode: str) -> str:
+    """Describe a mode with context and stride, such as `strided windows of 256, stride 128`."""
+    context = candidate.model.config.context
+    words = {"strided": f", stride {candidate.stride}", "sample": ", as sample.py reads"}.get(mode, "")
     return f"{mode} windows of {context}{words}"
 
 
-def predicted(reader: Reader, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
+def predicted(candidate: Candidate, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
     """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
     from data.batches import evaluation_windows
     from gpt.evaluation import predictions
 
-    context, tokens = reader.model.config.context, reader.tokens
+    context, tokens = candidate.model.config.context, candidate.tokens
     total = len(tokens) - 1
-    batch = min(BATCH, MAX_LOGITS // reader.model.vocabulary)
+    batch = min(BATCH, MAX_LOGITS // candidate.model.vocabulary)
     if mode == "sample":
-        batches = predicted_by_decoder(reader, batch)
+        batches = predicted_by_decoder(candidate, batch)
     else:
         rows, context = max(1, batch // context), max(1, min(context, total))  # no padding for a short text
-        stride = min(reader.stride, context) if mode == "strided" else context
+        stride = min(candidate.stride, context) if mode == "strided" else context
         rows = max(1, min(rows, -(-total // stride)))
-        batches = predictions(reader.model, evaluation_windows(tokens, context, rows, stride=stride))
+        batches = predictions(candidate.model, evaluation_windows(tokens, context, rows, stride=stride))
     with Progress(f"scoring, {mode} windows", total) as progress:
         for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
 
 
-def predicted_by_decoder(reader: Reader, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
-    """Yield logits (N, V) and targets (N,) by the window rule of sample.py, `gpt.inference.decoder`."""
+def predicted_by_decoder(candidate: Candidate, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
+    """Yield logits (N, V) and targets (N,) for `--window sample`: with the decoder and context of sample.py."""
     import numpy as np
     import torch
 
     from gpt.inference.decoder import Decoder
     from gpt.inference.weights import weights_of
 
-    decoder = Decoder(weights_of(reader.model))
-    for start in range(0, len(reader.tokens) - 1, batch):
-        tokens = torch.from_numpy(reader.tokens[start : start + batch + 1].astype(np.int64))
+    decoder = Decoder(weights_of(candidate.model))
+    for start in range(0, len(candidate.tokens) - 1, batch):
+        tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
         yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
 
 
-def measure(reader: Reader, mode: str) -> "Score":
-    """Score the text."""
+def measure(candidate: Candidate, mode: str) -> "Score":
+    """Score the text as a whole."""
     from gpt.evaluation import reduce
 
-    return reduce(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, reader.tokenizer.token_sizes)
+    return reduce(
+        predicted(candidate, mode),
+        int(candidate.tokens[0]),
+        candidate.model.vocabulary,
+        candidate.tokenizer.token_sizes,
+    )
 
 
-def pieces(readers: list[Reader], mode: str) -> Iterator[Piece]:
-    """Yield the text in pieces of `PIECE` characters with their costs for each model."""
+def pieces(candidates: list[Candidate], mode: str) -> Iterator[Piece]:
+    """Yield the text in pieces of `PIECE` characters, with the costs for each model."""
     import torch
 
     from gpt.analysis import by_character, costs, letters
 
     streams = []
-    for reader in readers:
-        each = costs(predicted(reader, mode), int(reader.tokens[0]), reader.model.vocabulary, NUM_TOP)
-        streams.append(by_character(each, torch.from_numpy(reader.tokenizer.token_sizes[:, 0]), PIECE))
+    for candidate in candidates:
+        by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)
+        streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
     position = 0
     for group in zip(*streams, strict=True):
-        text = letters(group[0], readers[0].tokenizer.decode)
+        text = letters(group[0], candidates[0].tokenizer.decode)
         yield Piece(position, text, list(group))
         position += len(text)

@@ -1,4 +1,4 @@
-"""Write for TensorBoard: the layout of its charts, the table of hyper-parameters, texts and the projector."""
+"""Write what TensorBoard shows: the layout of charts, the table of hyper-parameters, samples, and the projector."""
 
 import os
 import struct
@@ -18,10 +18,10 @@ from reports.tensorboard_private import Event, Summary
 
 
 def _chart(*tags: str) -> list[Any]:
-    return ["Multiline", [f"{tag}$" for tag in tags]]  # regular expressions, matched from the start
+    return ["Multiline", [f"{tag}$" for tag in tags]]  # TensorBoard matches these regular expressions from the start
 
 
-# The page CUSTOM SCALARS: groups of charts by title.
+# The charts of TensorBoard's page CUSTOM SCALARS, by group and title.
 LAYOUT = {
     "Does it learn?": {
         "loss (nats per token)": _chart("train/loss", "val/loss"),
@@ -42,7 +42,7 @@ LAYOUT = {
 
 
 def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
-    """Return `LAYOUT` without the charts of `unknown` tags, for `SummaryWriter.add_custom_scalars`."""
+    """Return `LAYOUT` for `SummaryWriter.add_custom_scalars`, without charts whose tag this run does not log."""
     empty = [_chart(tag) for tag in unknown]
     return {
         group: {title: chart for title, chart in charts.items() if chart not in empty}
@@ -51,16 +51,16 @@ def layout(unknown: Collection[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write the run's row of TensorBoard's table HPARAMS, if the run has event files."""
+    """Write the run's row of TensorBoard's table HPARAMS; a run without event files logs nothing."""
     if newest_events(run) is None:
         return
     from torch.utils.tensorboard.summary import hparams
 
     plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
-    _, begun, ended = hparams(plain, {})  # the first part would set the columns of all runs
+    _, begun, ended = hparams(plain, {})  # the first summary would fix the columns for all runs
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
-    cut_events(run, step)  # removes the row of a previous attempt to finish
-    # Logged at step + 1, so that the row is cut off when the run is resumed.
+    cut_events(run, step)  # removes the row that an interrupted finish has written
+    # Log the row at step + 1: resuming the run at `step` then removes the row.
     for at, summary in ((step + 1, begun), (step, Summary(value=values)), (step + 1, ended)):
         append(run, at, summary)
 
@@ -81,7 +81,7 @@ def append(run: Path, step: int, summary: Summary) -> None:
 
 
 def cut_events(run: Path, step: int) -> None:
-    """Cut off the events after `step`, which a killed process logged, and incomplete records.
+    """Remove the events after `step` and incomplete records, both left by a process that was killed.
 
     A record is its length n (8 bytes), a checksum (4), an `Event` (n) and a checksum (4).
     """
@@ -107,13 +107,13 @@ def cut_events(run: Path, step: int) -> None:
 def as_markdown(samples: list[tuple[str, str]]) -> str:
     """Format (prompt, text) pairs so that TensorBoard shows every character literally.
 
-    All but ASCII letters and digits are numeric entities, so Markdown and HTML have nothing to interpret. Invisible
-    characters but new lines, spaces and tabs are replaced by `visible` ones.
+    All characters except ASCII letters and digits become numeric entities, so that Markdown and HTML leave them alone.
+    `visible` symbols replace the invisible characters except line breaks, spaces and tabs.
     """
 
     def block(text: str) -> str:
-        shown = (each if each in "\n\t " else visible(each) for each in text)
-        coded = (each if each.isascii() and each.isalnum() else f"&#{ord(each)};" for part in shown for each in part)
+        symbols = "".join(c if c in "\n\t " else visible(c) for c in text)
+        coded = (c if c.isascii() and c.isalnum() else f"&#{ord(c)};" for c in symbols)
         return f"<pre><code>{''.join(coded)}</code></pre>"
 
     parts = []
@@ -122,7 +122,7 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
     return "\n\n".join(parts)
 
 
-CONFIG = """embeddings {
+PROJECTOR_CONFIG = """embeddings {
   tensor_name: "embedding"
   tensor_path: "projector/tensors.tsv"
   metadata_path: "projector/metadata.tsv"
@@ -140,4 +140,4 @@ def write_projector(run: Path, embedding: Tensor, names: list[str], counts: Tens
         code = f"U+{ord(name):04X}" if len(name) == 1 else name
         rows.append(f"{visible(name)}\t{code}\t{kind(name)}\t{share:.3f}")
     write_text(run / "projector" / "metadata.tsv", "\n".join(rows) + "\n")
-    write_text(run / "projector_config.pbtxt", CONFIG)
+    write_text(run / "projector_config.pbtxt", PROJECTOR_CONFIG)

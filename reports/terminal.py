@@ -1,4 +1,4 @@
-"""The lines that a run logs: its introduction, its results, and what to change when memory runs out."""
+"""Compose the lines that a run logs: introduction, results, and what to change when memory runs out."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from gpt.evaluation import Score
 if TYPE_CHECKING:
     from data.text import Text
 
-MEMORISED_NATS = 25  # loss of a window of memorised text, until its position is clear: 11 to 16 were seen
-CUSTOM_SCALARS = "#custom_scalars&_smoothingWeight=0"  # of TensorBoard's address, see reports/tensorboard.py
+# A window of memorised text costs 11 to 16 nats in all: the first characters do not show which part it is.
+MEMORISED_NATS = 25  # with a margin
+CUSTOM_SCALARS = "#custom_scalars&_smoothingWeight=0"  # end of the address of TensorBoard's page CUSTOM SCALARS
 
 
 def describe_score(name: str, score: Score, characters: int, context: int, which: str) -> str:
-    """Return a line with a loss and how it was measured, on a split of so many characters."""
+    """Return a line with a loss and how it was measured; `which` names the model, the split has `characters`."""
     counted = f"{score.characters:,}"
     part = f"all {counted}" if score.characters == characters else f"{counted} evenly spaced of {characters:,}"
     bits = f"{score.bpc:.4f} bits per character"
@@ -29,14 +30,14 @@ def describe_score(name: str, score: Score, characters: int, context: int, which
 
 
 def describe_training(losses: Sequence[float], speed: float | None) -> list[str]:
-    """Return a line of the training losses and one of the speed in characters per second, where it was measured."""
+    """Return a line with the first and last training loss, and one with the speed in characters per second if known."""
     lines = [f"training   loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
     return lines + ([f"speed      {speed:,.0f} characters/s"] if speed else [])
 
 
 def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> None:
-    """Log a sample, where the files are, and the commands to continue with."""
-    log.info("sample     of the best checkpoint, continuing lines in the middle of the validation text")
+    """Log a sample, the paths of the files, and the next commands to type."""
+    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
     log.info(f"\n{sample}\n")
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
@@ -48,8 +49,8 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[str, str]:
-    """Return an error line, and the override to try: a smaller micro-batch, or else half the context."""
-    # Activations of a character that the backward pass needs, by the shapes in gpt/model.py
+    """Return an error line, and the override to try: a smaller micro-batch, or half the context for a single window."""
+    # Floats per character that the forward pass stores for the backward pass, by the shapes in gpt/model.py
     floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
     size = 4 * windows * model.context * floats / 2**30
     need = f"{windows} windows of {model.context} need about {size:.2g} GiB for activations"
@@ -62,7 +63,7 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[st
 
 
 def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
-    """Log what is trained, on which text and machine, and how it is evaluated."""
+    """Log text, model, machine, validation and notes before the first step."""
     from data.batches import validated
 
     shape = config.model
@@ -80,8 +81,8 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
     log.info(f"validation {which}, disjoint windows of {shape.context}{more}")
     if config.data.overfit is not None:
         log.info(
-            f"overfit    the first {len(text.validation):,} of the training text are validation and test, too: "
-            f"once memorised, they cost less than {MEMORISED_NATS / shape.context:.1g} nats each"
+            f"overfit    the first {len(text.validation):,} characters of training text are also validation and test: "
+            f"a model that has memorised them has a loss below {MEMORISED_NATS / shape.context:.1g} nats"
         )
     for note in notes:
         log.info(note)
@@ -89,7 +90,7 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
 
 
 def describe(text: "Text") -> str:
-    """Return the sizes of the splits in one line."""
+    """Return the sizes of the splits and of the vocabulary in one line."""
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"
     return f"{', '.join(sizes)} {unit}, {text.tokenizer.size} distinct"

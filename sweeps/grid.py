@@ -1,13 +1,11 @@
-"""A sweep (`-m`): check its trials, run each in a process or a SLURM job of its own, and write the table.
+"""Run a sweep (`-m`): check all trials, run each in a process or a SLURM job of its own, and write a table of them.
 
-`runs/<sweep>/` holds one run directory for each trial, and `sweep.csv`. torch is not loaded here.
+`runs/<sweep>/` holds the table `sweep.csv` and a run directory for each trial. This module does not load torch.
 """
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from base import run_directory, run_lock
 from base.errors import InputError
@@ -23,18 +21,18 @@ from sweeps.trial_processes import exit_status, run_trials
 
 
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
-    """Check what concerns a sweep as a whole; return its name and the literals that its trials are given."""
+    """Check the options of a sweep as a whole; return its name and every trial's literals, such as `data.path=x`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
-            f"-m: torchrun starts the processes of one run; {here('python')} train.py -m starts those of each trial"
+            f"-m: torchrun starts the processes of one run; start the sweep with {here('python')} train.py"
         )
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
-        raise InputError(f"-m: a sweep is one SLURM task, and this step has {tasks}; use srun --ntasks=1")
+        raise InputError(f"-m: a sweep runs in one SLURM task, and this step has {tasks}; use srun --ntasks=1")
     if not varied_keys(arguments):
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
     if literals.get("resume") not in (None, "auto"):
-        raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume")
+        raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume=")
     for key in varied_keys(arguments):
         if group(key) in HOW:
             raise InputError(f"{key}: must have one value for all trials of a sweep")
@@ -44,20 +42,20 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
     if "/" in sweep:
         raise InputError(f"name={sweep}: the name of a sweep has no slash")
     if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
-        raise InputError(f"name={sweep}: {directory} is no sweep; use another name")
+        raise InputError(f"name={sweep}: {directory} is not a sweep; use another name")
     return sweep, given
 
 
 def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
-    """Run the trials of a sweep, and show the results.
+    """Run the trials of a sweep with `run`, and show the results.
 
     Args:
-        trials: all of them.
-        finished: names of those that have finished before.
-        run: runs the others and calls back at the end of each.
+        trials: all trials of the sweep.
+        finished: names of the trials that an earlier command has finished.
+        run: runs the other trials; calls a function at the end of each trial.
 
     Returns:
-        The exit status: 0, 1 where a trial has failed, 128 and its number for a signal.
+        The exit status: 0; 1 if a trial has failed; 128 plus the signal number after a signal.
 
     Raises:
         InputError: another process runs this sweep, or the cluster refuses the jobs.
@@ -89,7 +87,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
             with Progress("trials", len(trials), lines=False) as progress:
                 progress.update(len(finished))
                 received = run(unfinished(), ended)
-        except InputError:  # the cluster refused the jobs
+        except InputError:  # the cluster has refused the jobs: leave no trace
             if fresh:
                 shutil.rmtree(table.parent)
             raise
@@ -98,34 +96,29 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         return exit_status(failed, len(trials), received)
 
 
-def begin_sweep(rest: list[str], literals: dict[str, str | None], typed: list[ParsedRun]) -> int:
+def begin_sweep(overrides: list[str], literals: dict[str, str | None], runs: list[ParsedRun]) -> int:
     """Check all trials of a sweep before any file is written, and run them; return the exit status."""
-    sweep, given = check_sweep(rest, literals)
-    if any(override.startswith("debug=") for override in rest):
+    sweep, given = check_sweep(overrides, literals)
+    if any(override.startswith("debug=") for override in overrides):
         raise InputError("debug: is for one run, not for -m")
-    varied = varied_keys(rest)
+    varied = varied_keys(overrides)
     trials, finished, checked = {}, set(), set()
-    for each in typed:
-        config = each.config
-        trial = make_trial(sweep, varied, [*each.overrides, *given])
+    for run in runs:
+        config = run.config
+        trial = make_trial(sweep, varied, [*run.overrides, *given])
         trials[trial.name] = trial
-        if has_finished(trial, config, each.keys):
+        if has_finished(trial, config, run.keys):
             finished.add(trial.name)
-        start = config.init_from and (config.init_from, config.model)
-        if (inputs := repr((config.data, config.model.context, config.trainer, start))) not in checked:
+        # Trials with equal inputs are checked once: reading a text takes time.
+        initial = config.init_from and (config.init_from, config.model)
+        if (inputs := repr((config.data, config.model.context, config.trainer, initial))) not in checked:
             checked.add(inputs)
-            check_inputs(config, each.keys)
-    workers, launcher = typed[0].config.workers, typed[0].config.launcher
+            check_inputs(config, run.keys)
+    workers, launcher = runs[0].config.workers, runs[0].config.launcher
     if not launcher:
         return run_sweep(list(trials.values()), finished, lambda left, ended: run_trials(left, workers, ended))
 
     from sweeps.submit import launch_trials, make_executor
 
-    with tempfile.TemporaryDirectory() as folder:
-        make_executor(Path(folder), launcher)  # raises what is wrong before any file is written
-
-    def run(left: Iterator[Trial], ended: Callable[[Trial, Outcome], None]) -> int | None:
-        executor = make_executor(run_directory.RUNS / sweep / ".submitit" / "%j", launcher)  # SLURM's job
-        return launch_trials(left, executor, ended)
-
-    return run_sweep(list(trials.values()), finished, run)
+    executor = make_executor(run_directory.RUNS / sweep / ".submitit" / "%j", launcher)  # %j: the job's id
+    return run_sweep(list(trials.values()), finished, lambda left, ended: launch_trials(left, executor, ended))

@@ -1,8 +1,7 @@
-"""A search for settings: a sweep whose trials Optuna proposes from the results so far.
+"""Search for settings: a sweep whose trials Optuna proposes from the results so far.
 
-`runs/<search>/` is the directory of a sweep, with `study.db` beside `sweep.csv`. A trial is RUNNING in the study until
-it has finished, was pruned or has failed; one that was stopped is resumed by the next command.
-torch is not loaded here, and optuna only once a search is run.
+`runs/<search>/` is the directory of a sweep; Optuna's study is the file `study.db` beside `sweep.csv`. A stopped trial
+stays RUNNING in the study, and the next command resumes it. This module does not load torch.
 """
 
 import hashlib
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def check_study(search: Search, text: str | None) -> None:
-    """Raise an `InputError` where the directory's search has other settings or another text."""
+    """Raise an `InputError` if the directory's search has other settings or the text another fingerprint."""
     if not (search.directory / FILE).exists():
         if run_directory.is_sweep(search.directory):
-            raise InputError(f"name={search.name}: {search.directory} is no search; use another name")
+            raise InputError(f"name={search.name}: {search.directory} is a sweep and not a search; use another name")
         return
     now = fingerprint(search, text)
     before = open_study(search.directory).user_attrs.get("search", now)
@@ -44,7 +43,7 @@ def check_study(search: Search, text: str | None) -> None:
 
 
 def make_sampler(config: SearchConfig, count: int) -> Any:
-    """Return the sampler of trial `count`, seeded by that number, so that a resumed search proposes the same trials."""
+    """Return a sampler seeded by the trial number `count`, so that a resumed search proposes the same trials."""
     import optuna
 
     seed = int.from_bytes(hashlib.blake2b(f"{config.seed} {count}".encode(), digest_size=4).digest())
@@ -54,7 +53,7 @@ def make_sampler(config: SearchConfig, count: int) -> Any:
 
 
 class SearchRun:
-    """A running search: its study, its trials and their outcomes."""
+    """A running search: the Optuna study, the trials by name and the outcomes by trial."""
 
     def __init__(self, search: Search, text: str | None) -> None:
         import optuna
@@ -64,29 +63,29 @@ class SearchRun:
         self.study = open_study(search.directory)
         self.study.set_user_attr("search", fingerprint(search, text))
         for left in self.study.get_trials(states=[TrialState.RUNNING]):
-            if left.params.keys() != search.space.keys():  # killed while Optuna proposed it
+            if left.params.keys() != search.space.keys():  # the search was killed before Optuna had chosen all values
                 self.study.tell(left.number, state=TrialState.FAIL)
         self.distributions = {
-            key: getattr(optuna.distributions, each.kind)(**each.arguments) for key, each in search.space.items()
+            key: getattr(optuna.distributions, values.kind)(**values.arguments) for key, values in search.space.items()
         }
         self.trials: dict[str, Trial] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.progress = Progress("trials", search.config.trials, lines=False)
 
     def run(self) -> int | None:
-        """Run the remaining trials; return the signal that has stopped them, if any."""
+        """Run the trials that have not finished; return the number of the signal that stopped them, or None."""
         for frozen in self.study.trials:
             if frozen.state.is_finished() and frozen.state != self.states.FAIL:
                 self.add(frozen)
         self.write_table()
-        ranges = ", ".join(each.text for each in self.search.space.values())
+        ranges = ", ".join(values.text for values in self.search.space.values())
         log.info(f"search     {self.search.directory}: {self.search.config.trials} trials of {ranges}")
         with self.progress:
             self.progress.update(len(self.trials))
             return run_trials(self.proposals(), self.search.workers, self.ended)
 
     def add(self, frozen: "optuna.trial.BaseTrial") -> Trial:
-        """Add a trial of the study."""
+        """Add a trial of the study to the table, with its failure if it has failed before."""
         trial = self.search.trial(frozen.number, {key: frozen.params[key] for key in self.search.space})
         self.trials[trial.name] = trial
         if reason := self.study.user_attrs.get(f"{trial.name} failed"):
@@ -94,7 +93,7 @@ class SearchRun:
         return trial
 
     def proposals(self) -> Iterator[Trial]:
-        """Yield the trials that have not finished, then new ones."""
+        """Yield the trials that an earlier command has begun, then new trials that Optuna proposes."""
         count = self.search.config.trials
 
         def announce(trial: Trial, note: str = "") -> Trial:
@@ -105,7 +104,7 @@ class SearchRun:
         for frozen in self.study.get_trials(states=[self.states.RUNNING]):
             trial = self.add(frozen)
             status = run_directory.summary_of(trial.directory).get("status")
-            if status in ("finished", "pruned"):  # the search was killed before it was told
+            if status in ("finished", "pruned"):  # but the search was killed before it stored this
                 self.ended(trial, Outcome(str(status)))
             else:
                 yield announce(trial, ": resumed")
@@ -114,7 +113,7 @@ class SearchRun:
             yield announce(self.add(self.study.ask(self.distributions)))
 
     def ended(self, trial: Trial, result: Outcome) -> None:
-        """Tell the study the outcome of a trial."""
+        """Store the outcome of a trial in the study and the table, and log it."""
         assert trial.number is not None
         self.outcomes[trial.name] = result
         if result.status == "finished":
@@ -123,7 +122,7 @@ class SearchRun:
             self.study.tell(trial.number, state=self.states.PRUNED)
         elif result.status == "failed":
             self.study.set_user_attr(f"{trial.name} failed", result.reason)
-            # The sampler then ranks it among the worst.
+            # Optuna ignores trials that FAIL; the sampler ranks PRUNED ones among the worst and avoids their settings.
             self.study.tell(trial.number, state=self.states.PRUNED)
         self.write_table()
         self.progress.update(1)
@@ -135,10 +134,10 @@ class SearchRun:
 
 
 def run_search(search: Search, text: str | None) -> int:
-    """Run the trials of a search up to their number, and show the results.
+    """Run the trials of a search, and show the results.
 
     Returns:
-        The exit status: 0; 1 where none has finished; 128 and its number for a signal.
+        The exit status: 0; 1 if no trial has finished; 128 plus the signal number after a signal.
 
     Raises:
         InputError: another process runs this search.
@@ -156,18 +155,18 @@ def run_search(search: Search, text: str | None) -> int:
         show_results(results, search.directory / "sweep.csv")
         status = exit_status([], len(running.trials), received)
     if not results or not results[0]["val_loss"]:
-        return status or 1  # none has finished
+        return status or 1  # no trial has finished
     best = running.trials[Path(results[0]["directory"]).name]
     log.info(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
     return status
 
 
 def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
-    """Check a search at both ends of its ranges before any file is written, and run it; return the exit status."""
+    """Check a search with the lowest and the highest values before any file is written; run it; return the status."""
     for flag in set(flags) - {"-m", "--multirun"}:
         raise InputError(f"{flag}: shows the settings of one run, and a search has many")
     search = plan_search(config, rest, literals)
-    with hydra_errors("at one end of the ranges: "):
+    with hydra_errors("with the lowest or highest values of the search: "):
         fingerprints = [check_inputs(end) for end in compose_configs(search.corners(), literals)]
     check_study(search, fingerprints[0])
     return run_search(search, fingerprints[0])

@@ -1,4 +1,4 @@
-"""What a search may try: the ranges as typed, checked at both ends."""
+"""Read the ranges of a search from the command line and its preset, and check their first and last values."""
 
 import hashlib
 import importlib.util
@@ -23,11 +23,11 @@ from conf.schema import SearchConfig
 from sweeps.grid import check_sweep
 from sweeps.trial import Trial
 
-GROUP = "hparams_search"
+GROUP = "hparams_search"  # the key that asks for a search, and the prefix of the keys of its options
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Split the command line into the search, None where none was typed, and the other arguments."""
+    """Return the configuration of the search that was typed, or None, and the arguments that do not belong to it."""
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
     check_overrides(own, {})
     typed = {each.key_or_group: each.value() for each in parse(own)}
@@ -46,14 +46,14 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one key that a search may take.
+    """The values that a search may choose for one key.
 
     Attributes:
-        text: the override as typed.
-        low: the first value, as it is typed.
-        high: the last value.
+        text: the override as typed, such as `optim.lr=interval(0.001,0.01)`.
+        low: the first value, as one would type it.
+        high: the last value, as one would type it.
         kind: the name of an Optuna distribution.
-        arguments: of that distribution.
+        arguments: the arguments of this distribution.
     """
 
     text: str
@@ -64,13 +64,15 @@ class Range:
 
 
 def make_range(override: Override) -> Range:
-    """Read a range, and check both of its ends."""
+    """Read a range, and check its first and last value."""
     key, text, value = override.get_key_element(), str(override.input_line), override.value()
     hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
     metadata = field.metadata if field else {}
     log = "log" in getattr(value, "tags", ())
     if getattr(value, "shuffle", False):
-        raise InputError(f"{text}: a search takes interval(a,b), range(a,b,step), choice(x,y) or tag(log,…) around one")
+        raise InputError(
+            f"{text}: a search takes interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
+        )
     if isinstance(value, IntervalSweep):
         numbers = [each for each in (typing.get_args(hint) or (hint,)) if each in (int, float)]
         if not numbers:
@@ -81,13 +83,13 @@ def make_range(override: Override) -> Range:
         for end in (low, high):
             check_value(key, end, hint, metadata)
         if not low < high:
-            raise InputError(f"{text}: holds no values: the lower bound must be below the upper")
+            raise InputError(f"{text}: has no values: the lower bound must be below the upper")
         kind = "IntDistribution" if numbers == [int] else "FloatDistribution"
         arguments: dict[str, Any] = {"log": log}
     else:
         values: list[Any] = list(override.sweep_iterator())
         if not values:
-            raise InputError(f"{text}: holds no values")
+            raise InputError(f"{text}: has no values")
         texts = list(override.sweep_string_iterator())
         if not isinstance(value, RangeSweep):
             if log:
@@ -102,7 +104,7 @@ def make_range(override: Override) -> Range:
 
 
 def as_typed(value: Any) -> str:
-    """Return a proposed value as one would type it, with six digits."""
+    """Return a value as one would type it: a float with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -111,11 +113,11 @@ class Search:
     """A search that has been checked.
 
     Attributes:
-        name: of its directory.
+        name: the name of the search's directory.
         config: number of trials, seed, pruner and so on.
         space: the ranges, by key.
         fixed: overrides that are the same for all trials.
-        literal: the same for keys whose values Hydra does not parse, such as `data.path`.
+        literal: fixed overrides whose values Hydra does not parse, such as `data.path=a b.txt`.
         workers: how many trials run at a time.
     """
 
@@ -132,21 +134,21 @@ class Search:
         return run_directory.RUNS / self.name
 
     def corners(self) -> list[list[str]]:
-        """Return the overrides, without literals, of a trial with all first values and of one with all last values."""
-        ends = [[f"{key}={getattr(each, end)}" for key, each in self.space.items()] for end in ("low", "high")]
+        """Return the Hydra overrides of two trials: one with all first values, one with all last values."""
+        ends = [[f"{key}={getattr(values, end)}" for key, values in self.space.items()] for end in ("low", "high")]
         return [[*self.fixed, *end] for end in ends]
 
     def trial(self, number: int, proposed: Mapping[str, Any]) -> Trial:
-        """Return the trial of a number and its proposed values."""
+        """Make trial `number` from the values that Optuna proposes."""
         values = {key: as_typed(value) for key, value in proposed.items()}
         overrides = (*self.fixed, *(f"{key}={value}" for key, value in values.items()), *self.literal)
         return Trial(self.name, f"trial-{number:03}", overrides, values, number)
 
 
 def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> Search:
-    """Put together what a search may try."""
+    """Combine the typed overrides with the ranges of the preset; a typed key replaces the range of that key."""
     given = {override.key_or_group: override for override in parse(arguments)}
-    if "launcher" in given:  # whose jobs may run where the study's file cannot be locked
+    if "launcher" in given:  # other machines may not be able to lock the study's file
         raise InputError("launcher: not with hparams_search, whose trials are processes of this machine; see workers=N")
     for key in set(given) & HOW:
         if given[key].is_sweep_override():
@@ -160,7 +162,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
             raise InputError(f"{GROUP}: {override.input_line} is no range such as interval(a,b) or choice(x,y)")
     space = {each.get_key_element(): make_range(each) for each in swept}
     if not space:
-        raise InputError(f"{GROUP}: nothing is left to search: every key of the space is fixed")
+        raise InputError(f"{GROUP}: nothing is left to search: the command fixes every key that has a range")
     fixed = tuple(str(each.input_line) for each in given.values() if not each.is_sweep_override())
     literal = tuple(f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW)
     if importlib.util.find_spec("optuna") is None:
@@ -174,7 +176,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
 
 
 def fingerprint(search: Search, text: str | None) -> dict[str, Any]:
-    """Return what must not change when a search is resumed, with the fingerprint of the text, for the study."""
+    """Return what must not change when a search is resumed; `text` is the fingerprint of the training text."""
     how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
     fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
     return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}

@@ -1,4 +1,4 @@
-"""Run the trials of a sweep as SLURM jobs, by submitit."""
+"""Run the trials of a sweep as SLURM jobs, with the package submitit."""
 
 import io
 import os
@@ -15,12 +15,12 @@ from base.log import to_console
 from sweeps.trial import Outcome, Trial
 from sweeps.trial_processes import receiving, run_trials
 
-SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # parameters without the prefix slurm_
-MAX_REQUEUES = 10**6  # times that a job may reach its time limit
+SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # submitit has no prefix slurm_ for these
+MAX_REQUEUES = 10**6  # how often submitit may requeue a job that has reached its time limit
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
-    """Make submitit's executor, with its files in `folder`.
+    """Make the submitit executor, which submits jobs and keeps their files in `folder`.
 
     Raises:
         InputError: submitit or SLURM is not installed, or does not know a key or value.
@@ -41,12 +41,12 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """One trial as a job: submitit runs this, which runs the trial's process."""
+    """A job that runs one trial: submitit pickles this object and calls it in the job."""
 
     trial: Trial
 
     def __call__(self) -> Outcome:
-        """Run the trial; at the job's time limit it saves, and submitit requeues the job."""
+        """Run the trial in a process; at the job's time limit the trial saves, and submitit requeues the job."""
         to_console()
         outcomes: list[Outcome] = []
         received = run_trials(iter([self.trial]), 1, lambda _, result: outcomes.append(result))
@@ -55,30 +55,30 @@ class Job:
         return outcomes[0] if outcomes else Outcome("interrupted")
 
     def checkpoint(self) -> Any:
-        """Submitit asks at the time limit what to submit again: the same job, which resumes its trial."""
+        """Return what submitit requeues at the time limit: the same job, which then resumes the trial."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials as jobs and wait for them, as `run_trials` does; a signal cancels those that run.
+    """Run trials as jobs and wait for them; the other `run_trials`. A signal cancels all jobs.
 
     Raises:
         InputError: the cluster refuses the jobs.
     """
-    # Jobs start in this working directory and import this module.
+    # A job starts in the current directory and must find this module to unpickle its `Job`.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     jobs: dict[Any, Trial] = {}
     cancelled = False
     with receiving() as received:
-        if some := [] if received else list(trials):
+        if waiting := [] if received else list(trials):
             try:
                 with redirect_stderr(io.StringIO()), executor.batch():
-                    submitted = [executor.submit(Job(trial)) for trial in some]
+                    submitted = [executor.submit(Job(trial)) for trial in waiting]
             except RuntimeError as refusal:  # sbatch's message
                 raise InputError(f"launcher: no job was taken: {one_line(refusal)[:300]}") from None
-            jobs |= zip(submitted, some, strict=True)
+            jobs |= zip(submitted, waiting, strict=True)
         while jobs:
             if received and not cancelled:
                 cancelled = True

@@ -1,4 +1,4 @@
-"""sweep.csv, the leaderboard and the last lines of a sweep."""
+"""Write sweep.csv, and log the leaderboard and the last lines of a sweep or search."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ MAX_ROWS = 20  # trials on the leaderboard
 
 
 def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
-    """Write `sweep.csv` and return its rows, the best trial first; trials of earlier commands stay in it."""
+    """Write `sweep.csv` and return its rows, the best trial first; the trials of earlier commands keep their rows."""
     path = run_directory.RUNS / sweep / "sweep.csv"
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -44,6 +44,7 @@ def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outc
 
 
 def _settings(table: list[dict[str, str]]) -> list[str]:
+    """List the varied keys, which are the columns before the results."""
     return list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
 
 
@@ -59,9 +60,9 @@ def leaderboard(table: list[dict[str, str]]) -> str:
         seconds = clock(float(row["seconds"])) if row["seconds"] else ""
         lines.append([*(row.get(key, "") for key in settings), *losses, weights, seconds])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     more = [f"and {len(table) - MAX_ROWS} more"] if len(table) > MAX_ROWS else []
-    return "\n".join([*shown, *more])
+    return "\n".join([*rows, *more])
 
 
 def show_results(results: list[dict[str, str]], table: Path) -> None:

@@ -1,4 +1,4 @@
-"""One trial of a sweep: its name, its command, and whether it has finished."""
+"""Describe one trial of a sweep: name, command, and whether the trial has finished."""
 
 import hashlib
 import re
@@ -24,11 +24,11 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        sweep: the sweep's name.
-        name: the trial's own.
-        overrides: its settings as they are typed.
-        varied: those that differ between the trials, value by key.
-        number: in the study of a search; None in a sweep.
+        sweep: name of the sweep.
+        name: name of the trial within the sweep.
+        overrides: the settings as typed, such as `optim.lr=0.01`.
+        varied: the values of the keys that differ between trials, by key.
+        number: the trial's number in the study of a search; None in a sweep.
     """
 
     sweep: str
@@ -49,13 +49,13 @@ class Trial:
 
 
 def sweep_name(arguments: Iterable[str]) -> str:
-    """Return a sweep's default name: equal for equal settings, in any order."""
+    """Return the default name of a sweep: a hash of the settings, the same in any order."""
     settings = sorted(argument for argument in arguments if group(argument) not in HOW)
     return f"sweep-{_hash(settings)}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Return the name of a trial's directory: the varied settings, with a hash where characters had to go."""
+    """Name a trial by the varied settings; a name that had to be shortened or cleaned ends with a hash."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
     name = ",".join(safe)
@@ -74,31 +74,31 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def varied_keys(arguments: Iterable[str]) -> list[str]:
-    """Return the keys that were typed with several values; all typed keys where none has several."""
+    """Return the keys that were typed with several values; if there are none, all typed keys."""
     parsed = parse(list(arguments))
-    several = [each.get_key_element() for each in parsed if each.is_sweep_override()]
-    return several or [key for each in parsed if group(key := each.get_key_element()) not in HOW]
+    several = [override.get_key_element() for override in parsed if override.is_sweep_override()]
+    return several or [key for override in parsed if group(key := override.get_key_element()) not in HOW]
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
-    """Make the trial of a sweep with these settings, named by the varied keys."""
+    """Make a trial with these settings and name it by the varied keys, in alphabetical order."""
     values = dict(setting.partition("=")[::2] for setting in settings)
-    apart = {key: values[key] for key in varied}
+    differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if group(setting) not in ("workers", "launcher"))
-    return Trial(sweep, trial_name(dict(sorted(apart.items()))), own, apart)  # the same name in any order
+    return Trial(sweep, trial_name(dict(sorted(differing.items()))), own, differing)
 
 
 def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
-    """Whether a trial has finished before.
+    """Whether an earlier command has finished a trial.
 
     Raises:
-        InputError: its directory has a run with other settings.
+        InputError: the trial's directory has a run with other settings.
     """
     if not (trial.directory / "config.yaml").exists():
         return False
     old = read_config(trial.directory)
     if differing := changed(old, config, keys):
-        raise InputError(f"{trial.directory}: is another run; use another name=…: {'; '.join(differing)}")
+        raise InputError(f"{trial.directory}: is a run with other settings; use another name=…: {'; '.join(differing)}")
     finished = run_directory.summary_of(trial.directory).get("status") == "finished"
     return finished and (config.minutes is not None or config.trainer.max_steps <= old.trainer.max_steps)
 
@@ -108,29 +108,30 @@ class Outcome:
     """How a trial has ended.
 
     Attributes:
-        status: as in summary.json; `failed` where the process failed, `interrupted` where it was asked to stop.
-        reason: of a failure, in one line.
+        status: the status in summary.json, or `failed` for a failed process, or `interrupted` for a stopped one.
+        reason: why the trial failed, in one line.
     """
 
     status: str
     reason: str = ""
 
 
+# Takes the trials and a function to call with the outcome of each; returns the signal that stopped the trials, or None.
 Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]
 
 
 def check_inputs(config: Config, keys: Sequence[str] = ()) -> str | None:
-    """Check the text of a run, its batch, and the model it starts from against the keys that were typed.
+    """Check the text, the batch size and the model of `init_from` of a run whose `keys` were typed.
 
     Returns:
-        The fingerprint of the text; None with `init_from`, whose model may set the context.
+        The fingerprint of the text; None with `init_from`, because that model may set the context.
     """
     from data.open_text import open_text
     from data.sources import open_corpus
 
     if isinstance(config.trainer.devices, int):
         rows_per_device(config, config.trainer.devices)
-    if config.init_from is not None:  # which may set the context
+    if config.init_from is not None:
         from gpt import model_file
 
         model, _, meta = model_file.read(run_directory.find_model(config.init_from))

@@ -13,12 +13,12 @@ from base.log import log
 from base.processes import cores
 from sweeps.trial import Outcome, Trial
 
-STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is submitit's
+STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # submitit sends SIGUSR2 at the time limit
 
 
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
     """Start the process of a trial with its share of the CPU's threads; its output goes to `console.log`."""
-    # To SLURM the sweep is the job: the sweep requeues it, and a trial starts its own ranks.
+    # Hide the SLURM job from the trial: only the sweep may requeue it, and Lightning starts the ranks of the trial.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     environment["CHARGPT_SWEEP"] = str(os.getpid())
     if trial.number is not None:
@@ -33,12 +33,12 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
             stdout=console,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0,  # the terminal sends Ctrl-C to this process only, which passes it on
+            process_group=0,  # Ctrl-C in the terminal reaches the sweep only, which passes it on
         )
 
 
 def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
-    """Return how a trial has ended, from its exit status and whether it was asked to stop."""
+    """Return how a trial has ended, from the exit status and whether the sweep was `stopped` by a signal."""
     if status == 0:
         return Outcome(str(run_directory.summary_of(trial.directory).get("status")))
     if stopped:
@@ -51,10 +51,10 @@ def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
 
 
 def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials, `workers` at a time; a signal stops those that run, and no more are started.
+    """Run trials, `workers` at a time; a signal stops the running trials, and no further trial is started.
 
     Args:
-        trials: the next one is taken only when a worker is free, so that it may depend on earlier outcomes.
+        trials: the next trial is taken only when a worker is free, so that it may depend on earlier outcomes.
         workers: number of trials at a time.
         ended: called at the end of each trial.
 
@@ -62,7 +62,7 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
         The signal that was received, if any.
     """
     running: dict[subprocess.Popen, Trial] = {}
-    passed = 0
+    passed = 0  # signals that were sent on to the trials
     with receiving() as received:
         try:
             while True:
@@ -79,14 +79,15 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
                     trial = running.pop(process)
                     ended(trial, outcome(trial, process.returncode, bool(received)))
         finally:
-            for process in running:  # after an error here
+            for process in running:  # only after an exception
                 process.kill()
 
 
 def exit_status(failed: list[str], count: int, received: int | None) -> int:
-    """Log how several trials ended; return 0, 1 where some have failed, or 128 and the number of a received signal.
+    """Log which trials failed, or requeue the SLURM job at its time limit; return the exit status.
 
-    At SLURM's time limit the job is requeued.
+    Returns:
+        0; 1 if trials have failed; 128 plus the signal number after a signal.
     """
     if received is not None:
         if slurm.time_is_up(received):
@@ -101,7 +102,7 @@ def exit_status(failed: list[str], count: int, received: int | None) -> int:
 
 @contextmanager
 def receiving() -> Iterator[list[int]]:
-    """Collect the signals that stop a sweep in a list."""
+    """Yield a list to which every received signal of `STOPS` is appended."""
     received: list[int] = []
     numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}

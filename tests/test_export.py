@@ -70,7 +70,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
         return json.loads(re.search(r'id="model">(.*)</script>', Path(file).read_text("utf-8"))[1])["passages"]
 
     ended = export("first", "--to", "web", "page.html", "--guess", "validation")
-    assert ended.status == 0 and f"{len(passages('page.html'))} passages of validation can be read in it; " in ended.out
+    assert ended.status == 0 and f"{len(passages('page.html'))} passages of validation to guess; " in ended.out
     assert len(passages("page.html")) > 1
     for passage in passages("page.html"):
         assert len(passage) == 200 and "\n" + passage in validation
@@ -85,7 +85,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     assert passages("one.html") == [fresh[0]]
     Path("book.txt").write_text(text + "more")
     ended = export("first", "--to", "web", "changed.html", "--guess", "validation")
-    one_line(ended, 2, "--guess validation: ", "as it was in the run; name a text file instead", program="export.py")
+    one_line(ended, 2, "--guess validation: ", "is not on this machine; name a text file instead", program="export.py")
     ended = export("first", "--to", "web", "changed.html", "--guess", "new.txt")
     assert ended.status == 0 and "not compared with the training text" in ended.out
     Path("binary.txt").write_bytes(bytes(range(256)))

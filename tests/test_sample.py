@@ -130,7 +130,7 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out == "n \n"
     for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
         ended = sample(*empty, *settings)
-        assert ended.status == 2 and "--prompt: one is empty, or has no character of the vocabulary" in ended.err
+        assert ended.status == 2 and "--prompt: a prompt is empty, or has no character of the vocabulary" in ended.err
 
 
 def test_json_lines_hold_the_model_s_own_log_probabilities(trained: Path, sample: Call) -> None:

@@ -16,7 +16,7 @@ from conf.plugins import make
 from conf.schema import to_dict, to_yaml
 from data.passages import prompts
 from gpt.transfer import init_from
-from reports.picture_data import choose_shown
+from reports.picture_data import choose_passage
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.metrics import Metrics
 from training.callbacks.pictures import Pictures
@@ -104,7 +104,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
         configured=make("callbacks", config.callbacks),
         prune=_build_prune(plan),
-        pictures=Pictures(config.watch, choose_shown(text, config.model.context)),
+        pictures=Pictures(config.watch, choose_passage(text, config.model.context)),
         samples=Samples(prompts(text), text.tokenizer.decode, config.watch.sample_length),
         checkpoints=stops.checkpoints,
         stops=stops,

@@ -175,7 +175,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
-    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one SLURM task, and this step has 4"),
+    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep runs in one SLURM task, and this step has 4"),
 ]  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Call, wor
     one_line(train(*given, f"name={name}", "seed=1"), 2, "seed=1 (the run has 0)")
     for taken, said in ((name, "is a sweep"), ("alone0.1/x", "is a run"), ("alone0.1", "exists")):
         one_line(train(f"name={taken}"), 2, said)
-    assert "is no sweep" in train("-m", "seed=1,2", "name=alone0.1").err
+    assert "is not a sweep" in train("-m", "seed=1,2", "name=alone0.1").err
     assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
     larger = run("-m", "model.dropout=0.1,0.2,0.3", f"name={name}")
     assert larger.status == 0 and larger.out.count(": finished before") == 2, larger

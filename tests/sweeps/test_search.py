@@ -152,8 +152,8 @@ WRONG = {  # what is typed, and what is said of it
     "hparams_search.prunner=none": "hparams_search.prunner.* nearest: hparams_search.pruner",
     "hparams_search.pruner=medium": "hparams_search.pruner=medium.* nearest: median",
     "optim.lrr=interval(1,2)": "optim.lrr.* nearest: optim.lr", "model=glob(*)": r"model=glob\(\*\).* list the values",
-    "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\).* holds no values",
-    "seed=range(5,1)": r"seed=range\(5,1\).* holds no values", "model.heads=0,2": "model.heads=0.* 1 to 4096",
+    "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\).* has no values",
+    "seed=range(5,1)": r"seed=range\(5,1\).* has no values", "model.heads=0,2": "model.heads=0.* 1 to 4096",
     "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=0.* above 0",
     "optim.min_lr=tag(log,interval(0,0.001))": r"tag\(log.* above 0",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1", "workers=0": "workers=0.* at least 1",
@@ -167,10 +167,10 @@ WRONG = {  # what is typed, and what is said of it
     "optim.lr=tag(log,choice(0.001,0.01))": r"goes around interval\(a,b\)",
     "model.dropout=tag(log,interval(0,0.1))": "needs a lower bound above 0",
     "optim.lr=interval(0.1,0.1)": "the lower bound must be below the upper",
-    "model.heads=range(4,4)": "holds no values",
+    "model.heads=range(4,4)": "has no values",
     "data.tokenizer=interval(0,1)": "data.tokenizer takes one of char, byte; list the values",
     "launcher=slurm": "whose trials are processes of this machine",
-    f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search: every key of the space is fixed",
+    f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search: the command fixes every key",
 }  # fmt: skip
 
 
@@ -191,6 +191,6 @@ def test_another_search_of_the_same_name_is_refused(workplace: Path, train: Call
     assert "was begun with seed=7, not 0" in train(*typed).err
     Path("runs/swept").mkdir()
     Path("runs/swept/sweep.csv").touch()
-    assert "is no search" in train("hparams_search=default", "name=swept").err
+    assert "and not a search" in train("hparams_search=default", "name=swept").err
     (directory / "study.db").write_bytes(b"no database" * 1000)
     one_line(train(*typed), 2, "study.db: cannot be read")
