@@ -1,7 +1,7 @@
 """Assemble the parts of a run: the module, the callbacks in their order, the Trainer."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from base import processes
 from base.errors import InputError
-from base.files import write_text
 from conf.plugins import make
-from conf.schema import to_dict, to_yaml
+from conf.schema import to_dict
 from data.passages import prompts
 from gpt.transfer import init_from
 from reports.picture_data import choose_passage
@@ -27,7 +26,6 @@ from training.callbacks.stop_signals import StopSignals
 from training.callbacks.waiting import Waiting
 from training.captured_step import CapturedLitGPT, choose_capture
 from training.checkpoint_io import AtomicCheckpointIO
-from training.machine import conditions
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
@@ -65,23 +63,15 @@ class Callbacks:
 
 def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
-    config, text, point = plan.config, plan.text, plan.resume_point
-    before = point.contents["conditions"] if point else {}
-    asked = {key: value for key, value in before.items() if key == "compile_asked"}
+    config, text = plan.config, plan.text
     inspected = config.trainer.profiler is not None or config.trainer.detect_anomaly
-
-    def save_fallback(compiled: str, saved: bool) -> None:
-        if saved and processes.rank() == 0:
-            write_text(plan.directory / "config.yaml", to_yaml(replace(config, compile=compiled)))
-
     capture = choose_capture(config.compile, plan.runtime.devices, inspected)
     make_module = partial(CapturedLitGPT, capture=capture) if capture else LitGPT
     module = make_module(
         config,
         text.tokenizer,
         data={"name": text.name, "fingerprint": text.fingerprint, "known": text.extra_chars} | to_dict(config)["data"],
-        conditions=conditions(config, text, plan.runtime) | asked,
-        on_fallback=save_fallback,
+        conditions=plan.conditions,
     )
     if start := plan.init_model:
         tokenizer = text.tokenizer
@@ -97,8 +87,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
     return Callbacks(
         waiting=Waiting(),
         same_start=SameStart(
-            conditions(config, text, plan.runtime) | {"run": plan.directory.name, "step": point.step if point else 0},
-            config.trainer.timeout,
+            plan.conditions | {"run": plan.directory.name, "step": point.step if point else 0}, config.trainer.timeout
         ),
         metrics=Metrics(config.data.batch * config.model.context, len(text.train) / text.characters["train"]),
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
@@ -106,7 +95,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         prune=_build_prune(plan),
         pictures=Pictures(config.watch, choose_passage(text, config.model.context)),
         samples=Samples(prompts(text), text.tokenizer.decode, config.watch.sample_length),
-        checkpoints=stops.checkpoints,
+        checkpoints=Checkpoints(plan.directory / "checkpoints", 60 * config.trainer.checkpoint_minutes, stops),
         stops=stops,
     )
 

@@ -24,9 +24,11 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from gpt.model import GPT
+from training.assemble import build_module
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
 from training.module import LitGPT
 from training.run_plan import RunPlan
+from training.trial import try_compiling
 
 TIMED_SECONDS = 2.0  # seconds of steps to time
 UNTIMED_STEPS = 3  # steps before that, which are slower
@@ -241,18 +243,11 @@ def choose_budget(
     return Budget(chosen, max(0, steps), validations, cost, less)
 
 
-def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> tuple[RunPlan, str]:
+def settle_minutes(plan: RunPlan) -> RunPlan:
     """Choose model, batch, steps and validation interval to fit into `minutes`.
 
-    Args:
-        plan: of the run.
-        make_module: makes the module of a plan.
-
-    Returns:
-        The plan with the choice, and a line of the run's introduction.
-
     Raises:
-        InputError: there is more than one device.
+        InputError: there is more than one device, or what was typed does not compile.
     """
     config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
@@ -261,7 +256,7 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> t
 
     def measured(model: ModelConfig) -> Cost:
         data = TextDataModule(text, config.data, model.context, config.seed)
-        module = make_module(replace(plan, config=replace(config, model=model)))
+        module = build_module(replace(plan, config=replace(config, model=model)))
         where = {key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")}
         some = torch.from_numpy(text.train[: max(NUM_EVALUATED, model.context)].astype("int64"))
         return measure(module, data, some, max(0.0, TIMING_SHARE * left()), **where)
@@ -275,6 +270,8 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> t
         config = replace(config, compile="false")
     first = ", after compiling them (about 20 seconds the first time)" if config.compile != "false" else ""
     log.info(f"minutes={minutes:g}: timing a few steps on this machine{first}")
+    plan = try_compiling(replace(plan, config=config))
+    config = plan.config
 
     def settle(models: list[ModelConfig]) -> Budget:
         with Progress("timing"):
@@ -302,8 +299,8 @@ def settle_minutes(plan: RunPlan, make_module: Callable[[RunPlan], LitGPT]) -> t
     return _take(replace(plan, config=config), settled)
 
 
-def _take(plan: RunPlan, settled: Budget) -> tuple[RunPlan, str]:
-    """Return the plan with what was chosen, and a line that says so."""
+def _take(plan: RunPlan, settled: Budget) -> RunPlan:
+    """Return the plan with what was chosen, and a note that says so."""
     config, work, steps = plan.config, settled.work, max(1, settled.steps)
     smaller = {
         f"{work.val_tokens} tokens per validation": work.val_tokens != config.data.val_tokens,
@@ -323,7 +320,7 @@ def _take(plan: RunPlan, settled: Budget) -> tuple[RunPlan, str]:
     chosen = f"model, batch and steps are chosen for {1000 * settled.cost.step:.3g} ms a step"
     said = ", ".join(words for words, applies in smaller.items() if applies)
     note = f"minutes    {config.minutes:g}: {chosen}{f'; to fit, {said}' if said else ''}"
-    return replace(plan, config=config), note
+    return replace(plan, config=config, notes=(*plan.notes, note))
 
 
 def too_few(steps: int) -> str:

@@ -82,14 +82,14 @@ class CapturedLitGPT(LitGPT):
 
     def __init__(self, *args: Any, capture: Capture, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.capture: Capture | None = capture
+        self.capture = capture
         self.captured: CapturedWork | None = None
         self.rows = self.outcome = torch.empty(0)
 
     @property
     def asynchronous(self) -> bool:
         """As a GPU is: nothing is read in a captured step."""
-        return self.capture is not None or super().asynchronous
+        return True
 
     def on_train_start(self) -> None:
         """Prepare to capture the step; the first ones are warm-up."""
@@ -108,7 +108,6 @@ class CapturedLitGPT(LitGPT):
             optimizer.zero_grad()
             self.outcome.copy_(torch.stack((loss, grad_norm)))
 
-        assert self.capture
         self.captured = CapturedWork(work, self.capture)
 
     def on_train_end(self) -> None:
@@ -121,28 +120,13 @@ class CapturedLitGPT(LitGPT):
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             rate.fill_(group["lr"])
             group["lr"] = rate
-        if self.captured is None:
-            return super().take_step(optimizer, batch)
+        assert self.captured
         if self.rows.shape != batch.shape:
             self.rows = torch.empty_like(batch)
         self.rows.copy_(batch)
         # As a closure, so that Lightning counts the step; the optimizer then finds no gradients.
-        optimizer.step(self._captured_step)
+        optimizer.step(self.captured)
         return self.outcome.clone()
-
-    def _captured_step(self) -> None:
-        """Take a captured step; fall back if capturing fails."""
-        assert self.captured
-        try:
-            self.captured()
-        except (OSError, RuntimeError) as error:
-            capturing = self.captured.warmed_up == WARMUP_STEPS and self.captured.replay is None
-            if not (self.compile_pending or capturing):
-                raise
-            work, self.captured = self.captured.work, None
-            self._fall_back(error)
-            work()
-        self.compile_pending = False
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what a run without capturing saves."""

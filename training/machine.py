@@ -127,13 +127,14 @@ class Runtime:
     device: str
     devices: int  # over all machines
     why_precision: str
-    compile: str  # as chosen; `config.compile` has the fallback where compiling has failed
+    compile: str  # as chosen; `minutes` may still set `config.compile` to `false`
     why_compiled: str
+    auto_compile: bool  # whether compiling may be given up: nobody typed it
 
     def describe(self, config: Config) -> str:
         """Return a line with device, precision and compilation."""
         compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
-        why = self.why_compiled if config.compile == self.compile else "it failed or takes too long"
+        why = self.why_compiled if config.compile == self.compile else "it takes too long"
         return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why})"
 
 
@@ -151,8 +152,8 @@ def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
     compiled, why_compiled = choose_compile(config.compile, device, seconds)
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
     rows_per_device(config, devices)  # raises where the batch does not divide evenly
-    config = replace(config, trainer=replace(config.trainer, precision=precision), compile=compiled)
-    return config, Runtime(device, devices, why_precision, compiled, why_compiled)
+    runtime = Runtime(device, devices, why_precision, compiled, why_compiled, config.compile == "auto")
+    return replace(config, trainer=replace(config.trainer, precision=precision), compile=compiled), runtime
 
 
 def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from base.errors import InputError, one_line
-from base.log import log
 from conf.schema import Config
 from data.tokenizer import Tokenizer
 from gpt.evaluation import Score, first_totals, measured, score, window_totals
@@ -44,18 +42,9 @@ class LitGPT(L.LightningModule):
         tokenizer: of the text.
         data: description of the text that checkpoints save, as plain data.
         conditions: the run fingerprint that checkpoints save (see `training.machine.conditions`).
-        on_fallback: called with the new value of `compile` when compiling or capturing has failed, and again, with
-            True, when the first checkpoint after that is saved.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        data: dict[str, Any],
-        conditions: dict[str, Any],
-        on_fallback: Callable[[str, bool], None] = lambda compiled, saved: None,
-    ) -> None:
+    def __init__(self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any]) -> None:
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(config.seed)
@@ -66,11 +55,7 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions = data, conditions
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
-        self.on_fallback = on_fallback
-        self.capture: Any = None  # see `CapturedLitGPT`
-        self.compile_pending = self.compile_step  # no compiled step has run yet
         self.restoring = False  # a checkpoint is being loaded
-        self.fallback_unsaved = False  # compiling or capturing has failed since the last checkpoint
         self.unread: list[tuple[int, Tensor]] = []  # steps with loss and gradient norm, still on the device
         self.score: Score | None = None  # of the last validation
         self.scored_step = -1
@@ -97,34 +82,6 @@ class LitGPT(L.LightningModule):
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
         self.restoring = False
-
-    def _fall_back(self, error: Exception) -> None:
-        """Continue without compiling if the first compiled step failed, without capturing if capturing did.
-
-        The failed step has changed no weights and is taken again.
-
-        Raises:
-            InputError: with several ranks, which might not all fail.
-        """
-        failed = "graph" if self.capture else "true"
-        compiled = "false" if self.compile_pending or not self.compile_step else "true"
-        what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
-        reason = f"compile={failed}: failed ({type(error).__name__}: {what})"
-        if self.trainer.world_size > 1:
-            raise InputError(f"{reason}; use compile={compiled}") from error
-        if isinstance(error, torch.OutOfMemoryError):
-            raise error
-        self.compile_step, self.capture = compiled == "true", None
-        self.compile_pending, self.fallback_unsaved = False, True
-        self.net.zero_grad()
-        self.conditions.setdefault(
-            "compile_asked", self.conditions["compile"]
-        )  # so that the same command resumes the run
-        self.conditions["compile"] = compiled
-        if self.asynchronous:
-            self._seed_dropout(self.global_step, 0)
-        log.info(f"{reason}; the run continues with compile={compiled}")
-        self.on_fallback(compiled, False)
 
     @property
     def asynchronous(self) -> bool:
@@ -158,14 +115,7 @@ class LitGPT(L.LightningModule):
 
     def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
         """Update the weights; return loss and gradient norm, (2,)."""
-        try:
-            loss = self.gradients(batch)
-        except (OSError, RuntimeError) as error:
-            if not self.compile_pending:
-                raise
-            self._fall_back(error)
-            loss = self.gradients(batch)
-        self.compile_pending = False
+        loss = self.gradients(batch)
         grad_norm = self.clip()
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm already is over all ranks
@@ -269,9 +219,6 @@ class LitGPT(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what describes the model and the run."""
         score = self.score if self.scored_step == self.global_step else None
-        if self.fallback_unsaved:  # not before: config.yaml and the newest checkpoint must agree
-            self.on_fallback(self.conditions["compile"], True)
-            self.fallback_unsaved = False
         checkpoint |= {
             "format": FORMAT,
             "model_config": vars(self.model_config).copy(),

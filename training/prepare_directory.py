@@ -44,9 +44,7 @@ def compare_with_before(plan: "RunPlan", allow: list[str]) -> None:
     Raises:
         InputError: something differs that `allow` does not name.
     """
-    from training.machine import conditions
-
-    now, point = conditions(plan.config, plan.text, plan.runtime), plan.resume_point
+    now, point = plan.conditions, plan.resume_point
     before = point.contents["conditions"] if point else now | settings(read_config(plan.directory))
     if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
@@ -64,7 +62,7 @@ def make_directory(run: Path, fresh: bool) -> None:
     clean_up(run, None)
 
 
-def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes: list[str]) -> None:
+def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int) -> None:
     """Make the run directory, write config.yaml and summary.json, log the hyperparameters and introduce the run."""
     from reports.tensorboard import cut_events
     from reports.terminal import introduce
@@ -78,4 +76,4 @@ def open_directory(plan: "RunPlan", trainer: "L.Trainer", parameters: int, notes
     write_summary(plan.directory, Summary("running", text=plan.text.name))
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
-    introduce(plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, notes)
+    introduce(plan.directory, plan.config, plan.text, plan.runtime.describe(plan.config), parameters, list(plan.notes))

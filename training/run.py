@@ -35,7 +35,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
         and for a pruned run.
     """
     plan = settle(typed, keys, started)
-    if plan.resume_point and plan.resume_point.is_end(plan.config):
+    if plan.is_over:
         from training.finish import finish_again
 
         return finish_again(plan)
@@ -64,9 +64,6 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     if start:
         settled = list(RULES) if resumed else keys  # the run's config.yaml has every key
         config = merge_started(config, settled, vars(start.model.config), start.meta["vocabulary"]["kind"])
-    before = point.contents["conditions"] if point else {}
-    if config.compile == before.get("compile_asked") and "compile" not in allow:  # failed, see `LitGPT._fall_back`
-        config = replace(config, compile=before["compile"])
     known = point.contents["data"].get("known", "") if point else start.characters if start else ""
     text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
@@ -79,7 +76,34 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
         compare_with_before(plan, allow)
         clean_up(run, point)
-    return plan
+    return plan if plan.is_over else settle_by_trial(plan)
+
+
+def settle_by_trial(plan: "RunPlan") -> "RunPlan":
+    """Settle what only steps of a throwaway model can tell: whether they compile, and what fits into `minutes`."""
+    with Progress("loading Lightning"):
+        from training.budget import MIN_STEPS, settle_minutes, too_few
+        from training.callbacks.stop_signals import StopSignals
+        from training.outcome import explaining_out_of_memory, explaining_the_end
+        from training.quiet_lightning import quiet_lightning
+        from training.trial import try_compiling
+
+    if processes.started_by_another_rank():
+        processes.end_with(int(os.environ["CHARGPT_PARENT"]))
+    else:
+        processes.adopt()
+    processes.keep_freed_memory()
+    steps, start = plan.config.trainer.max_steps, plan.init_model
+    if start:
+        plan = replace(plan, notes=(start.describe(plan.text.tokenizer.vocabulary),))
+    devices = plan.runtime.devices
+    with quiet_lightning(), StopSignals(), explaining_the_end(plan), explaining_out_of_memory(plan, devices):
+        if plan.config.minutes is not None and not plan.resumed:
+            return settle_minutes(plan)
+        if steps < MIN_STEPS and not plan.resume_point and not start:
+            note = f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with"
+            plan = replace(plan, notes=(note,))
+        return try_compiling(plan)
 
 
 def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | None, as_before: bool) -> "Text":
@@ -98,43 +122,25 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
 
 def fit(plan: "RunPlan") -> float | None:
     """Train a run to its end and finish it; return what `conclude` returns."""
-    with Progress("loading Lightning"):
-        from data.datamodule import TextDataModule
-        from training import assemble
-        from training.budget import MIN_STEPS, settle_minutes, too_few
-        from training.callbacks.checkpoints import Checkpoints
-        from training.callbacks.stop_signals import StopSignals
-        from training.finish import conclude
-        from training.outcome import explaining_out_of_memory, explaining_the_end, recording
-        from training.quiet_lightning import quiet_lightning
+    from data.datamodule import TextDataModule
+    from training import assemble
+    from training.callbacks.stop_signals import StopSignals
+    from training.finish import conclude
+    from training.outcome import explaining_out_of_memory, explaining_the_end, recording
+    from training.quiet_lightning import quiet_lightning
 
-    if processes.started_by_another_rank():
-        processes.end_with(int(os.environ["CHARGPT_PARENT"]))
-    else:
-        processes.adopt()
-    processes.keep_freed_memory()
-    config = plan.config
-    stops = StopSignals(Checkpoints(plan.directory / "checkpoints", 60 * config.trainer.checkpoint_minutes))
+    config, point = plan.config, plan.resume_point
     to_file(plan.directory / "train.log")
-    with quiet_lightning(), stops, explaining_the_end(plan):
-        notes = [plan.init_model.describe(plan.text.tokenizer.vocabulary)] if plan.init_model else []
-        if config.minutes is not None and not plan.resumed:
-            with explaining_out_of_memory(plan, devices=1):
-                plan, note = settle_minutes(plan, assemble.build_module)
-                notes.append(note)
-        elif config.trainer.max_steps < MIN_STEPS and not plan.resume_point and not plan.init_model:
-            steps = config.trainer.max_steps
-            notes.append(f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with")
+    with quiet_lightning(), StopSignals() as stops, explaining_the_end(plan):
         with explaining_out_of_memory(plan, plan.runtime.devices):
             module = assemble.build_module(plan)
         callbacks = assemble.build_callbacks(plan, stops)
         with closing(callbacks.pictures):
             trainer = assemble.build_trainer(plan, callbacks)
             if processes.rank() == 0:
-                open_directory(plan, trainer, module.net.num_parameters(), notes)
+                open_directory(plan, trainer, module.net.num_parameters())
             with recording(plan, callbacks, trainer) as summary:
                 callbacks.waiting.show("waiting for the other processes" if plan.runtime.devices > 1 else "setting up")
-                data = TextDataModule(plan.text, plan.config.data, plan.config.model.context, plan.config.seed)
-                point = plan.resume_point
+                data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
                 trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             return conclude(plan, callbacks, summary, module)

@@ -1,12 +1,14 @@
 """What is settled before the first step of a run."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from conf.schema import Config
 from data.text import Text
 from training.init_from import InitModel
-from training.machine import Runtime
+from training.machine import Runtime, conditions
 from training.resume import ResumePoint
 
 
@@ -25,6 +27,7 @@ class RunPlan:
         resumed: whether the configuration is based on the config.yaml of the run.
         fresh: whether the directory must not exist yet.
         started: `time.perf_counter()` when the process began.
+        notes: lines of the run's introduction.
     """
 
     directory: Path
@@ -37,3 +40,14 @@ class RunPlan:
     resumed: bool
     fresh: bool
     started: float
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def conditions(self) -> dict[str, Any]:
+        """The run fingerprint."""
+        return conditions(self.config, self.text, self.runtime)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a resumed run has no steps left."""
+        return self.resume_point is not None and self.resume_point.is_end(self.config)

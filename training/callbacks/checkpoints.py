@@ -8,7 +8,9 @@ from typing import Any
 import lightning as L
 
 from base.files import link
+from training.callbacks.stop_signals import StopSignals, any_rank
 from training.checkpoint_files import remove_older, step_path
+from training.lightning_private import validation_interval
 from training.module import LitGPT
 
 FIRST_SECONDS = 60.0  # seconds of training until the first checkpoint is due
@@ -17,7 +19,7 @@ FIRST_SECONDS = 60.0  # seconds of training until the first checkpoint is due
 class Checkpoints(L.Callback):
     """Save `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
 
-    `StopSignals` has it save after other steps, too, where the ranks agree that a checkpoint is due.
+    After other steps it saves where a checkpoint is due or `stops` has had a signal, on any rank.
 
     At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
     be made again from the `.ckpt`, so a kill between two files loses neither the old best model nor the new one.
@@ -25,10 +27,11 @@ class Checkpoints(L.Callback):
     Args:
         directory: of the files.
         seconds: after a checkpoint until the next is due.
+        stops: end the run between two steps.
     """
 
-    def __init__(self, directory: Path, seconds: float) -> None:
-        self.directory, self.seconds = directory, seconds
+    def __init__(self, directory: Path, seconds: float, stops: StopSignals) -> None:
+        self.directory, self.seconds, self.stops = directory, seconds, stops
         self.due_at = math.inf
         self.over = False  # whether something other than max_steps, such as early stopping, has ended the run
         self.best_loss, self.best_step = math.inf, -1
@@ -42,10 +45,17 @@ class Checkpoints(L.Callback):
     def on_train_start(self, *_: Any) -> None:
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a checkpoint, by this rank's clock."""
-        return time.monotonic() >= self.due_at
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Save if asked or due, and stop if asked, unless a validation follows, which saves anyway."""
+        assert isinstance(pl_module, LitGPT)
+        step = trainer.global_step
+        if step % validation_interval(trainer) == 0 or step == trainer.max_steps:
+            return
+        # One reduction per step for both questions; the second is asked only where a checkpoint was saved.
+        if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
+            self.save(trainer)
+            pl_module.end_pause()
+            self.stops.stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT) and pl_module.score is not None
