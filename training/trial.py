@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
+from torch.utils.data import DataLoader
 
 from base.errors import InputError, is_out_of_memory, one_line
 from base.log import log
@@ -56,8 +57,9 @@ def _take_steps(plan: RunPlan, steps: int) -> None:
         devices = [trainer.devices[local] if isinstance(trainer.devices, list) else local]
     small = replace(config, model=replace(config.model, layers=1), watch=WatchConfig())
     rows = torch.zeros(config.data.batch // plan.runtime.devices, config.model.context + 1, dtype=torch.int64)
+    batches: DataLoader = DataLoader([rows] * steps, batch_size=None)  # type: ignore[arg-type]
     same: dict[str, Any] = {key: getattr(trainer, key) for key in ("accelerator", "precision", "deterministic")}
     L.Trainer(
         **same, devices=devices, max_steps=steps, plugins=[LightningEnvironment()], barebones=True, max_epochs=-1,
         limit_val_batches=0, use_distributed_sampler=False,
-    ).fit(build_module(replace(plan, config=small, init_model=None)), [rows] * steps)  # fmt: skip
+    ).fit(build_module(replace(plan, config=small, init_model=None)), batches, batches)  # fmt: skip

@@ -8,21 +8,15 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
-from base.errors import InputError
-from base.log import to_console
-from gpt.model import GPT
 from tests.conftest import Ended, last
 from tests.faults import faults
 from tests.faults.test_resume import assert_same
 from tests.reference.capture import record
-from tests.reference.models import tiny
 from tests.training.callbacks.test_metrics import scalars
 from training.captured_step import WARMUP_STEPS, choose_capture
 from training.module import LitGPT
@@ -130,44 +124,7 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     assert [path.name for path in sorted(Path("runs/b/checkpoints").glob("step-*"))] == ["step-00000006.ckpt"]
 
 
-@pytest.mark.slow
-def test_a_capture_that_fails_is_gone_without(train: Train, recording: Callable) -> None:
-    error = RuntimeError("operation not permitted when stream is capturing\nmore of it")
-
-    def in_the_middle(work: Callable[[], None]) -> Callable[[], None]:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(torch.Tensor, "backward", Mock(side_effect=error))
-            return record(work)
-
-    recording(each_time)
-    assert train("name=python", *STEPS).status == 0
-    for name, failing in (("first", Mock(side_effect=error)), ("middle", in_the_middle)):
-        recording(failing)
-        ended = train(f"name={name}", *STEPS)
-        assert ended.status == 0
-        (line,) = [line for line in (ended.out + ended.err).splitlines() if "compile=" in line]
-        assert "compile=graph: failed" in line and line.endswith("is capturing); the run continues with compile=false")
-        assert "compile: 'false'" in Path(f"runs/{name}/config.yaml").read_text()
-        assert_same_run("python", name)
-
-
-def test_where_steps_are_captured_and_what_is_done_instead(capsys: pytest.CaptureFixture) -> None:
-    to_console()
+def test_where_steps_are_captured() -> None:
     assert choose_capture("graph", 1, False) is not None
     for where in (("graph", 2, False), ("true", 1, False), ("false", 1, False), ("graph", 1, True)):
         assert choose_capture(*where) is None
-    for compile, now in ((True, "true"), (False, "false")):
-        module = SimpleNamespace(
-            capture=record, compile_step=True, compile_pending=not compile, trainer=SimpleNamespace(world_size=1),
-            conditions={"compile": "graph"}, net=GPT(tiny(), 3), asynchronous=False, on_fallback=Mock(),
-        )  # fmt: skip
-        LitGPT._fall_back(module, RuntimeError("one\ntwo"))
-        line = f"compile=graph: failed (RuntimeError: one); the run continues with compile={now}\n"
-        assert capsys.readouterr().out == line
-        module.on_fallback.assert_called_once_with(now, False)
-        changed = (module.compile_step, module.capture, module.compile_pending, module.fallback_unsaved)
-        assert changed == (compile, None, False, True)
-        assert module.conditions == {"compile": now, "compile_asked": "graph"}
-    module = SimpleNamespace(compile_step=True, compile_pending=True, capture=None, trainer=Mock(world_size=2))
-    with pytest.raises(InputError, match=r"^compile=true: failed \(RuntimeError: one\); use compile=false$"):
-        LitGPT._fall_back(module, RuntimeError("one\ntwo"))
