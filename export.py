@@ -45,7 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Check the options, export the model and print one line: file, size, and how to load it."""
     out = Path(options.out)
-    suffix, usage = FORMATS[options.to]
+    suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if options.guess is not None and options.to != "web":

@@ -1,1 +1,1 @@
-"""Taking a model elsewhere: a module for each format, with one function that writes it."""
+"""Write a model in other formats: `to_<format>.py` has the function for each format."""
