@@ -1,22 +1,22 @@
 /* The game: guess the next character (C. E. Shannon, Prediction and Entropy of Printed English, 1951). */
 
-const MAX_GUESSES = 5; // one more stands for a miss
-const TO_GUESS = 100; // characters at the end of a passage; those before are shown
-const MAY_FINISH = 40; // characters after which a game may end
-const ROUGH = 50; // characters below which the bounds are rough
-const SHOWN = { " ": "␣", "\n": "↵", "\t": "⇥" };
+const MAX_GUESSES = 5; // a missed character is stored as MAX_GUESSES + 1 guesses
+const TO_GUESS = 100; // characters to guess at the end of a passage; the page shows the characters before them
+const MAY_FINISH = 40; // guessed characters after which the visitor may end the game
+const ROUGH = 50; // with fewer guessed characters, the page calls the bounds rough
+const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥" };
 
 let round = -1; // number of the game; its passage is round % passages.length
-let rival; // the model that plays, with a state of its own
-let passage; // its characters
-let player, opponent; // guesses that the visitor and the model needed for each character
-let nats; // the model's exact loss on them, summed
+let rival; // a GPT of its own for the game
+let passage; // the characters of this game's text
+let player, opponent; // how many guesses the visitor and the model needed, for each character
+let nats; // sum of the model's losses on these characters
 let tried; // wrong guesses at the current character
 let over; // whether this game has ended
 
-/** Bounds of the bits per character, from the guesses needed for each: equation 17 of the paper.
-    A miss is a sixth guess in the lower bound, and one of all other characters, equally likely, in the upper;
-    of five characters or fewer, "Show it" leaves no other. */
+/** Return the lower and upper bound of the bits per character, by equation 17 of the paper, from the numbers of guesses.
+    `size` is the number of characters in the vocabulary. In the lower bound, a miss counts as a sixth guess. In the upper
+    bound, it is any other character, all equally likely. With at most five characters, no other character is left. */
 function shannonBounds(needed, size) {
   const shares = Array.from({ length: MAX_GUESSES + 1 }, (_, i) => needed.filter((n) => n === i + 1).length / needed.length);
   let upper = shares[MAX_GUESSES] && shares[MAX_GUESSES] * Math.log2(Math.max(1, size - MAX_GUESSES)), lower = 0;
@@ -26,78 +26,80 @@ function shannonBounds(needed, size) {
   return [lower, upper];
 }
 
-/** Index in the passage of the character to guess. */
+/** Return the index in the passage of the character to guess. */
 const position = () => passage.length - TO_GUESS + player.length;
-const visible = (letter) => SHOWN[letter] ?? called(letter);
+const visible = (letter) => SIGNS[letter] ?? called(letter);
 const guesses = (needed) => (needed > MAX_GUESSES ? "more than five guesses" : needed === 1 ? "1 guess" : `${needed} guesses`);
 
-/** Let the model read up to the character to guess, a token at a time, so that the page responds. */
+const readNext = () => rival.read(tokenizer.tokens.get(passage[rival.tokens.length]));
+
+/** Let the model read up to the character to guess. The page responds to input after each token. */
 function readAhead() {
   if (rival.tokens.length >= position()) return;
-  rival.read(tokenizer.tokens.get(passage[rival.tokens.length]));
+  readNext();
   setTimeout(readAhead);
 }
 
-/** Begin the game with the next passage. */
+/** Begin a game with the next passage. */
 function nextRound() {
   passage = Array.from(passages[++round % passages.length]);
   [player, opponent, tried, nats, over] = [[], [], [], 0, false];
   rival.reset();
   element("model-bars").hidden = true;
-  element("compared").textContent = "After your answer, the five characters that the model found most likely are shown here.";
+  element("compared").textContent = "After your answer, you see here the five characters that the model found most likely.";
   showGame("");
   readAhead();
 }
 
-/** Take a typed character as the visitor's guess. */
+/** Take a character as the visitor's guess. */
 function guess(letter) {
   const right = passage[position()];
   if (over || !letter) return;
   if (letter === right) return settle(tried.length + 1, "Right");
-  if (!tokenizer.tokens.has(letter)) return showGame(`${visible(letter)} does not occur in texts of this model. That is no guess.`);
+  if (!tokenizer.tokens.has(letter)) return showGame(`${visible(letter)} is not in the model’s vocabulary, so it does not count as a guess.`);
   if (!tried.includes(letter)) tried.push(letter);
   if (tried.length === MAX_GUESSES) return settle(MAX_GUESSES + 1, "Missed");
   showGame(`Not ${visible(letter)}. Guess ${tried.length + 1} of ${MAX_GUESSES}.`);
 }
 
-/** Show the character: the visitor needed this number of guesses for it. */
-function settle(needed, said) {
-  while (rival.tokens.length < position()) rival.read(tokenizer.tokens.get(passage[rival.tokens.length]));
+/** Score and show the current character, for which the visitor needed this number of guesses; `verdict` says how it ended. */
+function settle(needed, verdict) {
+  while (rival.tokens.length < position()) readNext();
   const letter = passage[position()], token = tokenizer.tokens.get(letter);
   const shares = probabilities(rival.predict(), 1, 0), order = ranked(shares), rank = order.indexOf(token) + 1;
   Array.from(element("model-bars").children).forEach(({ firstChild: row }, i) => {
-    setBar(row, order[i], shares[order[i]]);
+    setRow(row, order[i], shares[order[i]]);
     row.classList.toggle("right", order[i] === token);
   });
   element("model-bars").hidden = false;
-  element("compared").textContent = `The model gave ${visible(letter)} ${percent(shares[token])}: its guess ${rank}. You needed ${guesses(needed)}.`;
+  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token])}: its guess ${rank}. You needed ${guesses(needed)}.`;
   nats -= Math.log(shares[token]);
   player.push(needed);
   opponent.push(Math.min(rank, MAX_GUESSES + 1));
   tried = [];
   over = player.length === TO_GUESS;
-  showGame(`${said}: ${visible(letter)}. The model needed ${guesses(opponent.at(-1))}.`);
+  showGame(`${verdict}: ${visible(letter)}. The model needed ${guesses(opponent.at(-1))}.`);
   readAhead();
 }
 
-/** Show the passage and the score. */
-function showGame(said) {
+/** Show the passage, the score and a verdict. */
+function showGame(verdict) {
   const first = passage.length - TO_GUESS, length = player.length;
   const parts = passage.slice(0, first + length).map((letter, i) => {
-    const part = document.createElement("i"), needed = player[i - first];
-    part.textContent = SHOWN[letter] ?? letter;
-    part.className = `${needed ? `needed-${needed === 1 ? 1 : needed > MAX_GUESSES ? "more" : "some"}` : ""} ${SHOWN[letter] ? "sign" : ""}`;
-    return [part, letter === "\n" ? "\n" : letter === " " ? document.createElement("wbr") : ""];
+    const part = make("i", "", SIGNS[letter] ?? letter), needed = player[i - first];
+    part.classList.toggle("sign", letter in SIGNS);
+    part.classList.toggle("needed-1", needed === 1);
+    part.classList.toggle("needed-more", needed > MAX_GUESSES);
+    return [part, letter === "\n" ? "\n" : letter === " " ? make("wbr") : ""];
   });
-  const cursor = Object.assign(document.createElement("b"), { textContent: over ? "" : "?" });
-  element("passage").replaceChildren(...parts.flat(), cursor);
-  element("tried").replaceChildren(...tried.map((letter) => Object.assign(document.createElement("s"), { textContent: visible(letter) })));
-  element("verdict").textContent = said || (length ? "" : "What comes at the ?");
+  element("passage").replaceChildren(...parts.flat(), make("b", "", over ? "" : "?"));
+  element("tried").replaceChildren(...tried.map((letter) => make("s", "", visible(letter))));
+  element("verdict").textContent = verdict || (length ? "" : "What comes at the ?");
   element("progress").textContent = `${length} of ${TO_GUESS}`;
   for (const id of ["typed", "reveal", "space", "enter", "tab"]) element(id).disabled = over;
   element("finish").disabled = over || length < MAY_FINISH;
   element("again").classList.toggle("main", over);
-  element("plot").ariaLabel = `Guesses needed, 6 for more than five. You: ${player.join(", ")}. The model: ${opponent.join(", ")}.`;
+  element("plot").ariaLabel = `Guesses for each character; 6 is a missed character. You: ${player.join(", ")}. The model: ${opponent.join(", ")}.`;
   [["you", player, -1], ["them", opponent, 1]].forEach(([id, needed, direction]) => {
     const columns = needed.map((n, i) => `M${i + 0.5} ${6.5 + 0.25 * direction}v${direction * n}`);
     element(id).setAttribute("d", columns.join(""));
@@ -108,29 +110,29 @@ function showGame(said) {
   element("rough").hidden = length >= ROUGH;
   element("meaning").textContent = over ? sentence() : "";
   if (!over) return;
-  element("meaning").focus({ preventScroll: true }); // not Again: whoever types on would press it
+  element("meaning").focus({ preventScroll: true }); // a focused button would be pressed by a visitor who is still typing
   element("meaning").scrollIntoView({ block: "center" });
 }
 
-/** What the score says, in words. */
+/** Return the score in words. */
 function sentence() {
   const [mine, theirs] = [player, opponent].map((needed) => shannonBounds(needed, size));
   const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
-  const better = mine[1] < theirs[0] ? "you predicted it better" : theirs[1] < mine[0] ? "the model predicted it better"
-    : "the ranges overlap, so it is open who predicted better";
-  return `Knowing the text before it, you needed ${range(mine)} bits (yes-or-no questions) for each character, the model ${range(theirs)}; ${better}.`;
+  const better = mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
+    : "The ranges overlap, so it is open who predicted the text better.";
+  return `For each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
 }
 
 /** Set up the game, if the page has passages. */
 function startGame(weights) {
   if (!passages) return;
   element("game").hidden = element("to-game").hidden = false;
-  if (vocabulary.kind === "byte") return element("play").replaceWith("There is no game here: a token of this model is a byte, and nobody types bytes.");
+  if (vocabulary.kind === "byte") return element("play").replaceWith("There is no game here: a token of this model is a byte, not a character.");
   rival = new GPT(config, size, weights);
-  element("model-bars").append(...Array.from({ length: Math.min(MAX_GUESSES, size) }, () => makeBar("div")));
+  element("model-bars").append(...Array.from({ length: Math.min(MAX_GUESSES, size) }, () => makeRow("div")));
   const typed = element("typed"), touch = matchMedia("(pointer: coarse)").matches;
   const take = ({ isComposing }) => {
-    if (isComposing && !touch) return; // an accent waits for its letter; keyboards of phones always compose
+    if (isComposing && !touch) return; // an accent waits for its letter; but a phone's keyboard composes every letter
     const [letter] = typed.value;
     typed.value = "";
     guess(letter);
@@ -138,7 +140,7 @@ function startGame(weights) {
   typed.oninput = take;
   typed.addEventListener("compositionend", () => take({}));
   typed.onkeydown = (event) => {
-    if (event.repeat) event.preventDefault(); // a key held down is one guess
+    if (event.repeat) event.preventDefault(); // a key that is held down is one guess
     if (event.key !== "Escape" || event.isComposing) return;
     event.stopPropagation();
     if (!event.repeat) element("reveal").click();
@@ -151,6 +153,6 @@ function startGame(weights) {
     actions[id]();
     if (!over) typed.focus({ preventScroll: true });
   };
-  element("tab").hidden = !tokenizer.tokens.has("\t"); // the key moves the focus
+  element("tab").hidden = !tokenizer.tokens.has("\t"); // a button, because the Tab key moves the focus
   nextRound();
 }

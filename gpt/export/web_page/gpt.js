@@ -1,8 +1,9 @@
-/* The model of gpt/model.py, one token at a time, with its tokenizers and sampling, independent of the page.
+/* The model of gpt/model.py, for one token at a time, with its tokenizers and its sampling. Nothing here depends on the page.
 
-   Weights, keys and values are fp32, everything else is double. Shapes as in gpt/model.py: C = dim, D = C / heads. */
+   Weights, keys and values are stored as fp32; all other numbers are doubles. C is dim; D is C / heads. */
 
-/** out[r] = w[start + r * stride ...] . x for each of `rows` rows of `x.length` weights: four at a time, one load of x. */
+/** out[r] = the dot product of x with row r of w, which begins at w[start + r * stride].
+    The loop computes four rows at a time, so that it loads each x[n] once for all four. */
 function products(out, x, w, start, stride, rows) {
   const cols = x.length;
   let r = 0;
@@ -29,22 +30,19 @@ function products(out, x, w, start, stride, rows) {
   }
 }
 
-/** out += the rows of w times their x, for the rows with x != 0: four at a time, one pass over out. */
+/** out += x[r] times row r of w, for the first `count` rows; row r begins at w[start + r * stride].
+    Rows with x[r] = 0 are not read. The loop adds four rows at a time, so that it updates each out[n] once for all four. */
 function addRows(out, x, count, w, start, stride) {
-  const cols = out.length;
-  let waiting = 0, a = 0, b = 0, c = 0, i = 0, j = 0, k = 0;
-  for (let r = 0; r < count; r++) {
-    const d = x[r], l = start + r * stride;
-    if (d === 0) continue;
-    if (waiting === 0) { a = d; i = l; waiting = 1; continue; }
-    if (waiting === 1) { b = d; j = l; waiting = 2; continue; }
-    if (waiting === 2) { c = d; k = l; waiting = 3; continue; }
+  const cols = out.length, used = [];
+  for (let r = 0; r < count; r++) if (x[r] !== 0) used.push(r);
+  const rest = used.length % 4, row = (u) => start + used[u] * stride;
+  for (let u = 0; u < rest; u++)
+    for (let n = 0, i = row(u), a = x[used[u]]; n < cols; n++) out[n] += a * w[i + n];
+  for (let u = rest; u < used.length; u += 4) {
+    const i = row(u), j = row(u + 1), k = row(u + 2), l = row(u + 3);
+    const a = x[used[u]], b = x[used[u + 1]], c = x[used[u + 2]], d = x[used[u + 3]];
     for (let n = 0; n < cols; n++) out[n] += a * w[i + n] + b * w[j + n] + c * w[k + n] + d * w[l + n];
-    waiting = 0;
   }
-  if (waiting > 0) for (let n = 0; n < cols; n++) out[n] += a * w[i + n];
-  if (waiting > 1) for (let n = 0; n < cols; n++) out[n] += b * w[j + n];
-  if (waiting > 2) for (let n = 0; n < cols; n++) out[n] += c * w[k + n];
 }
 
 /** Softmax of the first `count` values, in place. */
@@ -55,7 +53,7 @@ function softmax(values, count) {
   for (let i = 0; i < count; i++) values[i] /= sum;
 }
 
-/** The error function to double precision, from its series of positive terms (Abramowitz and Stegun, 7.1.6). */
+/** The error function in double precision, by the series 7.1.6 of Abramowitz and Stegun. */
 function erf(x) {
   if (Math.abs(x) > 6) return Math.sign(x);
   let term = x, sum = x;
@@ -68,7 +66,7 @@ const ACTIVATIONS = {
   relu2: (x) => (x > 0 ? x * x : 0),
 };
 
-/** Rows become columns: (rows, cols) -> (cols, rows). */
+/** Transpose a matrix: (rows, cols) -> (cols, rows). */
 function transposed(w, rows, cols) {
   const out = new Float32Array(w.length);
   for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) out[c * rows + r] = w[r * cols + c];
@@ -77,44 +75,39 @@ function transposed(w, rows, cols) {
 
 /** A GPT that reads a text token by token.
 
-   A text longer than the context follows the window rule of gpt/inference/decoder.py: with learned or sinusoidal
-   positions, when all are full, the last half of the tokens is read again from position 0; other positions have no
-   limit. Attention covers the last `window` tokens: the context, or config.window if that is shorter. */
+   A text may be longer than the context, as in gpt/inference/decoder.py. With learned or sinusoidal positions, the model
+   reads the last half of the context again, from position 0, when all positions are used. Other positions have no limit.
+   Attention covers the last `window` tokens: the context, or config.window if that is shorter. */
 class GPT {
-  /** config: as ModelConfig; vocabulary: its size; weights: name in the state dict -> Float32Array. */
-  constructor(config, vocabulary, weights) {
+  /** config: the fields of ModelConfig; vocabularySize: a number; weights: {name in the state dict: Float32Array}. */
+  constructor(config, vocabularySize, weights) {
     const { layers, dim, heads, context } = config;
     Object.assign(this, { config, weights });
     this.absolute = ["learned", "sinusoidal"].includes(config.positions);
     this.window = Math.min(config.window ?? context, context);
-    // Keys are contiguous, so that loops over them need no wrap-around; when the slots are full, the oldest third is
-    // dropped. Queries are stored to show the attention of earlier tokens, too.
+    // The cache has this many slots, one for each token. When all are full, the oldest `window` are dropped and the rest moves
+    // to the front, so the keys of a window are always contiguous. The page shows the attention of earlier tokens, so
+    // queries are stored, too.
     this.slots = this.absolute ? Math.min(context, 3 * this.window) : 3 * this.window;
     this.blocks = Array.from({ length: layers }, (_, i) => {
-      const block = {};
-      for (const name in weights)
-        if (name.startsWith(`blocks.${i}.`)) block[name.slice(`blocks.${i}.`.length)] = weights[name];
-      // Most outputs of relu2 are 0: transposed, their weights are never read.
+      const prefix = `blocks.${i}.`, own = Object.entries(weights).filter(([name]) => name.startsWith(prefix));
+      const block = Object.fromEntries(own.map(([name, values]) => [name.slice(prefix.length), values]));
+      // Most hidden values of relu2 are 0. In the transposed matrix, `addRows` skips the weights of those values.
       block["mlp.down.weight"] = transposed(block["mlp.down.weight"], dim, 4 * dim);
       for (const name of ["q", "k", "v"]) block[name] = new Float32Array(this.slots * dim);
-      return { ...block, moved: new Float64Array(dim), recent: [] };
+      return { ...block, lastKey: new Float64Array(dim), recent: [] };
     });
     const vector = (length) => new Float64Array(length);
-    this.x = vector(dim);
-    this.normed = vector(dim);
+    for (const name of ["x", "normed", "mixed", "branch"]) this[name] = vector(dim);
     this.qkv = vector(3 * dim);
-    this.queries = Array.from({ length: heads }, (_, h) => this.qkv.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
-    this.mixed = vector(dim);
-    this.mixedHeads = Array.from({ length: heads }, (_, h) => this.mixed.subarray((h * dim) / heads, ((h + 1) * dim) / heads));
-    this.scores = vector(this.window);
-    this.branch = vector(dim);
-    this.hidden = vector(4 * dim);
-    this.logits = vector(vocabulary);
     const size = dim / heads;
-    const rotated = config.key_offset ? Math.floor(size / 2) : size;
-    this.frequencies = config.positions === "rotary"
-      ? Array.from({ length: rotated / 2 }, (_, i) => 10000 ** ((-2 * i) / rotated))
-      : [];
+    const byHead = (values) => Array.from({ length: heads }, (_, h) => values.subarray(h * size, (h + 1) * size));
+    [this.queries, this.mixedHeads] = [byHead(this.qkv), byHead(this.mixed)];
+    this.scores = vector(this.window);
+    this.hidden = vector(4 * dim);
+    this.logits = vector(vocabularySize);
+    const rotated = config.positions !== "rotary" ? 0 : config.key_offset ? Math.floor(size / 2) : size; // rotary dimensions
+    this.frequencies = Array.from({ length: rotated / 2 }, (_, i) => 10000 ** ((-2 * i) / rotated));
     this.cos = vector(this.frequencies.length);
     this.sin = vector(this.frequencies.length);
     this.slopes = config.positions === "alibi" ? alibiSlopes(heads) : null;
@@ -124,8 +117,8 @@ class GPT {
   /** Forget the text. */
   reset() {
     this.tokens = [];
-    this.begin = 0; // index in the text of position 0
-    this.origin = 0; // index in the text of slot 0
+    this.begin = 0; // index of the token that has position 0
+    this.origin = 0; // index of the token in slot 0
   }
 
   /** Read one more token. */
@@ -137,7 +130,7 @@ class GPT {
     for (let index = this.begin; index <= last; index++) this.encode(index);
   }
 
-  /** Logits of the token that follows the text; the array is reused. */
+  /** Return the logits of the next token. The next call overwrites the array. */
   predict() {
     const { weights, config } = this;
     this.norm(this.normed, weights["norm.weight"], weights["norm.bias"]);
@@ -146,10 +139,11 @@ class GPT {
     return this.logits;
   }
 
-  /** The attention weights of the token at an index, from index `from` to its own; null if they are no longer stored. */
+  /** Return the attention weights of the token at an index: `weights[i]` is for the token at index `from + i`.
+      Return null if their keys are no longer stored. */
   attention(layer, head, index) {
     const slot = index - this.origin;
-    const first = this.first(slot);
+    const first = Math.max(0, slot - this.window + 1);
     if (slot < 0 || index >= this.tokens.length || (first === 0 && this.origin > this.begin)) return null;
     const { dim, heads } = this.config;
     const block = this.blocks[layer], size = dim / heads, start = slot * dim + head * size;
@@ -158,12 +152,7 @@ class GPT {
     return { from: this.origin + first, weights };
   }
 
-  /** The first slot that a slot attends to. */
-  first(slot) {
-    return Math.max(0, slot - this.window + 1);
-  }
-
-  /** Compute the token at an index of the text: store its keys and values in a slot, leave the residual stream in x. */
+  /** Compute all blocks for the token at an index. Store its keys and values in a slot, and its residual stream in x. */
   encode(index) {
     const { config, weights, x, normed, branch, hidden, window } = this;
     const { dim } = config;
@@ -178,7 +167,7 @@ class GPT {
       const shift = weights["shift"];
       for (let c = 0, row = this.tokens[index - 1] * dim; c < dim; c++) x[c] += shift[c] * embedding[row + c];
     }
-    this.frequencies.forEach((frequency, i) => { // fp32, as the tables of gpt/positions.py
+    this.frequencies.forEach((frequency, i) => { // rounded to fp32, as in gpt/positions.py
       this.cos[i] = Math.fround(Math.cos(position * frequency));
       this.sin[i] = Math.fround(Math.sin(position * frequency));
     });
@@ -213,18 +202,16 @@ class GPT {
   norm(out, weight, bias) {
     const { x } = this, size = x.length;
     let mean = 0, square = 0;
-    if (this.config.norm === "layernorm") {
-      for (let c = 0; c < size; c++) mean += x[c] / size;
-    }
+    if (this.config.norm === "layernorm") for (let c = 0; c < size; c++) mean += x[c] / size;
     for (let c = 0; c < size; c++) square += (x[c] - mean) ** 2;
     const scale = 1 / Math.sqrt(square / size + 1e-5);
     for (let c = 0; c < size; c++) out[c] = (x[c] - mean) * scale * weight[c];
     add(out, bias);
   }
 
-  /** The convolution on attention's input: normed += each tap times `normed` of an earlier slot. */
+  /** Apply the causal convolution (conv_taps) to the input of attention: add tap i times the input i + 1 tokens earlier. */
   convolve(block, slot) {
-    const { normed } = this, { recent } = block; // the newest first
+    const { normed } = this, { recent } = block; // inputs of earlier tokens, the newest first
     const own = normed.slice();
     if (slot === 0) recent.length = 0;
     recent.forEach((earlier, tap) => {
@@ -235,27 +222,28 @@ class GPT {
     recent.length = Math.min(recent.length, this.config.conv_taps - 1);
   }
 
-  /** Attention of all heads at one slot, up to the projection: from `normed` to `mixed`. */
+  /** Compute the attention of all heads at a slot, without the output projection: from `normed` to `mixed`. */
   mix(block, slot) {
     const { config, qkv, mixed, scores } = this;
     const { dim, heads } = config;
     const size = dim / heads;
     products(qkv, this.normed, block["attention.qkv.weight"], 0, dim, 3 * dim);
     add(qkv, block["attention.qkv.bias"]);
-    for (let start = 0; start < 2 * dim; start += size) { // each head of the queries, then of the keys
+    for (let start = 0; start < 2 * dim; start += size) { // the queries of all heads, then their keys
       if (config.qk_norm) unitRms(qkv, start, size);
       rotate(qkv, start, this.cos, this.sin);
     }
     const row = slot * dim;
-    const own = config.key_offset ? size - Math.floor(size / 2) : size; // channels of a key from its own position
+    // With key_offset, the last half of a key's channels is that of the previous token.
+    const own = config.key_offset ? size - Math.floor(size / 2) : size;
     for (let c = 0; c < dim; c++) {
       const key = qkv[dim + c];
       block.q[row + c] = qkv[c];
-      block.k[row + c] = c % size < own ? key : slot > 0 ? block.moved[c] : 0;
+      block.k[row + c] = c % size < own ? key : slot > 0 ? block.lastKey[c] : 0;
       block.v[row + c] = qkv[2 * dim + c];
-      block.moved[c] = key;
+      block.lastKey[c] = key;
     }
-    const first = this.first(slot);
+    const first = Math.max(0, slot - this.window + 1);
     mixed.fill(0);
     for (let h = 0; h < heads; h++) {
       this.attend(scores, this.queries[h], block.k, first, slot, h);
@@ -263,7 +251,7 @@ class GPT {
     }
   }
 
-  /** weights = softmax(q k / sqrt(D) - slope * distance) over the slots from first to last, of one head. */
+  /** weights = softmax(q k / sqrt(D) - slope * distance) of one head, for the keys in slots `first` to `last`. */
   attend(weights, query, keys, first, last, head) {
     const { dim, heads } = this.config;
     const size = dim / heads, count = last - first + 1;
@@ -274,20 +262,20 @@ class GPT {
   }
 }
 
-/** out += what, which may be missing. */
-function add(out, what) {
-  if (what) for (let n = 0; n < out.length; n++) out[n] += what[n];
+/** out += values; without values (a bias that the model lacks), do nothing. */
+function add(out, values) {
+  if (values) for (let n = 0; n < out.length; n++) out[n] += values[n];
 }
 
 /** Divide `size` values from `start` by their root mean square. */
 function unitRms(values, start, size) {
   let square = 0;
   for (let n = start; n < start + size; n++) square += values[n] * values[n];
-  const scale = 1 / Math.sqrt(square / size + 2 ** -23); // the epsilon of rms_norm in torch: that of fp32
+  const scale = 1 / Math.sqrt(square / size + 2 ** -23); // torch's rms_norm adds the fp32 epsilon
   for (let n = start; n < start + size; n++) values[n] *= scale;
 }
 
-/** Rotate the pairs (n, n + half) from `start`, as gpt/attention.py does. */
+/** Rotate the pairs of values (n, n + half) that begin at `start`, as gpt/attention.py does. */
 function rotate(values, start, cos, sin) {
   const half = cos.length;
   for (let i = 0, n = start; i < half; i++, n++) {
@@ -297,14 +285,14 @@ function rotate(values, start, cos, sin) {
   }
 }
 
-/** By how much the scores of each head fall with distance, as in gpt/positions.py. */
+/** Return how much each head's scores decrease for each token of distance, as in gpt/positions.py. */
 function alibiSlopes(heads) {
-  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two up to heads
+  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two that is at most `heads`
   const exponent = (h) => (h < below ? (8 * (h + 1)) / below : (4 * (2 * (h - below) + 1)) / below);
   return Float32Array.from({ length: heads }, (_, h) => 2 ** -exponent(h));
 }
 
-/** The distribution to sample from: temperature 0 is greedy, topK 0 keeps all. */
+/** Return the probabilities to sample from. Temperature 0 is greedy; topK 0 keeps all tokens. */
 function probabilities(logits, temperature, topK) {
   const out = new Float64Array(logits.length);
   let best = 0;
@@ -313,19 +301,19 @@ function probabilities(logits, temperature, topK) {
     out[best] = 1;
     return out;
   }
-  // The largest becomes 0 first, so that a tiny temperature gives no infinity / infinity.
+  // Subtract the largest logit first: a tiny temperature would turn it into Infinity, and the softmax into NaN.
   for (let i = 0; i < out.length; i++) out[i] = (logits[i] - logits[best]) / temperature;
   if (topK > 0) for (const token of ranked(logits).subarray(topK)) out[token] = -Infinity;
   softmax(out, out.length);
   return out;
 }
 
-/** Tokens from the largest value to the smallest. */
+/** Return the tokens, from the largest value to the smallest. */
 function ranked(values) {
   return Uint32Array.from(values.keys()).sort((a, b) => values[b] - values[a] || a - b);
 }
 
-/** The token at which the cumulative probability passes `number`, 0 <= number < 1. */
+/** Return the first token whose cumulative probability exceeds `number`, 0 <= number < 1. */
 function pick(probabilities, number) {
   let last = 0;
   for (let token = 0; token < probabilities.length; token++) {
@@ -333,12 +321,13 @@ function pick(probabilities, number) {
     number -= probabilities[token];
     if (number < 0) break;
   }
-  return last; // after rounding errors: the last possible token
+  return last; // if the sum rounds to less than `number`: the last token with a probability above 0
 }
 
-/** A number in [0, 1) for each seed and index: a text is the same when it is generated in several parts. */
+/** Return a pseudo-random number in [0, 1) for a seed and an index. It depends on nothing else, so a text that is
+    generated in several parts is the same as one generated at once. */
 function random(seed, index) {
-  // Two rounds of the mixing function of MurmurHash3, whose every output bit depends on every input bit.
+  // The finalizer of MurmurHash3, applied twice.
   const mix = (n) => {
     n = Math.imul(n ^ (n >>> 16), 0x85ebca6b);
     n = Math.imul(n ^ (n >>> 13), 0xc2b2ae35);
@@ -347,7 +336,7 @@ function random(seed, index) {
   return (mix(mix(seed + 0x9e3779b9) ^ Math.imul(index + 1, 0x9e3779b1)) >>> 0) / 2 ** 32;
 }
 
-/** One token per character: code points, not the halves of surrogate pairs. */
+/** One token for each character, that is, for each Unicode code point. */
 class CharTokenizer {
   constructor(characters) {
     this.characters = Array.from(characters);
@@ -355,27 +344,22 @@ class CharTokenizer {
     this.start = this.tokens.get("\n") ?? 0;
   }
 
-  /** Tokens of the characters that the vocabulary holds, and the others. */
+  /** Return the tokens of the text's known characters, and the distinct unknown characters. */
   encode(text) {
-    const characters = Array.from(text);
+    const characters = Array.from(text), known = (letter) => this.tokens.has(letter);
     return {
-      tokens: characters.filter((each) => this.tokens.has(each)).map((each) => this.tokens.get(each)),
-      unknown: [...new Set(characters.filter((each) => !this.tokens.has(each)))],
+      tokens: characters.filter(known).map((letter) => this.tokens.get(letter)),
+      unknown: [...new Set(characters.filter((letter) => !known(letter)))],
     };
   }
 
-  /** A function from a token to the text that it completes. */
+  /** Return a function from the next token to the text that this token completes. */
   decoder() {
     return (token) => this.characters[token];
   }
-
-  /** Whether a token can only be the beginning of a character. */
-  begins() {
-    return false;
-  }
 }
 
-/** One token per byte of UTF-8. */
+/** One token for each byte of UTF-8. */
 class ByteTokenizer {
   start = 10; // a line break
 
@@ -383,12 +367,13 @@ class ByteTokenizer {
     return { tokens: Array.from(new TextEncoder().encode(text)), unknown: [] };
   }
 
-  /** A character comes with its last byte; bytes that are none become U+FFFD. */
+  /** The last byte of a character completes the character. Bytes that are no UTF-8 become U+FFFD. */
   decoder() {
     const utf8 = new TextDecoder("utf-8", { ignoreBOM: true });
     return (token) => utf8.decode(Uint8Array.of(token), { stream: true });
   }
 
+  /** Return whether a token begins a character of several tokens. */
   begins(token) {
     return token >= 0xc2 && token <= 0xf4;
   }

@@ -1,29 +1,29 @@
-/* The page: gives the input to the model of gpt.js and shows its output, always as textContent. */
+/* The page around the model of gpt.js. It shows text only as textContent, so a text cannot inject HTML. */
 
-const SLICE = 40; // milliseconds of computing between two checks for input
-const BARS = 12;
-const NUMBERS = ["length", "top-k", "seed"];
+const SLICE = 40; // milliseconds of computing before the page responds to input
+const BARS = 12; // tokens with a bar
+const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
 const GREETING = 200; // characters that the page writes when it opens
-const MANY = 128; // characters beyond the attention window that become plain text at once: elements are slow
+const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
 
 const { config, vocabulary, size, tensors, name, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
-let decode; // from a token to the text that it completes
-let units; // characters that attention may cover: {index, end, element}; one of several bytes has several tokens
-let unfinished; // the last of them while bytes of it are missing
-let given; // how many tokens are the prompt's
-let empty; // whether nothing was typed: the prompt is then a line break that is not shown
-let looked = null; // the unit whose attention is shown; null for the last
-let task = 0; // number of the current computation; a newer one ends the older
-let speed = null; // while generating, a function that returns its speed in words
+let decode; // a function from the next token to the text that this token completes
+let units; // the last characters, {index, end, element}; `index` and `end` are those of the first and the last token
+let unfinished; // the last unit while it lacks bytes; otherwise null
+let given; // number of tokens in the prompt
+let empty; // whether the prompt field is empty; the prompt is then a line break, which the page does not show
+let looked = null; // the selected unit, whose attention the page shows; null selects the last unit
+let task = 0; // number of the newest computation; older ones stop
+let speed = null; // while the page generates text: a function that describes the speed
 
 /* Computing without blocking the page. */
 
 const channel = new MessageChannel();
 
-/** Let the page respond; resumes at once, where setTimeout would wait for milliseconds. */
+/** Let the page respond to input. Unlike setTimeout, which waits for some milliseconds, this resumes at once. */
 function pause() {
   return new Promise((resolve) => {
     channel.port1.onmessage = resolve;
@@ -31,7 +31,7 @@ function pause() {
   });
 }
 
-/** Repeat `step` while `wanted`, updating the page after each slice; false if a newer task has begun. */
+/** Repeat `step` while `wanted()` is true, and update the page after each slice. Return false if a newer task began. */
 async function inSlices(wanted, step) {
   const mine = ++task;
   while (wanted()) {
@@ -44,17 +44,17 @@ async function inSlices(wanted, step) {
   return true;
 }
 
-/** Decode the weights in the page: name -> Float32Array. */
+/** Decode the weights in the page; return {name: Float32Array}. */
 async function loadWeights() {
   const source = element("weights"), base64 = source.textContent;
   const bytes = new Uint8Array((base64.length / 4) * 3);
-  const piece = 2 ** 20; // characters, of which 4 make 3 bytes
+  const piece = 2 ** 20; // characters to decode before the page responds; a multiple of 4, because 4 characters are 3 bytes
   for (let i = 0, filled = 0; i < base64.length; i += piece) {
     const part = atob(base64.slice(i, i + piece));
     for (let n = 0; n < part.length; n++) bytes[filled++] = part.charCodeAt(n);
     await pause();
   }
-  source.remove(); // its memory is free again
+  source.remove(); // free the memory
   const weights = {};
   let start = 0;
   for (const [tensor, count] of tensors) {
@@ -66,15 +66,15 @@ async function loadWeights() {
 
 /* Settings. */
 
-/** The whole number in a field, clamped to its range; if empty, its default or 0. */
+/** Return the number in a field as an integer within the field's limits. An empty field has its default, or else 0. */
 function whole(id) {
   const { valueAsNumber, defaultValue, min, max } = element(id);
   if (Number.isNaN(valueAsNumber)) return Number(defaultValue);
   return Math.min(max, Math.max(min, Math.trunc(valueAsNumber)));
 }
 
-/** Show which fields are invalid, and what is used instead. */
-function sayWrong() {
+/** Show which fields are invalid, and which number is used instead. */
+function showInvalid() {
   const wrong = NUMBERS.map(element).filter(({ validity }) => !validity.valid);
   element("wrong").hidden = wrong.length === 0;
   element("wrong").textContent = wrong.map(({ id, labels, min, max, placeholder }) => {
@@ -83,18 +83,18 @@ function sayWrong() {
   }).join(". ");
 }
 
-/** The probabilities of the next token. */
-function odds() {
+/** Return the probabilities of the next token. */
+function nextProbabilities() {
   return probabilities(model.predict(), element("temperature").valueAsNumber, whole("top-k"));
 }
 
 /* The text. */
 
-/** Make the text the prompt; tokens that the model has read already are not read again. */
+/** Replace the text by the prompt. If the prompt begins with all tokens that the model has read, read only the rest. */
 function readPrompt() {
   const { tokens, unknown } = tokenizer.encode(prompt.value);
   element("unknown").hidden = unknown.length === 0;
-  element("unknown").textContent = `Left out, not in the vocabulary of this model: ${unknown.map(called).join(", ")}`;
+  element("unknown").textContent = `Left out, because the model’s vocabulary does not contain them: ${unknown.map(called).join(", ")}`;
   const wanted = tokens.length ? tokens : [tokenizer.start];
   const continues = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
   if (!continues || empty !== (tokens.length === 0)) forget();
@@ -105,7 +105,7 @@ function readPrompt() {
   return inSlices(() => model.tokens.length < given, () => append(wanted[model.tokens.length]));
 }
 
-/** Empty the page and the model of text. */
+/** Delete the text from the page and from the model. */
 function forget() {
   model.reset();
   decode = tokenizer.decoder();
@@ -114,38 +114,36 @@ function forget() {
   text.replaceChildren();
 }
 
-/** Read one more token and put the character that it begins or ends on the page. */
+/** Let the model read one more token, and show the character that the token begins, continues or completes. */
 function append(token) {
   const index = model.tokens.length;
   model.read(token);
-  if (empty && index === 0) return say(addUnit(index), "");
-  let said = decode(token);
-  if (said && tokenizer.begins(token)) { // it replaces the bytes before, which are no character
-    say(unfinished, said);
+  if (empty && index === 0) return setText(addUnit(index), "");
+  let completed = decode(token);
+  if (completed && tokenizer.begins?.(token)) { // a new character begins, so the bytes before never become a character
+    setText(unfinished, completed); // U+FFFD
     unfinished = null;
-    said = "";
+    completed = "";
   }
   const unit = unfinished ?? addUnit(index);
   unit.end = index;
-  unfinished = said ? null : unit;
-  say(unit, said || "\ufffd");
+  unfinished = completed ? null : unit;
+  setText(unit, completed || "\ufffd");
 }
 
-/** Show the text of a unit; none for the line break of an empty prompt. */
-function say(unit, said) {
-  unit.element.textContent = said;
-  unit.element.classList.toggle("break", said === "" || said === "\n");
+/** Set the text of a unit; it is empty for the line break that replaces an empty prompt. */
+function setText(unit, shown) {
+  unit.element.textContent = shown;
+  unit.element.classList.toggle("break", shown === "" || shown === "\n");
 }
 
-/** Append a character to the text, which begins with the token at `index`. */
+/** Append a unit that begins with the token at `index`. */
 function addUnit(index) {
-  const unit = { index, end: index, element: document.createElement("i") };
+  const unit = { index, end: index, element: make("i") };
   unit.element.unit = unit;
   unit.element.classList.toggle("prompt", index < given);
-  if (units.length === 0 || units.at(-1).element.textContent === "\n") { // an element for each line, so that only the last one is laid out again
-    text.append(document.createElement("div"));
-    text.lastChild.dir = "auto";
-  }
+  // Each line has an element, so that the browser lays out only the last one again.
+  if (units.length === 0 || units.at(-1).element.textContent === "\n") text.append(Object.assign(make("div"), { dir: "auto" }));
   text.lastChild.append(unit.element);
   units.push(unit);
   if (units.length === model.slots + 2 * MANY) {
@@ -155,43 +153,36 @@ function addUnit(index) {
   return unit;
 }
 
-/** Continue the text; true if it was written to its end. */
+/** Generate `length` more tokens; return whether that was not interrupted. */
 async function write(length = whole("length")) {
-  const first = model.tokens.length, last = first + length, seed = whole("seed");
-  const begun = performance.now();
+  const first = model.tokens.length, last = first + length, seed = whole("seed"), begun = performance.now();
   speed = () => {
     const written = model.tokens.length - first;
     const rate = (1000 * written) / (performance.now() - begun);
     return `${count(written, "character")}, ${Math.round(rate).toLocaleString("en")} a second`;
   };
   looked = null;
-  sayState("Writing…");
+  setStatus("Writing…");
   const ended = await inSlices(
     () => model.tokens.length < last,
-    () => append(pick(odds(), random(seed, model.tokens.length))),
+    () => append(pick(nextProbabilities(), random(seed, model.tokens.length))),
   );
   if (ended) stop();
   return ended;
 }
 
-/** Show at once what the model does: a short text without a prompt. */
-async function greet() {
-  const seed = whole("seed");
-  if (await write(GREETING)) sayState(`Written by this model, seed ${seed}`);
-}
-
-/** End what is being computed. */
+/** Stop the current computation. */
 function stop() {
   task++;
-  const said = speed ? speed() : "";
+  const status = speed ? speed() : "";
   speed = null;
-  sayState(said);
+  setStatus(status);
   show();
 }
 
 /* Showing. */
 
-/** The name of a token. */
+/** Return the name of a token. */
 function tokenName(token) {
   if (vocabulary.kind === "char") return called(tokenizer.characters[token]);
   return called(token < 0x80 ? String.fromCharCode(token) : `\\x${token.toString(16)}`);
@@ -200,8 +191,8 @@ function tokenName(token) {
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 /** Show a status, and update the buttons. */
-function sayState(said) {
-  element("status").textContent = said;
+function setStatus(status) {
+  element("status").textContent = status;
   generate.textContent = speed ? "Stop" : "Generate";
   goOn.disabled = Boolean(speed);
   element("looking").ariaLive = speed ? "off" : "polite";
@@ -212,18 +203,17 @@ function show() {
   const heat = element("temperature").valueAsNumber;
   element("heat").textContent = heat ? heat.toFixed(2) : "greedy";
   if (model.tokens.length === 0) return;
-  showOdds();
+  showBars();
   showAttention();
   if (speed) text.scrollTop = text.scrollHeight;
 }
 
-/** The most likely tokens as bars, the others summed. */
-function showOdds() {
-  const shares = odds();
-  const order = ranked(shares);
+/** Show the most likely tokens as bars, and the sum of all others. */
+function showBars() {
+  const shares = nextProbabilities(), order = ranked(shares);
   Array.from(element("bars").children).forEach(({ firstChild: button }, i) => {
     button.token = order[i];
-    setBar(button, order[i], shares[order[i]]);
+    setRow(button, order[i], shares[order[i]]);
   });
   const others = order.subarray(BARS);
   element("others").hidden = others.length === 0;
@@ -231,8 +221,8 @@ function showOdds() {
   element("others").textContent = `${count(others.length, "other")} together: ${percent(sum)}`;
 }
 
-/** Show a token and its probability in a row that `makeBar` has made. */
-function setBar(row, token, probability) {
+/** Show a token and its probability in a row of `makeRow`. */
+function setRow(row, token, probability) {
   const [label, bar, share] = row.children;
   label.textContent = tokenName(token);
   label.classList.toggle("word", Array.from(label.textContent).length > 2);
@@ -240,7 +230,7 @@ function setBar(row, token, probability) {
   share.textContent = percent(probability);
 }
 
-/** Shade each character by its attention weight from the selected one; the largest is darkest. */
+/** Shade each character by the attention weight that the selected unit gives it. */
 function showAttention() {
   const unit = looked ?? units.at(-1);
   const seen = shade.checked && model.attention(element("layer").selectedIndex, element("head").selectedIndex, unit.end);
@@ -254,46 +244,42 @@ function showAttention() {
     for (let at = Math.max(index, seen.from); at <= Math.min(end, unit.end); at++) sum += seen.weights[at - seen.from];
     return sum;
   });
-  const quoted = ({ textContent: said }) => (said ? `“${called(said)}”` : "the start");
-  const [most, said] = shadeAttention(units.map((each) => each.element), weights, units.indexOf(unit), quoted);
+  const quoted = ({ textContent }) => (textContent ? `“${called(textContent)}”` : "the start");
+  const [most, sentence] = shadeAttention(units.map(({ element }) => element), weights, units.indexOf(unit), quoted);
   element("most").textContent = percent(most);
-  element("looking").textContent = said;
+  element("looking").textContent = sentence;
 }
 
 /* Input. */
 
-/** Make the row of a token: an item of a list with one element, in which are its name, its bar and its probability. */
-function makeBar(tag) {
-  const item = document.createElement("li"), row = document.createElement(tag);
-  for (const part of ["name", "bar", "percent"]) {
-    const span = document.createElement("span");
-    span.className = part;
-    row.append(span);
-  }
+/** Make a list item; its only child has one element each for the name, the bar and the probability of a token. */
+function makeRow(tag) {
+  const item = make("li"), row = make(tag);
+  row.append(...["name", "bar", "percent"].map((part) => make("span", part)));
   item.append(row);
   return item;
 }
 
-/** Make a bar that continues the text with its token when it is clicked. */
+/** Make a row that appends its token to the text when it is clicked. */
 function makeButton() {
-  const item = makeBar("button"), button = item.firstChild;
+  const item = makeRow("button"), button = item.firstChild;
   button.onclick = () => {
     stop();
-    if (model.tokens.length < given) return; // still reading
+    if (model.tokens.length < given) return; // the model has not read the whole prompt
     append(button.token);
-    looked = null;
-    show();
+    select(null);
   };
   return item;
 }
 
-/** Generate again from the prompt. */
+/** Generate a new text from the prompt. */
 async function begin() {
   stop();
   if (await readPrompt()) write();
 }
 
-function look(unit) {
+/** Show the attention of a unit; null is the last one. */
+function select(unit) {
   looked = unit;
   if (!speed) show();
 }
@@ -308,36 +294,32 @@ function listen() {
   };
   element("dice").onclick = () => {
     element("seed").value = crypto.getRandomValues(new Uint32Array(1))[0];
-    sayWrong();
+    showInvalid();
     begin();
   };
-  prompt.oninput = () => {
-    stop();
-    readPrompt();
-  };
+  prompt.oninput = () => { stop(); readPrompt(); };
   for (const id of ["temperature", "top-k", "layer", "head", "shade"]) element(id).oninput = show;
-  for (const id of NUMBERS) element(id).addEventListener("input", sayWrong);
+  for (const id of NUMBERS) element(id).addEventListener("input", showInvalid);
   document.onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) begin();
-    else if (event.key === "Escape") speed ? stop() : look(null);
+    else if (event.key === "Escape") speed ? stop() : select(null);
     else return;
     event.preventDefault();
   };
   text.onkeydown = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
-    const at = looked ? units.indexOf(looked) : units.length - 1;
-    look(units[at + step] ?? looked);
+    select(units[units.indexOf(looked ?? units.at(-1)) + step] ?? looked);
     (looked ?? units.at(-1)).element.scrollIntoView({ block: "nearest" });
     event.preventDefault();
   };
-  text.onclick = ({ target }) => look(target.unit ?? null); // a tap, too
-  text.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && target.unit && look(target.unit);
-  text.oncopy = (event) => { // without the line breaks that the browser would add between lines
+  text.onclick = ({ target }) => select(target.unit ?? null); // a click or a tap
+  text.onpointerover = ({ target, pointerType }) => pointerType === "mouse" && target.unit && select(target.unit);
+  text.oncopy = (event) => { // the browser would add line breaks between the elements of lines
     event.clipboardData.setData("text/plain", getSelection().getRangeAt(0).cloneContents().textContent);
     event.preventDefault();
   };
-  text.onpointerleave = ({ pointerType }) => pointerType === "mouse" && look(null);
+  text.onpointerleave = ({ pointerType }) => pointerType === "mouse" && select(null);
 }
 
 async function start() {
@@ -354,18 +336,15 @@ async function start() {
   listen();
   startGame(weights);
   await readPrompt();
-  /* For tests and the curious: the logits after each of some tokens. */
-  window.chargpt = {
-    model,
-    logits(tokens) {
-      const fresh = new GPT(config, size, weights);
-      return tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
-    },
-  };
-  sayWrong(); // a browser may keep input across a reload
-  sayState("");
+  /* For tests and the browser's console: the model, and a function from tokens to the logits after each of them. */
+  const logits = (tokens, fresh = new GPT(config, size, weights)) => tokens.map((token) => (fresh.read(token), Array.from(fresh.predict())));
+  window.chargpt = { model, logits };
+  showInvalid(); // the browser may have kept the input of the last visit
+  setStatus("");
   for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
-  if (!prompt.value) greet();
+  if (prompt.value) return;
+  const seed = whole("seed");
+  if (await write(GREETING)) setStatus(`Written by this model, seed ${seed}`);
 }
 
 start();

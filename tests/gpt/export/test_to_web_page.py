@@ -326,7 +326,7 @@ def test_all_that_attention_shows_is_on_the_page(show: Show) -> None:
               const { model } = chargpt;
               let place = model.origin;
               while (model.attention(0, 0, place) === null) place++;
-              return units[0].place > model.attention(0, 0, place).from;
+              return units[0].index > model.attention(0, 0, place).from;
             })"""
         )
         assert late == [False] * 1100, config.positions
