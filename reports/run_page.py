@@ -47,12 +47,20 @@ def page(
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
+    history = callbacks["Watch"]["history"]
+    entries = history["validations"]["entries"]  # [step, nats, bits per character]
+    validations = [[step, loss, bits if math.isfinite(bits) else None] for step, loss, bits in entries]
     data = {
         **about,
         "figures": figures(summary, model.config, unit),
         "measured": evaluation_note(summary),
         "made": origin(summary),
-        "curves": curves(callbacks, summary, unit),
+        "curves": {
+            "losses": history["losses"]["entries"],  # [step, nats]
+            "validations": validations,
+            "best": summary["best_step"],
+            "unit": unit,
+        },
         "samples": callbacks["Samples"]["history"]["entries"],
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
@@ -60,7 +68,6 @@ def page(
     return fill(ASSETS / "run_page.html", title=html.escape(about["name"]), data=embedded(data))
 
 
-# -- Tiles and notes -------------------------------------------------------------------------------
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page: name, value, unit and notes."""
     nats, bits = summary["val_loss"], summary["val_bpc"]
@@ -95,20 +102,6 @@ def origin(summary: Mapping[str, Any]) -> str:
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
 
 
-# -- Curves ----------------------------------------------------------------------------------------
-def curves(callbacks: Mapping[str, Any], summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the losses by step: `losses` as [step, nats], `validations` as [step, nats, bits per character]."""
-    history = callbacks["Watch"]["history"]
-    validations = history["validations"]["entries"]
-    return {
-        "losses": history["losses"]["entries"],
-        "validations": [[step, loss, bits if math.isfinite(bits) else None] for step, loss, bits in validations],
-        "best": summary["best_step"],
-        "unit": unit,
-    }
-
-
-# -- Attention and surprisal -----------------------------------------------------------------------
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Compute the attention of up to `MAX_HEADS` heads across the layers; tokens (T,) int64, at most a context.
 

@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return a split of the text that a run was trained on.
-
-    Args:
-        model: a model file of the run.
-        split: `validation` or `test`.
-
-    Returns:
-        The split in UTF-8; for a byte model the bytes of the text.
+    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text.
 
     Raises:
         InputError: the file is not in a run directory, the text has changed, or the split is empty.

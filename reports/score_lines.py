@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from gpt.evaluation import Score
 
 
-# -- Characters --------------------------------------------------------------------------------------
 def json_lines(piece: Piece, names: list[list[str]]) -> Iterator[str]:
     """Yield a line of JSON for each character; the key "other" has the values of the second model."""
     values = [list(json_costs(costs, names_of)) for costs, names_of in zip(piece.costs, names, strict=True)]
@@ -30,7 +29,6 @@ def json_costs(costs: "Costs", names: list[str]) -> Iterator[dict[str, Any]]:
         yield {"nats": round(nats, 9), "likely": best}
 
 
-# -- Figures -----------------------------------------------------------------------------------------
 def figures(score: "Score") -> list[str]:
     """Format nats per character, bits per character and bits per byte."""
     return [f"{value:.6f}" for value in (score.bpc * math.log(2), score.bpc, score.bpb)]

@@ -56,7 +56,6 @@ class Piece(NamedTuple):
     costs: "list[Costs]"
 
 
-# -- The text --------------------------------------------------------------------------------------
 def display_name(options: argparse.Namespace) -> str:
     """Return the name of the text for messages."""
     if options.split:
@@ -164,7 +163,6 @@ def encode(
     return texts, unknown
 
 
-# -- Scores ----------------------------------------------------------------------------------------
 def describe(candidate: Candidate, mode: str) -> str:
     """Describe a mode with context and stride, such as `strided windows of 256, stride 128`."""
     context = candidate.model.config.context
@@ -211,12 +209,8 @@ def measure(candidate: Candidate, mode: str) -> "Score":
     """Score the text as a whole."""
     from gpt.evaluation import reduce
 
-    return reduce(
-        predicted(candidate, mode),
-        int(candidate.tokens[0]),
-        candidate.model.vocabulary,
-        candidate.tokenizer.token_sizes,
-    )
+    first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
+    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[Piece]:

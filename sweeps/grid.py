@@ -47,15 +47,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
 
 
 def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
-    """Run the trials of a sweep with `run`, and show the results.
-
-    Args:
-        trials: all trials of the sweep.
-        finished: names of the trials that an earlier command has finished.
-        run: runs the other trials; calls a function at the end of each trial.
-
-    Returns:
-        The exit status: 0; 1 if a trial has failed; 128 plus the signal number after a signal.
+    """Run the trials that are not in `finished`, show the results and return `exit_status`.
 
     Raises:
         InputError: another process runs this sweep, or the cluster refuses the jobs.

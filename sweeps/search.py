@@ -134,10 +134,7 @@ class SearchRun:
 
 
 def run_search(search: Search, text: str | None) -> int:
-    """Run the trials of a search, and show the results.
-
-    Returns:
-        The exit status: 0; 1 if no trial has finished; 128 plus the signal number after a signal.
+    """Run the trials of a search, show the results and return `exit_status`, or 1 if no trial has finished.
 
     Raises:
         InputError: another process runs this search.

@@ -55,7 +55,7 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
 
     Args:
         trials: the next trial is taken only when a worker is free, so that it may depend on earlier outcomes.
-        workers: number of trials at a time.
+        workers: maximum number of running trials.
         ended: called at the end of each trial.
 
     Returns:
