@@ -10,9 +10,9 @@ from base import processes, slurm
 from base.command_line import answer
 from base.errors import InputError
 from base.log import log, to_console
-from conf.compose import compose_command
+from conf.compose import combinations, compose, show
 from conf.help import usage
-from conf.overrides import check_command
+from conf.overrides import read_command
 from reports.run_list import run_list
 from sweeps.grid import begin_sweep
 from sweeps.search import begin_search
@@ -48,17 +48,21 @@ def dispatch(arguments: list[str]) -> int:
     try:
         processes.adopt_srun()
         search, others = take_search(arguments)
-        flags, overrides, literals, sweep = check_command(others, search=search is not None)
+        command = read_command(others, search=search is not None)
+        overrides, literals = command.overrides, command.literals
         if search:
-            return begin_search(search, flags, overrides, literals)
-        runs = compose_command(arguments, flags, overrides, literals, sweep)
-        if sweep and runs:
+            return begin_search(search, overrides, literals)
+        if command.part:
+            print(show(overrides, literals, command.part, command.resolve), end="")
+            return 0
+        runs = compose(combinations(overrides), literals)
+        if command.sweep:
             return begin_sweep(overrides, literals, runs)
     except InputError as error:
         return refuse(error)
     except OSError as error:
         return fail(error)
-    return run_one(runs[0].config, runs[0].keys, STARTED) if runs else 0  # --cfg only prints: there is no run
+    return run_one(runs[0].config, runs[0].keys, STARTED)
 
 
 if __name__ == "__main__":

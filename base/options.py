@@ -94,6 +94,14 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
 
 
+def as_float(value: Any, hint: Any) -> Any:
+    """Convert whole numbers where the type `hint` takes fractions; return every other value as it is."""
+    kind, item, _ = _unpack(hint)
+    if kind is list and isinstance(value, list):
+        return [as_float(each, item) for each in value]
+    return float(value) if kind is float and type(value) is int and fits(value, float, {}) else value
+
+
 def shown(value: Any) -> str:
     """Write a value as one would type it: null, true, 0.1, [1,2], text."""
     if isinstance(value, list | tuple):

@@ -1,18 +1,26 @@
 """Compose the configurations that a command line asks for, with Hydra."""
 
-import io
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from base.errors import InputError, one_line
 from conf.files import CONF, choice_values, groups
 from conf.hydra_grammar import parse
 from conf.keys import GLOBAL, PLUGGED, fields, leaves, set_leaf
 from conf.schema import Config, from_dict, to_dict
+
+MAX_RUNS = 10_000  # of a sweep
 
 
 @dataclass(frozen=True)
@@ -30,97 +38,85 @@ class ParsedRun:
     overrides: list[str]
 
 
-def store_schema() -> None:
-    """Have Hydra check and convert values by the fields of `Config`."""
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
-    schema = OmegaConf.structured(Config)
-    for node in (schema, *filter(OmegaConf.is_config, schema.values())):
-        OmegaConf.set_readonly(node, None)  # OmegaConf takes a frozen dataclass for one that nothing may override
-    ConfigStore.instance().store("schema", node=schema)
-
-
 @contextmanager
-def hydra_errors(where: str = "") -> Iterator[None]:
-    """Turn errors of Hydra and OmegaConf into an `InputError` of one line that begins with `where`."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them
-    store_schema()
+def _hydra() -> Iterator[None]:
+    """Have Hydra read conf/ on top of the defaults of `Config`; turn its errors into an `InputError` of one line."""
+    ConfigStore.instance().store("schema", to_dict(Config()))
     try:
-        yield
-    except (HydraException, OmegaConfBaseException, InputError) as error:
-        raise InputError(where + one_line(error)) from None
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        key = getattr(error, "full_key", None)  # OmegaConf's errors have one, and repeat it on lines of their own
+        message = str(error).partition("\n    full_key:")[0]
+        raise InputError(one_line(f"{key}: {message}" if key else message)) from None
 
 
-def compose_command(
-    arguments: list[str], flags: list[str], rest: list[str], literals: dict[str, str | None], sweep: bool
-) -> list[ParsedRun]:
-    """Compose each run of a command line; none if Hydra only shows the configuration (`--cfg`).
+def combinations(overrides: list[str]) -> list[list[str]]:
+    """Return the overrides of each run: every combination of the values that were typed for the keys."""
+    choices = {}
+    for each in parse(overrides):
+        key = each.get_key_element()
+        values = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
+        choices[key] = [f"{key}={value}" for value in values]
+    count = math.prod(map(len, choices.values()))
+    if count > MAX_RUNS:
+        raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
+    return [list(each) for each in product(*choices.values())]
+
+
+def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> list[ParsedRun]:
+    """Compose the configuration of each run.
 
     Args:
-        arguments: the whole command line; sys.argv has it again afterwards.
-        flags: its flags, as `conf.overrides.check_command` returns them, and so on.
-        rest: its overrides.
+        runs: the overrides of each, with one value for each key.
+        literals: the literal values of all runs, by key.
+
+    Raises:
+        InputError: an override or a value is wrong.
+    """
+    with _hydra():
+        return [
+            ParsedRun(
+                from_dict(_with_literals(hydra.compose("train", overrides), literals, resolve=True)),
+                typed_keys(overrides, literals),
+                overrides,
+            )
+            for overrides in runs
+        ]
+
+
+def show(overrides: list[str], literals: Mapping[str, str | None], part: str, resolve: bool) -> str:
+    """Return the configuration of one run as YAML, like Hydra's `--cfg`.
+
+    Args:
+        overrides: of the run.
         literals: its literal values, by key.
-        sweep: whether it asks for several runs.
+        part: `job` for the run, `hydra` for Hydra's own settings, or `all`.
+        resolve: whether to replace interpolations, such as `${seed}`, by their values.
 
     Raises:
         InputError: an override is wrong.
     """
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig, OmegaConf
-
-    composed: list[tuple[DictConfig, list[str]]] = []
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
-    def compose(config: DictConfig) -> None:
-        composed.append((config, list(HydraConfig.get().overrides.task)))
-
-    with hydra_errors():
-        # For a sweep, Hydra writes a file of its own.
-        with tempfile.TemporaryDirectory() if sweep else nullcontext() as folder:
-            sys.argv[1:] = [*flags, *rest, *([f"hydra.sweep.dir='{folder}'"] if sweep else [])]
-            with redirect_stderr(io.StringIO()):  # Hydra prints errors, too
-                compose()
-        sys.argv[1:] = arguments  # Lightning starts the other ranks with this command
-        typed = [
-            ParsedRun(apply_literals(OmegaConf.to_object(config), literals), typed_keys(given, literals), given)  # type: ignore[arg-type]
-            for config, given in composed
-        ]
-        for key in ("workers", "launcher"):
-            if not sweep and any(key in each.keys for each in typed):
-                also = " or hparams_search=default" if key == "workers" else ""
-                raise InputError(f"{key}: goes with -m{also}, for several runs")
-    return typed
+    with _hydra():
+        config = hydra.compose("train", overrides, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)  # interpolations of `${hydra:…}` read this
+        values = _with_literals(config, literals, resolve)
+    own = values.pop("hydra")
+    if part == "hydra":  # Hydra leaves its help texts out
+        values = {}
+        del own["help"], own["hydra_help"]
+    return OmegaConf.to_yaml(values if part == "job" else values | {"hydra": own})
 
 
-def compose_configs(commands: list[list[str]], literals: dict[str, str | None]) -> list[Config]:
-    """Compose one configuration for each list of overrides.
-
-    Raises:
-        HydraException, OmegaConfBaseException, InputError: an override is wrong; see `hydra_errors`.
-    """
-    import hydra
-    from omegaconf import OmegaConf
-
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = [hydra.compose("train", overrides) for overrides in commands]
-    return [apply_literals(OmegaConf.to_object(each), literals) for each in composed]  # type: ignore[arg-type]
-
-
-def apply_literals(config: Config, literals: dict[str, str | None]) -> Config:
-    """Return the configuration with the literal values."""
-    values = to_dict(config)
+def _with_literals(config: Any, literals: Mapping[str, str | None], resolve: bool) -> dict[str, Any]:
+    """Return Hydra's configuration as nested dicts with the literal values."""
+    values: dict[str, Any] = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)  # type: ignore[assignment]
     for key, value in literals.items():
         set_leaf(values, key, value)
-    return from_dict(values)
+    return values
 
 
-def typed_keys(arguments: list[str], literals: dict[str, str | None]) -> list[str]:
+def typed_keys(arguments: list[str], literals: Mapping[str, str | None]) -> list[str]:
     """List the keys that the overrides set; a group counts for each key that any of its files sets."""
     known, choices = fields(), groups()
     keys = list(literals)

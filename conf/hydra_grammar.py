@@ -1,9 +1,9 @@
 """Hydra's parser of overrides, which Hydra does not document; imported in this file only (hydra-core 1.3)."""
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, ValueType
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, Sweep, ValueType
 
-__all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "ValueType", "parse"]
+__all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "ValueType", "parse"]
 
 
 def parse(arguments: list[str]) -> list[Override]:

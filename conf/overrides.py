@@ -3,47 +3,77 @@
 import difflib
 import itertools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
 
 from base.errors import InputError, nearest, one_line
-from base.options import check_value, shown
+from base.options import shown
 from conf.files import choice_values, groups
-from conf.hydra_grammar import Override, OverrideType, ValueType, parse
-from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, fields
+from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
+from conf.keys import LITERAL, PLUGGED, SEARCH, fields
 from conf.plugins import options
 from conf.schema import REFUSED
 
-FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "--cfg=job", "--cfg=all", "--resolve", "--runs")
+SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", *SHOW, "--resolve", "--runs")
 MAX_VALUES = 10_000  # values of one key in a sweep
 KNOWN = fields() | SEARCH
 
 
-def check_command(
-    arguments: list[str], search: bool = False
-) -> tuple[list[str], list[str], dict[str, str | None], bool]:
-    """Check a command line before Hydra reads it.
+@dataclass(frozen=True)
+class Command:
+    """What was typed after `train.py`.
+
+    Attributes:
+        overrides: what Hydra reads.
+        literals: by key, the values that Hydra's grammar must not read, such as paths; `null` is None.
+        sweep: whether each combination of values is a run (`-m`).
+        part: which part of the configuration to show instead of a run (`--cfg`); empty for none.
+        resolve: whether to show values instead of interpolations.
+    """
+
+    overrides: list[str]
+    literals: dict[str, str | None]
+    sweep: bool
+    part: str
+    resolve: bool
+
+
+def read_command(arguments: list[str], search: bool = False) -> Command:
+    """Read a command line and check its flags and keys.
 
     Args:
         arguments: the command line.
         search: whether it is a search, whose values may be ranges.
 
-    Returns:
-        The flags, the overrides, the literal values by key, and whether it asks for a sweep.
-
     Raises:
         InputError: what is wrong, what is allowed and the nearest right name.
     """
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    overrides, literals = split_literals([argument for argument in arguments if not argument.startswith("-")])
-    for flag in flags:
-        if flag not in FLAGS:
-            raise InputError(f"{flag}: no such flag{_as_setting(flag, arguments)}")
-    sweep = bool({"-m", "--multirun"} & set(flags))
-    check_overrides(overrides, literals, sweep, search)
-    return flags, overrides, literals, sweep
+    flags, typed, part = set(), [], ""
+    left = iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag in SHOW:
+            part = value if equals else next(left, "")
+            if part not in PARTS:
+                raise InputError(f"{flag} {part}: must be {flag} {', '.join(PARTS)}{nearest(part, PARTS)}")
+        elif argument in FLAGS:
+            flags.add(argument)
+        elif argument.startswith("-"):
+            raise InputError(f"{argument}: no such flag{_as_setting(argument, arguments)}")
+        else:
+            typed.append(argument)
+    overrides, literals = split_literals(typed)
+    sweep = bool({"-m", "--multirun"} & flags)
+    check_overrides(overrides, sweep, search)
+    if part and (sweep or search):
+        raise InputError(f"--cfg={part}: shows the settings of one run; leave out -m and hparams_search")
+    if "--resolve" in flags and not part:
+        raise InputError("--resolve: goes with --cfg")
+    return Command(overrides, literals, sweep, part, "--resolve" in flags)
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
@@ -74,22 +104,17 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
     return rest, literals
 
 
-def check_overrides(
-    arguments: list[str], literals: dict[str, str | None], sweep: bool = False, search: bool = False
-) -> None:
-    """Check each override.
+def check_overrides(arguments: list[str], sweep: bool = False, search: bool = False) -> None:
+    """Check the key of each override and the choices of groups; `Config` checks the values of other keys.
 
     Args:
         arguments: the overrides, without flags and literals.
-        literals: values of the literal keys.
         sweep: whether a key may have several values, as with `-m`.
         search: whether a key may also have an interval, as with `hparams_search=`.
 
     Raises:
         InputError: what is wrong, what is allowed and the nearest right name.
     """
-    for key, value in literals.items():
-        check_value(key, value, KNOWN[key][0], KNOWN[key][1].metadata)
     typed = {key.lstrip("+"): value for key, _, value in (argument.partition("=") for argument in arguments)}
     plugged = {"tensorboard"}.union(*(re.findall(r"\w+", typed.get(group, "")) for group in PLUGGED))
     if typed.get("minutes", "null") != "null" and "trainer.max_steps" in typed:
@@ -131,33 +156,30 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         raise InputError(f"{key}: is not accepted: runs are stored in runs/<name>, and Hydra writes no files")
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
-    if key not in choices and key not in PLUGINS:
+    if (key == "workers" or group == "launcher") and not sweep:
+        also = " or hparams_search=default" if key == "workers" else ""
+        raise InputError(f"{key}: goes with -m{also}, for several runs")
+    if key not in choices:
         if group in PLUGGED:
             if group != "launcher":
                 takes = options(group, name)
                 if rest not in [f"{name}.{each}" for each in takes]:
                     raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
-            return  # an argument of a class or of submitit that is not ours to check
-        if group == "trainer" and rest in REFUSED:
+        elif group == "trainer" and rest in REFUSED:
             raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
-        if key not in KNOWN:
+        elif key not in KNOWN:
             raise InputError(f"{key}: no such key{_nearest_key(key, [*KNOWN, *choices])}")
-        if override.type == OverrideType.ADD:
+        elif override.type == OverrideType.ADD:
             raise InputError(f"{argument}: {key} exists; write {key}=… without +")
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
         raise InputError(f"{argument}: an interval is for a search; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
         raise InputError(f"{argument}: several values for {key}; add -m to the command to try each")
-    for value in _values(override):
-        if isinstance(value, str) and "${" in value:
-            continue
-        if key not in choices:
-            hint, field = (KNOWN | PLUGINS)[key]
-            check_value(key, value, hint, field.metadata)
-            continue
+    values = _values(override)
+    for value in values if key in choices else ():
         several = isinstance(value, list) and key in ("callbacks", "logger")
         for choice in value if several else [value]:
-            if choice is not None and choice not in choices[key]:  # null leaves a group out
+            if choice not in choices[key]:
                 text = shown(choice)
                 hint = nearest(text, choices[key])
                 if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
@@ -171,6 +193,8 @@ def _values(override: Override) -> list[Any]:
         given = list(itertools.islice(values, MAX_VALUES + 1))
         if len(given) > MAX_VALUES:
             raise InputError(f"{override.input_line}: more than {MAX_VALUES:,} values")
+        if any(isinstance(each, Sweep) for each in given):
+            raise InputError(f"{override.input_line}: give either single values or one range")
         return given
     return [override.value()]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from base.errors import InputError
-from base.options import check, fits, option, shown
+from base.errors import InputError, nearest
+from base.options import as_float, check, fits, option, shown
 from conf.plugins import checked, entry
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
@@ -201,12 +201,24 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Config:
     """Invert `to_dict`; raise an `InputError` for an unknown key or a wrong value."""
-    hints = typing.get_type_hints(Config)
-    groups: dict[str, Any] = {key: hint for key, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    try:
-        return Config(**{key: groups[key](**value) if key in groups else value for key, value in values.items()})
-    except TypeError as error:
-        raise InputError(f"config: {error}") from None
+    return _build(Config, values, "")
+
+
+def _build(kind: type, values: Any, prefix: str) -> Any:
+    """Build a dataclass from nested dicts, with whole numbers converted where it takes fractions."""
+    hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise InputError(f"config: {prefix.rstrip('.')}={shown(values)}: must be a mapping of keys to values")
+    for key in values.keys() - hints.keys():
+        raise InputError(f"config: {prefix}{key}: no such key{nearest(str(key), hints)}")
+    return kind(
+        **{
+            key: _build(hints[key], value, f"{prefix}{key}.")
+            if dataclasses.is_dataclass(hints[key])
+            else as_float(value, hints[key])
+            for key, value in values.items()
+        }
+    )
 
 
 def to_yaml(config: Config) -> str:

@@ -16,7 +16,7 @@ from base.errors import InputError, one_line
 from base.log import log
 from base.options import shown
 from base.progress import Progress
-from conf.compose import compose_configs, hydra_errors
+from conf.compose import compose
 from conf.schema import SearchConfig
 from sweeps.search_space import Search, fingerprint, plan_search
 from sweeps.table import describe, show_results, write_table
@@ -158,12 +158,12 @@ def run_search(search: Search, text: str | None) -> int:
     return status
 
 
-def begin_search(config: SearchConfig, flags: list[str], rest: list[str], literals: dict[str, str | None]) -> int:
-    """Check a search with the lowest and the highest values before any file is written; run it; return the status."""
-    for flag in set(flags) - {"-m", "--multirun"}:
-        raise InputError(f"{flag}: shows the settings of one run, and a search has many")
+def begin_search(config: SearchConfig, rest: list[str], literals: dict[str, str | None]) -> int:
+    """Check the values of a search before any file is written; run it; return the exit status."""
     search = plan_search(config, rest, literals)
-    with hydra_errors("with the lowest or highest values of the search: "):
-        fingerprints = [check_inputs(end) for end in compose_configs(search.corners(), literals)]
+    try:
+        fingerprints = [check_inputs(each.config) for each in compose(search.corners(), literals)]
+    except InputError as error:
+        raise InputError(f"among the values of the search: {error}") from None
     check_study(search, fingerprints[0])
     return run_search(search, fingerprints[0])

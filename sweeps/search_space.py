@@ -1,4 +1,4 @@
-"""Read the ranges of a search from the command line and its preset, and check their first and last values."""
+"""Read the ranges of a search from the command line and its preset."""
 
 import hashlib
 import importlib.util
@@ -14,7 +14,7 @@ import yaml
 
 from base import run_directory
 from base.errors import InputError
-from base.options import allowed, check_value, shown
+from base.options import allowed, shown
 from conf.files import CONF
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
 from conf.keys import HOW, PLUGINS, fields
@@ -29,7 +29,7 @@ GROUP = "hparams_search"  # the key that asks for a search, and the prefix of th
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
     """Return the configuration of the search that was typed, or None, and the arguments that do not belong to it."""
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
-    check_overrides(own, {})
+    check_overrides(own)
     typed = {each.key_or_group: each.value() for each in parse(own)}
     choice = typed.pop(GROUP, None)
     if choice is None:
@@ -50,21 +50,19 @@ class Range:
 
     Attributes:
         text: the override as typed, such as `optim.lr=interval(0.001,0.01)`.
-        low: the first value, as one would type it.
-        high: the last value, as one would type it.
+        values: each choice, or the lowest and the highest value, as one would type them.
         kind: the name of an Optuna distribution.
         arguments: the arguments of this distribution.
     """
 
     text: str
-    low: str
-    high: str
+    values: tuple[str, ...]
     kind: str
     arguments: Mapping[str, Any]
 
 
 def make_range(override: Override) -> Range:
-    """Read a range, and check its first and last value."""
+    """Read a range."""
     key, text, value = override.get_key_element(), str(override.input_line), override.value()
     hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
     metadata = field.metadata if field else {}
@@ -80,8 +78,6 @@ def make_range(override: Override) -> Range:
         low, high = typing.cast(float, value.start), typing.cast(float, value.end)
         if numbers == [int]:
             low, high = math.ceil(low), math.floor(high)
-        for end in (low, high):
-            check_value(key, end, hint, metadata)
         if not low < high:
             raise InputError(f"{text}: has no values: the lower bound must be below the upper")
         kind = "IntDistribution" if numbers == [int] else "FloatDistribution"
@@ -94,13 +90,13 @@ def make_range(override: Override) -> Range:
         if not isinstance(value, RangeSweep):
             if log:
                 raise InputError(f"{text}: tag(log,…) goes around interval(a,b)")
-            return Range(text, texts[0], texts[-1], "CategoricalDistribution", {"choices": texts})
+            return Range(text, tuple(texts), "CategoricalDistribution", {"choices": texts})
         low, high = values[0], values[-1]
         kind = "IntDistribution" if isinstance(low, int) and isinstance(value.step, int) else "FloatDistribution"
         arguments = {"step": value.step}
     if log and low <= 0:
         raise InputError(f"{text}: tag(log,…) needs a lower bound above 0")
-    return Range(text, as_typed(low), as_typed(high), kind, {"low": low, "high": high, **arguments})
+    return Range(text, (as_typed(low), as_typed(high)), kind, {"low": low, "high": high, **arguments})
 
 
 def as_typed(value: Any) -> str:
@@ -134,9 +130,13 @@ class Search:
         return run_directory.RUNS / self.name
 
     def corners(self) -> list[list[str]]:
-        """Return the Hydra overrides of two trials: one with all first values, one with all last values."""
-        ends = [[f"{key}={getattr(values, end)}" for key, values in self.space.items()] for end in ("low", "high")]
-        return [[*self.fixed, *end] for end in ends]
+        """Return the Hydra overrides of a few trials: each choice and both ends of each range are in one of them."""
+        count = max(len(each.values) for each in self.space.values())
+        common = [*self.fixed, f"workers={self.workers}"]
+        return [
+            [*common, *(f"{key}={each.values[min(index, len(each.values) - 1)]}" for key, each in self.space.items())]
+            for index in range(count)
+        ]
 
     def trial(self, number: int, proposed: Mapping[str, Any]) -> Trial:
         """Make trial `number` from the values that Optuna proposes."""
@@ -155,7 +155,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
             raise InputError(f"{key}: must have one value for all trials of a search")
     workers = typing.cast(int, given.pop("workers").value()) if "workers" in given else 1
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given and key not in literals]
-    check_overrides(ranges, {}, search=True)
+    check_overrides(ranges, search=True)
     swept = [*parse(ranges), *(each for each in given.values() if each.is_sweep_override())]
     for override in swept:
         if not override.is_sweep_override():

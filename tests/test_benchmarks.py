@@ -11,8 +11,8 @@ import pytest
 from base.errors import InputError
 from benchmarks import gpu, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
-from conf.overrides import check_overrides
 from gpt.config import ModelConfig
+from tests.conf.test_defaults import compose
 from tests.conftest import ROOT
 from tests.reference.capture import record
 from tests.test_house import PACKAGES
@@ -51,7 +51,7 @@ def test_what_was_measured_is_kept_and_nothing_begun_that_would_not_end_in_time(
 def test_the_runs_on_a_gpu_are_runs_that_train_py_takes() -> None:
     runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
     for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
-        check_overrides(arguments, {}, False)
+        compose(arguments)
 
 
 TINY = (

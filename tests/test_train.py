@@ -18,7 +18,6 @@ from lightning_utilities.core.imports import RequirementCache
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks import plain_loop
-from conf.compose import compose_configs, hydra_errors
 from conf.schema import from_yaml
 from data.batches import train_batch
 from data.config import DataConfig
@@ -29,6 +28,7 @@ from gpt.config import ModelConfig, OptimConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, parameter_groups
+from tests.conf.test_defaults import compose
 from tests.conftest import ROOT, TINY, Call, Ended, assert_same_weights, board, last, missing, needs, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
@@ -336,8 +336,7 @@ def test_out_of_memory_names_the_key_to_lower(workplace: Path) -> None:
     assert "Traceback" not in ended.err
     named = shlex.split(ended.err.strip().partition(" train.py ")[2])
     assert set(large) < set(named) and named[-1] == "data.micro_batch=1024"
-    with hydra_errors():
-        (config,) = compose_configs([named], {})
+    config = compose(named)
     assert config.data.micro_batch == 1024 and config.name is None, "a new run, whose command is taken"
 
 

@@ -1,25 +1,19 @@
 from dataclasses import replace
 from typing import Any
 
-import hydra
 import pytest
-from omegaconf import OmegaConf
 
-from conf.compose import apply_literals, store_schema
+from conf import compose as composing
 from conf.defaults import differences, overrides, plain
 from conf.keys import HOW
-from conf.overrides import check_overrides, split_literals
+from conf.overrides import read_command
 from conf.schema import Config, TrainerConfig, from_dict, to_dict
-from tests.conftest import ROOT
 
 
-def compose(typed: list[str], check: bool = True) -> Config:
-    store_schema()
-    rest, literals = split_literals(typed)
-    if check:
-        check_overrides(rest, literals)
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
+def compose(typed: list[str]) -> Config:
+    command = read_command(typed)
+    (run,) = composing.compose(composing.combinations(command.overrides), command.literals)
+    return run.config
 
 
 def of_the_run(config: Config) -> dict[str, Any]:

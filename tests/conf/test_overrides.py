@@ -1,20 +1,28 @@
 import re
+from typing import Any
 
 import pytest
+import yaml
 
+from base.errors import InputError
 from base.options import shown
-from conf.compose import apply_literals, typed_keys
+from conf.compose import combinations, compose, show, typed_keys
 from conf.files import groups
 from conf.help import usage
 from conf.keys import fields
-from conf.overrides import check_overrides, split_literals
+from conf.overrides import read_command, split_literals
 from conf.schema import Config, from_dict, from_yaml, to_dict, to_yaml
 from gpt.config import OptimConfig
-from tests.conftest import refusal
+from tests.conftest import Call, refusal
 
 
-def refused(typed: str, sweep: bool = False) -> str:
-    return refusal(ValueError, check_overrides, *split_literals([typed]), sweep)
+def composed(*typed: str) -> list[Config]:
+    command = read_command(list(typed))
+    return [run.config for run in compose(combinations(command.overrides), command.literals)]
+
+
+def refused(*typed: str) -> str:
+    return refusal(InputError, composed, *typed)
 
 
 WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
@@ -37,12 +45,13 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
 RIGHT = [
     "model.heads=8", "model=small", "data.split=[0.8,0.1,0.1]", "trainer.devices=[0,1]", "trainer.profiler=pytorch",
     "optim.lr=1e-3", "optim.lr=1", "callbacks=[ema,early_stopping]", "name=x", "data.micro_batch=null",
+    "callbacks.early_stopping.patience=3",
 ]  # fmt: skip
 
 
 def test_keys_of_a_callback_that_it_does_not_take() -> None:
     for key in ("callbacks.ema.decai", "callbacks.ema.other.one"):
-        said = refusal(ValueError, check_overrides, ["callbacks=ema", f"{key}=0.9"], {})
+        said = refused("callbacks=ema", f"{key}=0.9")
         assert said == f"{key}: no such key; callbacks=ema takes decay"
 
 
@@ -50,23 +59,58 @@ def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
     for typed, said in WRONG.items():
         assert re.search(said, refused(typed)), (typed, refused(typed))
     for typed in RIGHT:
-        check_overrides(*split_literals([typed]), sweep=False)
-    check_overrides(["minutes=null", "trainer.max_steps=5"], {}, sweep=False)
-    check_overrides(["model.heads=2,4", "model=tiny,small", "seed=range(1,9)"], {}, sweep=True)
-    check_overrides(["callbacks=[ema, early_stopping]", "callbacks.early_stopping.patience=3"], {}, sweep=False)
-    assert "optim.lr=interval(0.1,1): an interval is for a search" in refused("optim.lr=interval(0.1,1)", sweep=True)
-    assert "model.heads=0" in refused("model.heads=2,0", sweep=True)
-    assert "data=shakespear" in refused("data=stdlib,shakespear", sweep=True)
+        composed(*(["callbacks=[ema, early_stopping]"] if typed.startswith("callbacks.") else []), typed)
+    composed("minutes=null", "trainer.max_steps=5")
+    assert "optim.lr=interval(0.1,1): an interval is for a search" in refused("-m", "optim.lr=interval(0.1,1)")
+    assert refused("-m", "model.heads=2,0").startswith("model.heads=0: must be")
+    assert "data=shakespear" in refused("-m", "data=stdlib,shakespear")
+    assert "-m: 1,000,000 combinations of values" in refused("-m", "seed=range(0,1000)", "model.heads=range(0,1000)")
+
+
+def test_a_sweep_is_every_combination() -> None:
+    configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "data.path=a,b.txt")
+    assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
+    assert {each.optim.warmup for each in configs} == {7} and {each.data.path for each in configs} == {"a,b.txt"}
+    assert combinations(["optim.lr=1,2e-3", "optim.lr=3e-3"]) == [["optim.lr=0.003"]], "the last counts, as in Hydra"
+
+
+def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
+    (config,) = composed("optim.lr=1", "minutes=5", "model.dropout=0", "data.split=[0.5,0.5,0]", "experiment=enwik8")
+    floats = [config.optim.lr, config.minutes, config.model.dropout, *config.data.split]
+    assert floats == [1, 5, 0, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
+    assert refused(f"optim.lr={10**400}").startswith("optim.lr=1000")
+    wrong: list[dict[str, Any]] = [{"model": [1]}, {"model": {"head": 8}}, {"models": {}}]
+    for values in wrong:
+        assert refusal(InputError, from_dict, values).startswith("config: mod")
+
+
+def test_what_cfg_shows(train: Call) -> None:
+    for typed in ("--cfg job", "--cfg=job", "-c job"):
+        ended = train("model.heads=${model.layers}", *typed.split(), "data.path=a ${seed},b.txt", defaults=False)
+        assert ended.status == 0 and ended.err == "", ended
+        values = yaml.safe_load(ended.out)
+        assert (values["model"]["heads"], values["data"]["path"]) == ("${model.layers}", "a ${seed},b.txt")
+        assert list(values) == list(to_dict(Config()))
+    resolved = yaml.safe_load(show(["model.heads=${model.layers}"], {"data.path": "${seed}"}, "job", True))
+    assert (resolved["model"]["heads"], resolved["data"]["path"]) == (4, "${seed}")
+    for part, keys in (("hydra", ["hydra"]), ("all", [*to_dict(Config()), "hydra"])):
+        for resolve in (False, True):
+            shown = yaml.safe_load(show(["seed=3"], {"name": "x"}, part, resolve))
+            assert list(shown) == keys and shown["hydra"]["overrides"]["task"] == ["seed=3"]
+    for typed, said in (
+        ("-m --cfg job seed=1,2", "--cfg=job: shows the settings of one run"), ("--cfg", "--cfg : must be"),
+        ("-c jobs", "-c jobs: must be.* nearest: job"), ("--resolve", "--resolve: goes with --cfg"),
+    ):  # fmt: skip
+        assert re.match(said, refused(*typed.split()))
 
 
 def test_text_is_taken_as_it_is() -> None:
     for value in ("my book (1).txt", "it's.txt", "a,b=c.txt", "bücher.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"):
-        rest, literals = split_literals([f"data.path={value}", "seed=3"])
+        rest, _ = split_literals([f"data.path={value}", "seed=3"])
         assert rest == ["seed=3"]
-        config = apply_literals(Config(), literals)
+        (config,) = composed(f"data.path={value}", "seed=3")
         assert from_yaml(to_yaml(config)).data.path == config.data.path == value
-    _, literals = split_literals(["data.path=null", "name=123"])
-    config = apply_literals(Config(), literals)
+    (config,) = composed("data.path=null", "name=123")
     assert (config.data.path, config.name) == (None, "123")
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word

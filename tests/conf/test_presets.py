@@ -39,7 +39,7 @@ def chosen(file: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if file != "train" and "hparams_search" not in file])
 def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
-    config = compose([chosen(file)])
+    config = compose([*["-m"] * file.startswith("launcher"), chosen(file)])
     values = dict(leaves(to_dict(config)))
     expected, others = contents(file)
     for key, value in expected.items():

@@ -43,7 +43,7 @@ CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may en
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra.main "
+    "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra "
     "hydra._internal.config_loader_impl filelock pooch tqdm tests.faults.faults tests.faults.processes".split()
     + ["s3fs.core"]  # which Lightning looks for when it logs
 )

@@ -74,7 +74,7 @@ def _serve(asked: Connection, folder: Path) -> None:
     for name in (
         "sample score export train gpt.checkpoint gpt.inference.decoder gpt.inference.generate gpt.evaluation "
         "gpt.analysis reports.scoring gpt.export.to_web_page gpt.export.to_torch_program safetensors.numpy "
-        "sweeps.submit hydra.main tests.model_files"
+        "sweeps.submit hydra tests.model_files"
     ).split():
         importlib.import_module(name)
     with suppress(EOFError):

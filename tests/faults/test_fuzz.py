@@ -17,10 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.log import to_console
-from conf.compose import apply_literals
 from conf.keys import fields
-from conf.overrides import check_overrides, split_literals
-from conf.schema import Config
 from data.config import DataConfig
 from data.corpus import DataError
 from data.open_text import open_text
@@ -28,6 +25,7 @@ from data.tokenizer import ByteTokenizer, CharTokenizer
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model_file import FIELDS, CheckpointError
+from tests.conf.test_defaults import compose
 from tests.faults.programs import Cost, Nursery, clear, has_diverged, is_bounded
 from tests.model_files import CONFIG, Header, by_hand, description, packed, unpacked
 from training.exit_status import refuse
@@ -69,10 +67,8 @@ def printed(error: Exception) -> str:
 @given(st.sampled_from(sorted(fields())), st.text(string.printable + "äλ語", max_size=60))
 def test_any_words_are_taken_or_refused_in_one_line(key: str, text: str) -> None:
     for typed, said in ((f"{key}={text}", key), (text, "train.py: ")):
-        rest, literals = split_literals([typed])
         try:
-            check_overrides(rest, literals, sweep=False)
-            apply_literals(Config(), literals)
+            compose([typed])
         except ValueError as error:
             assert said in printed(error)
 

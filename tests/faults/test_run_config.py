@@ -13,20 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
 
 from base import run_lock
 from base.errors import InputError
-from conf.compose import apply_literals, store_schema
 from conf.files import CONF
-from conf.overrides import split_literals
 from conf.plugins import make
 from conf.resume import read_config
 from conf.schema import MAX_YAML, Config, to_yaml
+from tests.conf.test_defaults import compose
 from tests.conftest import Call, one_line
 from tests.faults.processes import fork
 from tests.faults.test_fuzz import mutated
@@ -151,13 +148,6 @@ def test_no_address_of_a_file_is_asked(run: Path, train: Call, listener: tuple[s
     assert json.loads(Path("runs/first/summary.json").read_text())["steps"] == 40
 
 
-def composed(typed: list[str]) -> Config:
-    store_schema()
-    rest, literals = split_literals(typed)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return apply_literals(OmegaConf.to_object(hydra.compose("train", rest)), literals)  # type: ignore[arg-type]
-
-
 def resumed(files: list[bytes]) -> Iterator[Config | str]:
     """What resuming a run makes of each config.yaml, in a process of 1 GiB and few seconds: it, or a refusal."""
     Path("runs/a/checkpoints").mkdir(parents=True)
@@ -222,7 +212,7 @@ def rewritten(text: str, rng: random.Random) -> bytes:
 @pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.nightly)])
 def test_many_mutations(count: int, workplace: Path) -> None:
     rng = random.Random(19)
-    whole = to_yaml(composed(["callbacks=ema", "callbacks.ema.decay=0.9", "data.path=book.txt"]))
+    whole = to_yaml(compose(["callbacks=ema", "callbacks.ema.decay=0.9", "data.path=book.txt"]))
     first, *others = resumed([whole.encode(), *(rewritten(whole, rng) for _ in range(count))])
     assert isinstance(first, Config) and first.callbacks["ema"]["decay"] == 0.9
     taken = [result for result in others if isinstance(result, Config)]

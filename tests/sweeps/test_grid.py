@@ -3,11 +3,12 @@ import os
 import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from conf.compose import combinations
 from conf.overrides import split_literals
 from conf.resume import changed
 from sweeps.submit import launch_trials
@@ -47,14 +48,10 @@ def test_values_survive_the_trial_s_command_line() -> None:
         "logger=wandb", f"logger.wandb.project={','.join(quoted)}",
     ]  # fmt: skip
     rest, _ = split_literals(typed)
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    parsed = OverridesParser.create().parse_overrides(rest)
-    (combinations,) = BasicSweeper.split_arguments(parsed, None)
-    trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations]
+    trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations(rest)]
     made = []
     for trial in trials:
-        config = compose(trial.command[2:], check=False)
+        config = compose(trial.command[2:])
         assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
         made.append((config.optim.min_lr, tuple(config.optim.betas), config.logger["wandb"]["project"]))
     assert made == list(itertools.product(rates, betas, names))
@@ -73,10 +70,12 @@ def test_what_is_another_run() -> None:
     ):
         keys = [argument.partition("=")[0] for argument in typed]
         old, new = compose([]), compose(typed)
-        old.trainer.precision, old.compile = "bf16-mixed", "false"  # what was chosen automatically
+        trainer = replace(old.trainer, precision="bf16-mixed")
+        old = replace(old, trainer=trainer, compile="false")  # chosen automatically
         assert changed(old, new, keys) == said, typed
     # Neither is what `minutes` and a trained model have chosen.
-    old = compose(["minutes=5", "model=small", "data.batch=16", "trainer.max_steps=77"], check=False)
+    old = compose(["minutes=5", "model=small", "data.batch=16"])
+    old = replace(old, trainer=replace(old.trainer, max_steps=77))
     assert changed(old, compose(["minutes=5"]), ["minutes"]) == []
     assert changed(old, compose(["minutes=6"]), ["minutes"]) == ["minutes=6.0 (the run has 5.0)"]
     assert len(changed(old, compose(["minutes=5", "model.layers=1"]), ["minutes", "model.layers"])) == 1
