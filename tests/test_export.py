@@ -131,7 +131,8 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         "first --to onnx none/model.onnx": "OUT none/model.onnx: no such folder: none",
         "first --to onnx book.txt/model.onnx": "no such folder: book.txt",
         "first --to onnx old.onnx": "OUT old.onnx: exists; give another name, or --overwrite to replace it",
-        "first --to hf new": "transformers: " + ", ".join(f"model.{key}=true (must be false)" for key in PLAIN),
+        "first --to hf new": "transformers: model.qk_norm=true (must be false), model.key_offset=true (must be false), "
+        "model.token_shift=true (must be false), model.conv_taps=4 (must be 1)",
         "first --to gguf model.gguf": "argument --to: invalid choice: 'gguf' (choose from",
         "first --to onnx": "arguments are required: OUT", "first model.onnx": "arguments are required: --to",
         "first --to onnx model.onnx --tow": "nearest: --to", f"first --to onnx {long}.onnx": "File name too long",
