@@ -64,7 +64,7 @@ def test_what_is_another_run() -> None:
         (["seed=5"], ["seed=5 (the run has 0)"]),
         (["seed=5", "allow=[seed]"], []),
         (["trainer.max_steps=2000"], []),
-        (["trainer.max_steps=1000"], ["trainer.max_steps=1000 (the run has 1200)"]),
+        (["trainer.max_steps=1000"], ["trainer.max_steps=1000 (the run has 1400)"]),
         (["data.path=other.txt"], ["data.path=other.txt (the run has null)"]),
         (["trainer.devices=2", "logger=none", "trainer.log_every_n_steps=1"], []),
     ):
