@@ -20,7 +20,7 @@ from conf.hydra_grammar import parse
 from conf.keys import GLOBAL, PLUGGED, fields, leaves, set_leaf
 from conf.schema import Config, from_dict, to_dict
 
-MAX_RUNS = 10_000  # of a sweep
+MAX_RUNS = 10_000  # runs of one sweep
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> li
     """Compose the configuration of each run.
 
     Args:
-        runs: the overrides of each, with one value for each key.
+        runs: the overrides of each run, with one value for each key.
         literals: the literal values of all runs, by key.
 
     Raises:
@@ -89,8 +89,8 @@ def show(overrides: list[str], literals: Mapping[str, str | None], part: str, re
     """Return the configuration of one run as YAML, like Hydra's `--cfg`.
 
     Args:
-        overrides: of the run.
-        literals: its literal values, by key.
+        overrides: the overrides of the run.
+        literals: the literal values of the run, by key.
         part: `job` for the run, `hydra` for Hydra's own settings, or `all`.
         resolve: whether to replace interpolations, such as `${seed}`, by their values.
 

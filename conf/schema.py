@@ -205,20 +205,17 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 
 def _build(kind: type, values: Any, prefix: str) -> Any:
-    """Build a dataclass from nested dicts, with whole numbers converted where it takes fractions."""
+    """Build a dataclass from nested dicts; convert whole numbers in its float fields."""
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
         raise InputError(f"config: {prefix.rstrip('.')}={shown(values)}: must be a mapping of keys to values")
-    for key in values.keys() - hints.keys():
-        raise InputError(f"config: {prefix}{key}: no such key{nearest(str(key), hints)}")
-    return kind(
-        **{
-            key: _build(hints[key], value, f"{prefix}{key}.")
-            if dataclasses.is_dataclass(hints[key])
-            else as_float(value, hints[key])
-            for key, value in values.items()
-        }
-    )
+    built = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise InputError(f"config: {prefix}{key}: no such key{nearest(str(key), hints)}")
+        inner = dataclasses.is_dataclass(hints[key])
+        built[key] = _build(hints[key], value, f"{prefix}{key}.") if inner else as_float(value, hints[key])
+    return kind(**built)
 
 
 def to_yaml(config: Config) -> str:
