@@ -1,51 +1,12 @@
-import json
-import os
-import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from base.errors import InputError
 from benchmarks import gpu, sample_speed
 from benchmarks.parse_share import CUTS, cut, interval, parses, table
 from gpt.config import ModelConfig
 from tests.conf.test_defaults import compose
-from tests.conftest import ROOT
 from tests.reference.capture import record
-from tests.test_house import PACKAGES
-
-MACHINE = {"GPU": "a GPU", "torch": "2.0"}
-
-
-def test_what_was_measured_is_kept_and_nothing_begun_that_would_not_end_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, now, asked = tmp_path / "results" / "part.json", [0.0], []
-    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    def lasting(name: str, seconds: float) -> Callable[[], dict[str, Any]]:
-        def work() -> dict[str, Any]:
-            asked.append(name)
-            now[0] += seconds
-            return {"by": name} if seconds else 1 / 0  # type: ignore[return-value]
-
-        return work
-
-    plan = {name: lasting(name, seconds) for name, seconds in (("a", 10), ("b", 120), ("c", 60), ("d", 1))}
-    with pytest.raises(ZeroDivisionError):
-        gpu.measure(file, MACHINE, {"a": plan["a"], "b": lasting("b", 0)}, 9)
-    assert json.loads(file.read_text()) == MACHINE | {"seen": {"a": {"by": "a"}}}
-    # After c, 180 seconds are gone, and d might last as long as b: 300 of 299.
-    assert gpu.measure(file, MACHINE, plan, minutes=299 / 60) == ["d"]
-    assert asked == ["a", "b", "b", "c"]
-    assert gpu.measure(file, MACHINE, plan, minutes=0.001) == []  # the first always is
-    assert json.loads(file.read_text()) == MACHINE | {"seen": {name: {"by": name} for name in "abcd"}}
-    with pytest.raises(InputError, match=r"measured with torch 2\.0, here it is 2\.1; name other --results"):
-        gpu.measure(file, MACHINE | {"torch": "2.1"}, plan, 9)
-    assert os.listdir(file.parent) == ["part.json"]
 
 
 def test_the_runs_on_a_gpu_are_runs_that_train_py_takes() -> None:
@@ -70,12 +31,6 @@ def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_speed, "LENGTH", 60)
     speeds = gpu.sampled(3, 40, ModelConfig(layers=1, heads=1, dim=8, context=16), "cpu")
     assert speeds.keys() == {"generate", "uncached"} and min(speeds.values()) > 0
-
-
-def test_the_scripts_import_the_project_once_it_can_be_found() -> None:
-    ours = re.compile(rf"^(?:from|import) (?:{'|'.join((*PACKAGES, 'benchmarks'))})\b", re.MULTILINE)
-    for file in (ROOT / "benchmarks").glob("*.py"):
-        assert not ours.search(file.read_text("utf-8").partition("sys.path.insert(")[0]), file
 
 
 def test_pieces_of_source() -> None:

@@ -19,9 +19,6 @@ from tests.test_house import PACKAGES
 PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 EVERY = re.findall(r"^(?:cat .*)?python [\w/]+\.py.*", "\n".join(PAGES.values()), re.MULTILINE)
 COMMANDS = list(dict.fromkeys(EVERY))
-# Last on the command line, so these hold.
-CUT = "trainer.max_steps=2 trainer.accelerator=cpu data.batch=4 model.context=32 model.layers=1 model.dim=96".split()
-CUT += ["watch.pictures=false"]  # a second process, and a second
 
 
 def commands(script: str, *pages: str) -> list[list[str]]:
@@ -70,27 +67,6 @@ def test_every_other_command_is_taken() -> None:
     measured = [arguments[0] for arguments in commands("benchmarks/gpu")]
     assert sorted(measured) == sorted([*gpu.PARTS, "table", "projection"])
     assert {part for part in gpu.PARTS if part not in PAGES["results.md"]} == set()
-
-
-@pytest.mark.slow
-def test_texts_of_ones_own(train: Call) -> None:
-    Path("letters").mkdir()
-    for name in "ab":
-        Path(f"letters/{name}.txt").write_bytes(Path("book.txt").read_bytes())
-    local = [given for given in commands("train") if given[0].startswith("data.path=") and "://" not in given[0]]
-    assert len(local) >= 4
-    for arguments in local:
-        ended = train(*arguments, *CUT, defaults=False)
-        assert ended.status == 0, ended.err
-        assert "validation loss" in ended.out and "bits per character" in ended.out
-
-
-@pytest.mark.slow
-def test_a_given_time_chooses_a_preset(train: Call, long_steps: None) -> None:
-    (arguments,) = [given for given in commands("train", "README.md") if given[0].startswith("minutes=")]
-    given = ["data.path=book.txt", "compile=false", "data.batch=2", "watch.pictures=false", "trainer.accelerator=cpu"]
-    ended = train(*arguments, *given, defaults=False)
-    assert ended.status == 0 and "model, batch and steps are chosen for" in ended.out, ended
 
 
 def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,17 +128,6 @@ def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
 def test_the_example_of_the_api_page_runs(trained: Path) -> None:
     out = run_example(EXAMPLES[1])
     assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", out)
-
-
-@pytest.mark.slow
-def test_what_is_sent_is_what_the_page_on_clusters_says() -> None:
-    command = [sys.executable, ROOT / "benchmarks/scaling.py", "--communication"]
-    computed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert computed in PAGES["cluster.md"]
-    gpt2 = 12 * 12 * 768**2 + 2 * 96 * 768  # matrices, embedding and output; vectors left out
-    row = re.search(r"\| 12 layers, 768 wide \| (\S+) M \| \S+ GB \| (\S+) MB", computed)
-    assert row and float(row[1]) == pytest.approx(gpt2 / 1e6, rel=1e-3)
-    assert float(row[2]) == pytest.approx(2 * 4 * gpt2 / 1e6, rel=1e-3)  # a gradient in fp32 goes round twice
 
 
 def test_the_page_on_architecture_names_what_is_there() -> None:

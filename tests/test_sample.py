@@ -91,16 +91,6 @@ def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train
     assert ended.status == 2 and "python train.py" in ended.err
 
 
-def test_several_prompts_and_samples(trained: Path, sample: Call) -> None:
-    prompts = ["The ", "An", "the of a and to in is it the of a and to in is it the"]
-    given = [word for prompt in prompts for word in ("--prompt", prompt)]
-    parts = parts_of(sample(*given, "--num-samples", "2", "--num-chars", "30", "--seed", "7"))
-    alone = [
-        sample("--prompt", prompt, "--num-chars", "30", "--seed", seed).out for prompt in prompts for seed in ("7", "8")
-    ]
-    assert parts == alone and len(set(parts)) == 6
-
-
 def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
     code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'pooch'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""Undocumented details of Lightning, seen in 2.6; tests/training/test_lightning_private.py checks them."""
+"""Undocumented details of Lightning, seen in 2.6."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,11 +1,9 @@
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
 from base.errors import describe_os_error
-from base.files import atomic
 
 
 @pytest.mark.parametrize(
@@ -19,9 +17,3 @@ from base.files import atomic
 )
 def test_what_is_said_of_an_error_of_a_file(number: int, file: str | None, said: str) -> None:
     assert describe_os_error(OSError(number, os.strerror(number), file)).startswith(said)
-
-
-def test_a_failed_write_names_the_file_that_was_to_be(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, atomic(tmp_path / "a.txt"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert describe_os_error(caught.value).startswith(f"{tmp_path}/a.txt: could not be written: No space")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from base.files import atomic, remove_unfinished, write_text
+from base.files import atomic, write_text
 
 
 def write_folder(path: Path, text: str) -> None:
@@ -63,11 +63,3 @@ def test_contents_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatc
     written = {path.stat().st_ino for path in [tmp_path / "folder", *(tmp_path / "folder").rglob("*")]}
     assert len(written) == 4 and set(events[:4]) == written
     assert events[4:] == ["renamed", tmp_path.stat().st_ino]
-
-
-def test_what_another_process_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".a.0123.tmp").touch()
-    monkeypatch.setattr(Path, "glob", lambda *_: [tmp_path / ".a.0123.tmp", tmp_path / ".b.0123.tmp"])
-    for seconds in (-1, 0):
-        remove_unfinished(tmp_path, seconds=seconds)
-    assert os.listdir(tmp_path) == []

@@ -128,15 +128,3 @@ def test_where_there_is_no_terminal_there_are_lines() -> None:
     shares = [int(each) for each in re.findall(r"^encoding: (\d+) %, 0:0\d left$", ended.stderr, re.MULTILINE)]
     assert 1 <= len(shares) == ended.stderr.count("\n") <= 3
     assert shares == sorted(shares) and 20 <= shares[0] < 100
-
-
-@pytest.mark.slow
-def test_what_stays_in_a_terminal() -> None:
-    for arguments, rank, shown, stays in (
-        (["0.5", "1000", "10", "2"], "0", False, ["after", "False"]),  # quick work loads nothing
-        (["1", "1000", "10", "0.3"], "1", False, ["after", "False"]),  # only the first of several processes shows
-        (["1.5", "2000", "10", "0.3", "fail"], "0", True, ["failed"]),
-    ):
-        terminal = Terminal("-c", WORK, *arguments, environment={"LOCAL_RANK": rank})
-        assert left(terminal.watch()) == ["before", "meanwhile", *stays]
-        assert ("encoding" in terminal.text) == shown

@@ -49,12 +49,6 @@ RIGHT = [
 ]  # fmt: skip
 
 
-def test_keys_of_a_callback_that_it_does_not_take() -> None:
-    for key in ("callbacks.ema.decai", "callbacks.ema.other.one"):
-        said = refused("callbacks=ema", f"{key}=0.9")
-        assert said == f"{key}: no such key; callbacks=ema takes decay"
-
-
 def test_wrong_overrides_are_named_and_right_ones_pass() -> None:
     for typed, said in WRONG.items():
         assert re.search(said, refused(typed)), (typed, refused(typed))

@@ -27,22 +27,6 @@ def test_resuming_keeps_the_run() -> None:
     assert merge_resumed(old, typed, ["optim.lr", "allow"]).allow == ["optim.lr"]
 
 
-def test_all_that_differs_is_listed_with_both_values() -> None:
-    before = settings(Config()) | {"threads": 2, "vocabulary": "9 tokens"}
-    assert check_unchanged(before, dict(before), []) == ""
-    now = before | {"threads": 1, "seed": 7, "data.batch": 4}
-    listed = "seed=7 (the run has 0), data.batch=4 (the run has 8), threads=1 (the run has 2)"
-    hint = "allow=[seed,data.batch,threads] continues all the same"
-    assert refusal(ValueError, check_unchanged, before, now, []) == f"resume: cannot change {listed}; {hint}"
-    assert "=[seed,data.batch,threads]" in refusal(ValueError, check_unchanged, before, now, ["seed", "threads"])
-    assert check_unchanged(before, now, ["seed", "threads", "data.batch"]) == listed
-    for key in ("data.tokenizer", "vocabulary", "init_from"):  # tests/faults/test_changed_world.py has others
-        message = refusal(ValueError, check_unchanged, before, before | {key: "other"}, [key])
-        assert f"{key}=other (the run has " in message and f"no allow= helps with {key}" in message
-    # Null is what the run had before there was such a setting.
-    assert check_unchanged({key: before[key] for key in before if key != "init_from"}, before, []) == ""
-
-
 TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, positions="learned"))
 
 
@@ -80,12 +64,3 @@ def test_what_no_permission_helps_with() -> None:
         (["L9H0"], "L9H0 is not in"),
     ):
         assert wrong in refusal(ValueError, changed, watch__attention_heads=heads)
-
-
-def test_a_configuration_from_a_file_is_checked_like_one_that_was_typed() -> None:
-    for wrong in (
-        {"model__layers": 0}, {"optim__lr": 0.0}, {"data__batch": 0}, {"trainer__max_steps": 0}, {"seed": -1},
-        {"watch__attention_heads": 3}, {"workers": 0}, {"name": "a/b/c"}, {"minutes": 0.0},
-    ):  # fmt: skip
-        ((key, _),) = wrong.items()
-        assert refusal(ValueError, changed, **wrong).startswith(key.replace("__", ".") + "="), wrong

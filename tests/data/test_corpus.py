@@ -10,12 +10,11 @@ import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from unittest.mock import Mock
 
 import pooch
 import pytest
 
-from data import corpus, downloads
+from data import downloads
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError, without_rulers
 from data.sources import find_documents, open_corpus
@@ -84,15 +83,6 @@ def test_invalid_bytes_are_named_with_their_offset(tmp_path):
     ]:  # fmt: skip
         path.write_bytes(content)
         assert words in refusal(DataError, read, path, encoding=encoding)
-
-
-def test_what_may_not_be_read(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("abc")
-    refuse = Mock(side_effect=PermissionError(13, "Permission denied", str(tmp_path)))  # root may read everything
-    monkeypatch.setattr(corpus, "open", refuse, raising=False)
-    monkeypatch.setattr(os, "scandir", refuse)
-    for path in (tmp_path / "text.txt", tmp_path):
-        assert refusal(DataError, read, path) == f"{path}: cannot be read: Permission denied"
 
 
 NAMES = [

@@ -218,21 +218,6 @@ def test_a_killed_process_leaves_nothing_that_is_used(tmp_path, opened):
         shutil.rmtree(tmp_path / "cache")
 
 
-def test_the_slower_of_two_processes_uses_what_the_quicker_made(tmp_path, opened, monkeypatch):
-    write(tmp_path / "text", random_text(1000))
-    replace, seen = os.replace, []
-
-    def late(unfinished, folder):
-        monkeypatch.setattr(os, "replace", replace)
-        opened()  # the quicker one, from beginning to end
-        seen.append(identity(folder))
-        replace(unfinished, folder)
-
-    monkeypatch.setattr(os, "replace", late)
-    slower = opened()
-    assert seen == [identity(cached(tmp_path))] and "".join(decoded(slower).values()) == random_text(1000)
-
-
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch):
     scan = encode.scan
     for change in ("abc" * 400, "abab" * 249 + "abba", "ab?c" * 250):

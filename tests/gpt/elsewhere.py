@@ -23,7 +23,6 @@ from gpt.model import GPT
 from gpt.optim import make_optimizer
 from gpt.transfer import init_from
 from tests.reference.models import MIXED, PLACES, name, tiny
-from training.module import LitGPT
 
 V = 11
 CONFIGS = [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)]
@@ -90,16 +89,6 @@ def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
     assert attention_maps(model, inputs[0]).device.type == "cpu"
     window = inputs.cpu(), targets.cpu(), counted.cpu()
     assert [each.device for each in next(predictions(model, [window]))] == [DEVICE, DEVICE]
-
-
-def test_an_optimizer_goes_on_there() -> None:
-    model = build(tiny())
-    adam = make_optimizer(model, OptimConfig())
-    for state in (adam.state[weight] for weight in model.parameters()):
-        state["step"] = torch.zeros(())
-    module = SimpleNamespace(compile_step=False, device=DEVICE, trainer=SimpleNamespace(optimizers=[adam]))
-    LitGPT.on_train_start(module)
-    assert {value.device for state in adam.state.values() for value in state.values()} == {DEVICE}
 
 
 def test_a_trained_model_is_taken_over_and_batches_are_made_there() -> None:

@@ -1,7 +1,4 @@
 import io
-import os
-import subprocess
-import sys
 
 import matplotlib
 import numpy as np
@@ -10,7 +7,6 @@ from PIL import Image
 
 from reports import pictures
 from reports.glyphs import kind, visible
-from tests.conftest import ROOT
 
 ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
 
@@ -70,9 +66,3 @@ def test_characters_are_made_visible() -> None:
     assert [*map(kind, [*"aéыbBÜ3.$ \n中ب\x00", "\\xff"])] == kinds.split()
     labels = {"a": "a", "é": "é", "א": "א", "↵": "↵", "中": "4E2D", "\U000e0001": "U+E0001"}
     assert {each: pictures.label(each) for each in labels} == labels, "code points of what DejaVu does not have"
-
-
-def test_the_process_ends_with_its_input_and_with_the_one_that_started_it() -> None:
-    call = [sys.executable, "-m", "reports.picture_process"]
-    for parent, status in ((str(os.getpid()), 0), ("1", 1)):
-        assert subprocess.run([*call, parent, "0"], cwd=ROOT, stdin=subprocess.DEVNULL, timeout=60).returncode == status

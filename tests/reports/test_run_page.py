@@ -115,14 +115,6 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     assert "1.0000 nats per byte" in shown.inner_text("#figures") and shown.inner_text("#which") == "all 4 heads"
 
 
-def test_a_large_model_and_long_run_make_no_large_page(workplace: Path) -> None:
-    model = fill(GPT(tiny(layers=8, heads=8, dim=64, context=1500), len(set(TEXT)))).eval()
-    losses = [[1000 * step, 1.2345678901234567] for step in range(1000)]
-    long = [[20, [[heat, "Once\n", 3 * TEXT] for heat in (0.5, 1.0)]]] * 20
-    report(TEXT * 10, model=model, callbacks=kept(losses, [[*each, 1.7811234567890123] for each in losses], long))
-    assert Path("report.html").stat().st_size < 500_000
-
-
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of((run / "report.html").read_text("utf-8"))

@@ -16,7 +16,7 @@ from sweeps.search_space import Range, plan_search
 from tests.conftest import Call, needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for
-from training.study import make_pruner, open_study
+from training.study import open_study
 
 FIXED = "optim.muon_lr=0.01 optim.cooldown=0.5 model.dropout=0 optim=adamw".split()
 # Of three learning rates one is hopeless; after two trials the median decides. With this seed it is the fourth's.
@@ -112,23 +112,6 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     assert "model.heads=3: must divide model.dim=32" in study.user_attrs[f"trial-{bad[0]:03} failed"]
     spans = sorted((each.datetime_start, each.datetime_complete) for each in study.trials)
     assert any(later[0] < earlier[1] for earlier, later in pairwise(spans))
-
-
-def test_what_the_median_gives_up(tmp_path: Path) -> None:
-    from optuna.trial import create_trial
-
-    directory = tmp_path / "what? 100% #1 {x}"
-    directory.mkdir()
-    study = open_study(directory)
-    assert (directory / "study.db").exists()
-    study.set_user_attr("search", {"startup": 3, "pruner": "median"})
-    for loss in (4.0, 3.0, 2.0, 3.5):
-        study.add_trial(create_trial(value=loss, intermediate_values={10: loss}))
-    number, middle = study.ask().number, 3.25
-    ask = make_pruner(directory, number, 10, 30)
-    assert [ask(10, middle + 0.01), ask(10, middle - 0.01)] == [True, False]
-    assert study.trials[number].intermediate_values == {10: middle - 0.01}
-    assert len(open_study(directory).trials) == 5
 
 
 def planned(*arguments: str) -> dict[str, Range]:

@@ -2,12 +2,10 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from conf.keys import presets
 from conf.schema import Config
 from data.config import DataConfig
 from data.datamodule import TextDataModule
@@ -72,22 +70,6 @@ def test_a_larger_model_when_it_would_see_enough() -> None:
     for text, expected in ((large.num_parameters() - 1, SMALL), (large.num_parameters(), LARGE)):
         model = planned(1e6, [SMALL, LARGE], text=text).model
         assert model.dim == expected.dim and model.dropout == 0, "only for a text as long as it has weights"
-
-
-def test_the_presets_that_machines_are_given() -> None:
-    for speed, minutes, text, dim in (
-        (2e14, 15.0, 90_000_000, 384), (2e14, 15.5, 90_000_000, 768), (2e14, 60.0, 6_500_000, 256),
-        (2e14, 60.0, 80_000_000, 384),  # fewer characters than weights
-        (2.5e11, 12 * 60.0, 90_000_000, 384), (2.5e11, 30.0, 90_000_000, 256), (2.5e11, 1.0, 90_000_000, 128),
-    ):  # fmt: skip
-
-        def measure(config: ModelConfig, speed: float = speed) -> Cost:
-            return Cost(8 * 256 * GPT(config, 96).flops_per_token() / speed, 0.0, 0.0)
-
-        with torch.device("meta"):
-            left = Mock(return_value=60 * minutes)
-            made = choose_budget(left, presets(), measure, NOTHING, 8, 96, text)
-        assert made.model.dim == dim, (speed, minutes, text)
 
 
 def test_dropout_for_a_short_text_that_is_read_often() -> None:

@@ -90,16 +90,6 @@ def test_a_new_vocabulary_means_the_same(base: Call) -> None:
     torch.testing.assert_close(logits, old(torch.from_numpy(before.encode(known))[None, :32]), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_shape_is_that_of_the_model(base: Call, long_steps: None) -> None:
-    given = [*FINE, "trainer.accelerator=cpu", "compile=false", "logger=none"]
-    for name, typed, dropout in (("a", [], 0.0), ("b", ["model.dropout=0.1"], 0.1)):
-        assert base(f"name={name}", *given, "minutes=1.5", *typed, defaults=False).status == 0
-        model = config(name)["model"]
-        found = [model[key] for key in ("layers", "heads", "dim", "context", "dropout")]
-        assert found == [2, 2, 32, 32, dropout]
-
-
 def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     Path("broken.safetensors").write_bytes(Path(BASE).read_bytes()[:-100])
     Path("empty").mkdir()
@@ -154,15 +144,3 @@ def test_stopped_before_the_first_step(base: Call) -> None:
     assert "stopped by SIGTERM after step 0; there is no checkpoint yet, it starts again at step 0: " in ended.out
     assert "runs/fine has no checkpoint yet, starting at step 0" in base(*given).out
     assert [step for step, _ in events(Path("runs/fine"))["val/loss"]] == [0, 10, 20, 30]
-
-
-@pytest.mark.slow
-def test_known_characters_that_were_tampered_with(base: Call) -> None:
-    base("name=fine", *FINE)
-    for known in (5, ["a"], "\ud800", "xyz", None):
-        for path in Path("runs/fine/checkpoints").glob("*.ckpt"):
-            contents = torch.load(path)
-            contents["data"]["known"] = known
-            path.unlink()
-            torch.save(contents, path)
-        one_line(base("resume=runs/fine", "trainer.max_steps=40", defaults=False), 2)

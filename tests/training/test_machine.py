@@ -2,15 +2,12 @@ import re
 import shutil
 import sys
 import sysconfig
-import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.conftest import Call, one_line
-from training import machine
 from training.machine import COMPILE_FROM, choose_compile, choose_precision, device_kind
 
 
@@ -44,12 +41,6 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
                 choose_compile("true", "cpu", 1e9)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
     assert choose_compile("auto", "cpu", 1e9) == ("false", "not tested on this system")
-
-
-def test_what_is_expected_of_a_run_is_decided_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for clock in ("time", "perf_counter", "monotonic", "process_time"):
-        monkeypatch.setattr(time, clock, Mock(side_effect=AssertionError("a clock was read")))
-    assert machine.expected_seconds(3e13) == pytest.approx(200)
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,21 +317,6 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 
 
-def test_all_that_attention_shows_is_on_the_page(show: Show) -> None:
-    for config in (tiny(layers=1, context=200), tiny(layers=1, context=400, positions="learned", window=150)):
-        page = show(*make(config))
-        late = page.evaluate(
-            """() => Array.from({ length: 1100 }, () => {
-              append(0);
-              const { model } = chargpt;
-              let place = model.origin;
-              while (model.attention(0, 0, place) === null) place++;
-              return units[0].index > model.attention(0, 0, place).from;
-            })"""
-        )
-        assert late == [False] * 1100, config.positions
-
-
 def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
@@ -494,44 +479,6 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
 
 
 KEYS = {"space": " ", "enter": "Enter", "reveal": "Escape"}
-
-
-def test_what_is_no_guess_does_not_count(show: Show) -> None:
-    text = "a" * 200
-    page = show(*make(SLIDING), [text])
-    assert page.text_content("#compared").startswith("After your answer") and not page.is_visible("#model-bars")
-    page.focus("#typed")
-    for typed in ("Z", "b", "b"):
-        page.keyboard.insert_text(typed)
-    assert page.text_content("#tried") == "b" and page.text_content("#verdict") == "Not b. Guess 2 of 5."
-    assert not page.is_visible("#model-bars")
-    page.keyboard.insert_text("abc")  # of a word from a phone's keyboard, the first character
-    assert page.text_content("#progress") == "1 of 100" and page.text_content("#tried") == ""
-    for _ in range(39):
-        page.keyboard.type("a")
-    page.click("#finish")
-    assert page.is_disabled("#typed") and not page.is_visible("#tab") and "you needed" in page.text_content("#meaning")
-
-
-def test_keys_held_down_compositions_and_tabs(show: Show) -> None:
-    text = ("\tabc" * 50)[:200]
-    page = show(*make(SLIDING, CHARACTERS + "\t"), [text])
-    page.focus("#typed")
-    page.click("#tab")  # the key moves the focus
-    assert page.text_content("#verdict").startswith("Right: ⇥.")
-    for key in ("a", "Escape"):  # held down
-        for _ in range(4):
-            page.keyboard.down(key)
-        page.keyboard.up(key)
-    assert page.text_content("#progress") == "3 of 100" and page.text_content("#tried") == ""
-    browser = page.context.new_cdp_session(page)
-    browser.send("Input.imeSetComposition", {"text": "´", "selectionStart": 1, "selectionEnd": 1})
-    assert page.text_content("#progress") == "3 of 100" and page.text_content("#verdict").startswith("Shown: b.")
-    browser.send("Input.insertText", {"text": "é"})
-    assert page.text_content("#tried") == "é" and page.input_value("#typed") == ""
-    page.keyboard.press("Backspace")
-    page.keyboard.insert_text("c")
-    assert page.text_content("#progress") == "4 of 100"
 
 
 def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:

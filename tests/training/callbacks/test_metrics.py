@@ -14,7 +14,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 import training.callbacks.metrics
 from data.config import DataConfig
 from data.open_text import open_text
-from reports.terminal import describe_training
 from tests.conftest import Ended, assert_same_weights, board, last, summary
 from tests.faults import faults
 from tests.faults.processes import run_ranks
@@ -163,8 +162,3 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     expected = [pytest.approx([step, losses[step], bits[step]], rel=1e-6) for step in losses]
     assert history["validations"]["entries"] == expected
     assert dict(history["losses"]["entries"]) == pytest.approx(steps, rel=1e-6)
-
-
-def test_how_training_is_summed_up() -> None:
-    said = ["training   loss 2.0000 to 1.0000", "speed      1,234 characters/s"]
-    assert describe_training([2.0, 1.0], 1234.5) == said and describe_training([], None) == []
