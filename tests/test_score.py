@@ -260,11 +260,6 @@ def test_windows_of_another_length_and_two_models_on_one_text(files: Path, score
         assert "contexts differ" in ended.err and "model.st, step 7" in ended.err and "wide.st, step 7" in ended.err
 
 
-def test_a_model_compared_with_itself(files: Path, score: Call) -> None:
-    same = score("model.st", "text.txt", "--compare", "model.st").out
-    assert figures(same)["B - A  strided windows"] == (0, 0, 0) and "contexts differ" not in same
-
-
 Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what was printed with it
 
 

@@ -67,17 +67,6 @@ def test_logits_and_greedy_text_are_those_of_the_model(config: ModelConfig, tmp_
         assert torch.equal(found, generate(model, tokens, 30, temperature=0)), length
 
 
-@pytest.mark.slow
-def test_generate_needs_no_settings(tmp_path: Path) -> None:
-    _, theirs, tokenizer = load(FIT[0], tmp_path / "folder")
-    settings = theirs.generation_config
-    assert (settings.do_sample, settings.temperature, settings.top_k, settings.max_new_tokens) == (True, 0.8, 0, 4)
-    assert settings.eos_token_id is None and settings.pad_token_id is None and settings.bos_token_id is None
-    torch.manual_seed(0)
-    texts = {tokenizer.decode(theirs.generate(**tokenizer("a", return_tensors="pt"))[0]) for _ in range(20)}
-    assert len(texts) > 10 and {len(text) for text in texts} == {5}
-
-
 def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
     """All options that stand in the way are named; Starcoder2 alone has windows, and none of them ALiBi."""
     for config in [*ALL, *FIT]:
