@@ -1,4 +1,7 @@
-"""Shared by the commands that load a model: exit statuses, output files, option types. Imports nothing heavy."""
+"""Parse options, write output files and set the exit status, for the commands that load a model.
+
+Imports nothing heavy.
+"""
 
 import argparse
 import re
@@ -42,16 +45,16 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of a file to write, with links followed.
+    """Return the path of an output file, with links followed.
 
     Args:
-        name: of the file.
-        option: what it was given with, for error messages.
-        inputs: files that are being read.
-        overwrite: whether it may exist; a device or pipe, which holds nothing, always may.
+        name: name of the file.
+        option: option that gave the name, for error messages.
+        inputs: files that the command reads.
+        overwrite: whether to replace an existing file. A device or a pipe may always exist.
 
     Raises:
-        InputError: it exists, is a folder or one of `inputs`.
+        InputError: the file exists, is a folder or is one of `inputs`.
         OSError: the name is too long.
     """
     path = Path(name)
@@ -66,12 +69,12 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Open a text file that takes its name when the block ends, or on Ctrl-C if something has been written.
+    """Open a temporary text file and rename it to `name` when the block ends. Ctrl-C keeps what has been written.
 
-    The arguments are those of `output_path`; a device is written to directly.
+    The arguments are those of `output_path`. A device is written to directly.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -88,7 +91,7 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
         except KeyboardInterrupt:
             if device or not file.tell():
                 raise
-            stopped = True
+            stopped = True  # raised again below, once the file has its name
     if stopped:
         raise KeyboardInterrupt
 
@@ -103,7 +106,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests the nearest option."""
 
     def error(self, message: str) -> Any:
-        """Exit with status 2."""
+        """Print the message, with the nearest option to one that is unknown, and exit with status 2."""
         words = message.rpartition("unrecognized arguments: ")[2].split()
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
@@ -115,18 +118,18 @@ def add_overwrite(add: Callable[..., Any]) -> None:
     add("--overwrite", action="store_true", help="replace the output file if it exists")
 
 
-def add_unknown(add: Callable[..., Any], of: str) -> None:
-    """Add the option `--unknown`; `of` names the characters in the help."""
+def add_unknown(add: Callable[..., Any], what: str) -> None:
+    """Add the option `--unknown`; its help names the characters `what`."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
         default="error",
-        help=f"stop at {of} outside the vocabulary, drop them or take the nearest ones (default error)",
+        help=f"stop at {what} outside the vocabulary, drop them or take the nearest ones (default error)",
     )
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return the advice that an error about an unknown character ends with."""
+    """Return the advice at the end of an error about an unknown character."""
     return f"{option} skip drops it, {option} replace takes the nearest"
 
 

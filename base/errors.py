@@ -9,7 +9,7 @@ from typing import TextIO
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
-    words = ("not enough memory", "can't allocate memory")  # torch's CPU allocator on Windows, and elsewhere
+    words = ("not enough memory", "can't allocate memory")  # of torch's CPU allocator: on Windows, on other systems
     return (
         type(error).__name__ == "OutOfMemoryError"
         or isinstance(error, MemoryError)
@@ -22,9 +22,10 @@ class InputError(ValueError):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Say on one line which file an error is about, what is wrong, and what helps; `path` where the error has none.
+    """Return one line: the file of an error, what is wrong and what helps.
 
-    Temporary files and locks are named by the file or folder that they are for.
+    The file is `path` if the error names none. Instead of a temporary file or a lock, the line names the file or folder
+    that the process was writing or locking.
     """
     name = str(error.filename or path or "")
     name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
@@ -45,12 +46,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def printable(text: object) -> str:
-    """Replace line breaks and what a terminal cannot print, such as undecodable bytes of a file name."""
+    """Replace line breaks and characters that cannot be printed, such as undecodable bytes of a file name."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Replace control characters by visible symbols if `out` is a terminal, which would obey them."""
+    """Replace control characters by visible symbols if `out` is a terminal: they could move its cursor."""
     if not out.isatty():
         return text
     pictures = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
@@ -59,5 +60,5 @@ def for_output(text: str, out: TextIO) -> str:
 
 
 def one_line(text: object) -> str:
-    """Put another library's message on one line."""
+    """Put a message on one line."""
     return printable(" ".join(str(text).split()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, for a file or folder; sync it and rename it to `path` when the block ends.
+    """Yield a temporary path beside `path`. When the block ends, sync the file or folder there and rename it to `path`.
 
     If the block raises, `path` stays as it was. A killed process leaves `.NAME.*.tmp`; see `remove_unfinished`.
 
@@ -18,7 +18,7 @@ def atomic(path: Path) -> Iterator[Path]:
         path: a file, which is replaced, or a folder, which must be empty or missing.
 
     Raises:
-        OSError: it could not be written or renamed.
+        OSError: the file or folder could not be written or renamed.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -33,7 +33,7 @@ def atomic(path: Path) -> Iterator[Path]:
     except BaseException as error:
         _remove(temporary)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # a failed write does not say of what
+            error.filename = str(path)  # the error of a failed write names no file
         raise
     sync_directory(path.parent)
 
@@ -59,8 +59,8 @@ def remove_unfinished(directory: Path, name: str = "*", *, seconds: float = 0) -
 
     Args:
         directory: the folder.
-        name: of the file or folder that was being written.
-        seconds: keep what is younger, because a running process may still be writing it.
+        name: name of the unfinished file or folder.
+        seconds: keep what changed less than this long ago: a running process may still be writing it.
     """
     for temporary in directory.glob(f".{name}.*.tmp"):
         with suppress(FileNotFoundError):  # another process has removed it
@@ -69,14 +69,14 @@ def remove_unfinished(directory: Path, name: str = "*", *, seconds: float = 0) -
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder; ignore errors, `remove_unfinished` tries again."""
+    """Remove a file or a folder. Ignore errors: the next `remove_unfinished` tries again."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Make `target` a hard link to `source`, atomically; a copy where the file system has no hard links."""
+    """Make `target` a hard link to `source`, atomically; copy `source` if the file system has no hard links."""
     target = Path(target)
     if target.exists() and os.path.samefile(source, target):
         return  # renaming one hard link to another does nothing and would leave the temporary one

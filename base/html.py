@@ -1,4 +1,4 @@
-"""JSON and hashes for self-contained HTML pages."""
+"""Embed JSON in self-contained HTML pages and hash their scripts and styles."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).with_name("page.js")  # what the scripts of all pages share
+SCRIPT = Path(__file__).with_name("page.js")  # functions that the scripts of all pages call
 
 
 def embedded(value: Any) -> str:

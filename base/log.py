@@ -30,7 +30,10 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append lines to a file once its directory exists; an error of the disk ends the run, which then logs it."""
+    """Append lines to a file once its directory exists.
+
+    If the disk fails, writing raises and ends the run. Writing the line with that error must not raise again.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -50,6 +53,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """Have rank 0 append the log to this file, too, and to no other."""
+    """Make rank 0 append the log to this file, too, and to no earlier one."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if processes.rank() == 0 else handlers

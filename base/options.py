@@ -1,6 +1,7 @@
-"""Options of a configuration: dataclass fields with a meaning, a range and rules for resume and sweeps.
+"""Declare and check the options of a configuration.
 
-`check` enforces the ranges and quotes them in its errors; `train.py --help=all` prints them.
+An option is a dataclass field with a meaning and a range. It also says whether a resumed run or a trial of a sweep may
+change its value.
 """
 
 import dataclasses
@@ -37,9 +38,9 @@ def option(
         meaning: one line for `--help`.
         choices: the allowed words.
         on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
-            Empty means the rule of the option's group, or `allow` if the group has none.
-        literal: whether to take the value as typed, without Hydra's grammar.
-        per_trial: whether the value may differ between the trials of a sweep. If not, a resumed run may change it.
+            Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
+        literal: whether to take the value as typed. Hydra's grammar for lists and quotes is not applied.
+        per_trial: whether the value may differ between the trials of a sweep. If False, a resumed run may change it.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
@@ -77,7 +78,7 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and is in the range of `metadata`."""
+    """Return whether `value` has the type `hint` and keeps the choices and limits in `metadata`."""
     kind, item, optional = _unpack(hint)
     if value is None:
         return optional or (kind is Any and not metadata.get("choices"))
@@ -90,22 +91,22 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     if kind not in (Any, float) and not isinstance(value, kind):
         return False
     if metadata.get("choices"):
-        return shown(value) in metadata["choices"]
+        return spell(value) in metadata["choices"]
     return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
 
 
 def as_float(value: Any, hint: Any) -> Any:
-    """Convert whole numbers where the type `hint` takes fractions; return every other value as it is."""
+    """Convert an int to float if `hint` is float, also in a list; return every other value unchanged."""
     kind, item, _ = _unpack(hint)
     if kind is list and isinstance(value, list):
         return [as_float(each, item) for each in value]
     return float(value) if kind is float and type(value) is int and fits(value, float, {}) else value
 
 
-def shown(value: Any) -> str:
-    """Write a value as one would type it: null, true, 0.1, [1,2], text."""
+def spell(value: Any) -> str:
+    """Spell a value as the command line takes it: null, true, 0.1, [1,2], text."""
     if isinstance(value, list | tuple):
-        return "[" + ",".join(shown(item) for item in value) + "]"
+        return "[" + ",".join(spell(item) for item in value) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
@@ -115,7 +116,7 @@ def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, A
     """Raise an `InputError` unless the field `key` takes `value`."""
     if not fits(value, hint, metadata):
         near = nearest(str(value), metadata.get("choices", ()))
-        raise InputError(f"{key}={shown(value)}: must be {allowed(hint, metadata)}{near}")
+        raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")
 
 
 def check(config: Any, group: str = "") -> None:

@@ -1,6 +1,6 @@
 "use strict";
 
-/* What all pages share: elements, names of characters, and the shades of attention. */
+/* Functions for the scripts of all pages: find and make elements, name characters, shade attention weights. */
 
 const element = (id) => document.getElementById(id);
 const make = (tag, name, text) => Object.assign(document.createElement(tag), { className: name ?? "", textContent: text ?? "" });
@@ -17,8 +17,9 @@ function called(letter) {
 /** A probability in percent. */
 const percent = (share) => (0 < share && share < 5e-5 ? "<0.01 %" : `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`);
 
-/** Shade each character's element by its attention weight, the largest darkest; return that weight and the sentence that says it.
-    `at` is the character that looks; `name` is called with an element. */
+/** Shade each character's element by its attention weight, the largest weight darkest.
+    Return the largest weight and a sentence about it.
+    `at` is the index of the query character. `name` returns the name of an element's character. */
 function shadeAttention(elements, weights, at, name) {
   const most = weights.reduce((a, b) => Math.max(a, b)), top = weights.indexOf(most), back = at - top;
   elements.forEach((each, i) => {

@@ -1,11 +1,7 @@
-"""The processes of one run, as environment variables describe them. Imports nothing heavy.
+"""Read ranks and numbers of processes from environment variables, and set up a process. Imports nothing heavy.
 
-torchrun or SLURM's srun starts all of them; otherwise Lightning starts, from rank 0, one for each further device of
-this machine.
-
-Our environment variables, each set by a process for the processes that it starts: CHARGPT_PARENT (process id of rank
-0), CHARGPT_RUN (generated name of the run), CHARGPT_RESUMED (run that resume=auto found), CHARGPT_SWEEP (process id of
-the sweep of this trial), CHARGPT_TRIAL (number of this trial in its search).
+torchrun or SLURM's srun starts all processes of a run. Without them Lightning's rank 0 starts one process for each
+further device of this machine. docs/architecture.md lists our own environment variables.
 """
 
 import ctypes
@@ -19,18 +15,18 @@ from pathlib import Path
 
 from base.errors import InputError
 
-# Rounds that a thread spins at a barrier before it sleeps. GNU's default, 300,000, takes the core from the thread that
-# is waited for as soon as anything else runs: beside one busy process training keeps 0.06 to 0.30 of its speed, with
-# 3,000 rounds 0.35. With 1,000 it keeps 0.5, but alone it loses 4 to 17 % (docs/experiments.md).
+# Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy the core that the last
+# thread needs. Beside one busy process, training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds,
+# 35 % with 3,000 and 50 % with 1,000. But 1,000 rounds cost 4 to 17 % on a quiet machine (docs/experiments.md).
 SPINS = 3000
 
 
 class JobError(InputError):
-    """Wrong environment variables of torchrun or srun; every process reports them."""
+    """Wrong environment variables of torchrun or srun. Every process reports this error, not rank 0 alone."""
 
 
 def adopt_srun() -> None:
-    """Set torchrun's environment variables in a task of srun, for torch, Lightning and this module.
+    """Set torchrun's environment variables in a task of srun: torch, Lightning and this module read them.
 
     Raises:
         JobError: the machines have different numbers of tasks, or a variable is not a number.
@@ -58,18 +54,18 @@ def adopt_srun() -> None:
     }
 
 
-def here(program: str) -> str:
-    """Return a program of this Python's environment, such as `python`, as one would type it here."""
+def command(program: str) -> str:
+    """Return the command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`."""
     local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / program
     return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else program
 
 
 def launched() -> tuple[int, int] | None:
-    """Return (processes per machine, machines) as started by torchrun or srun; None if neither has."""
+    """Return (processes per machine, machines) if torchrun or srun started this process, else None."""
     if "RANK" not in os.environ:
         return None
-    here = max(1, _number("LOCAL_WORLD_SIZE"))
-    return here, _number("WORLD_SIZE") // here
+    per_machine = max(1, _number("LOCAL_WORLD_SIZE"))
+    return per_machine, _number("WORLD_SIZE") // per_machine
 
 
 def rank() -> int:
@@ -77,8 +73,8 @@ def rank() -> int:
     return _number("RANK" if "RANK" in os.environ else "LOCAL_RANK", otherwise="0")
 
 
-def first_here() -> bool:
-    """Whether this process has local rank 0."""
+def is_local_rank_0() -> bool:
+    """Whether this process is the first of its run on this machine."""
     return _number("LOCAL_RANK", otherwise="0") == 0
 
 
@@ -90,27 +86,27 @@ def _number(variable: str, otherwise: str = "1") -> int:
     return int(value)
 
 
-def adopt() -> None:
-    """Set CHARGPT_PARENT, by which the ranks that Lightning starts know that this process started them."""
+def set_parent() -> None:
+    """Set CHARGPT_PARENT: the ranks that Lightning starts see that this process is their parent."""
     os.environ["CHARGPT_PARENT"] = str(os.getpid())
 
 
 def end_with(parent: int) -> None:
-    """On Linux, have the kernel kill this process when `parent` ends, even if this process hangs."""
+    """On Linux, make the kernel kill this process when the process `parent` ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 
 
-def disown() -> None:
+def unset_parent() -> None:
     """Unset CHARGPT_PARENT so that later children are not taken for ranks of this run."""
     if os.environ.get("CHARGPT_PARENT") == str(os.getpid()):
         del os.environ["CHARGPT_PARENT"]
 
 
 def started_by_another_rank() -> bool:
-    """Whether rank 0 started this process, not torchrun or SLURM, which end their processes themselves."""
+    """Whether rank 0 started this process. If torchrun or SLURM did, they also end it."""
     return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
 
 
@@ -132,29 +128,29 @@ def cores() -> int:
 
 
 def limit_spinning() -> None:
-    """Have idle OpenMP threads sleep sooner, in this process and its children; call before torch is loaded.
+    """Let waiting OpenMP threads sleep sooner, in this process and its children. Call this before torch is loaded.
 
-    Nothing is done where the user has chosen, and on systems whose torch has another OpenMP than GNU's.
+    Do nothing if the user has set an environment variable for it, or if torch does not use GNU's OpenMP.
     """
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory that a batch frees for the next batch.
+    """Make glibc keep freed memory for the next batch.
 
-    By default it returns large blocks to the system, which zeroes each page when they are allocated again
-    (docs/experiments.md has the cost). Nothing is done without glibc.
+    By default glibc returns large blocks to the system, which zeroes each page when it is allocated again
+    (docs/experiments.md has the cost).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
         mallopt(trim_threshold, 2**30)
-        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # limit of old versions
+        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # 2**25 is the maximum of old versions
 
 
-def end_with_parent() -> None:
-    """Ignore Ctrl-C and exit when the parent process ends; for worker processes of multiprocessing."""
+def init_worker() -> None:
+    """Set up a worker of multiprocessing: ignore Ctrl-C, and exit when the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""Progress of slow work. Imports nothing heavy."""
+"""Show the progress of slow work. Imports nothing heavy."""
 
 import os
 import sys
@@ -24,14 +24,14 @@ LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal a thread shows a bar, or the elapsed time without `total`, and removes it at the end. Elsewhere it
-    prints a line to standard error every `LINE_SECONDS`, later less often.
+    In a terminal a thread shows a bar until the block ends; without `total`, the bar is the elapsed time. Without a
+    terminal the thread prints a line to standard error every `LINE_SECONDS`, later less often.
 
     Args:
-        what: is being done, in a word or two.
-        total: amount of work; 0: unknown.
-        unit: of `total`, such as `B`.
-        lines: whether to print lines where there is no terminal.
+        what: a word or two for the work, such as `reading`.
+        total: amount of work; 0 if nobody knows it yet.
+        unit: unit of `total`, such as `B`.
+        lines: whether to print lines without a terminal.
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
@@ -56,16 +56,16 @@ class Progress:
         self.count += done
 
     def reset(self) -> None:
-        """Count from 0 again; pooch calls this at the end of a download."""
+        """Count from 0 again. pooch calls `reset` and `close` at the end of a download."""
         self.count = 0.0
 
     def close(self) -> None:
-        """Do nothing; pooch calls this at the end of a download."""
+        """Do nothing."""
 
     def _show(self) -> None:
         if self._over.wait(PATIENCE_SECONDS):
             return
-        with suppress(OSError):  # the reader has left
+        with suppress(OSError):  # the reader of standard error has left
             if sys.stderr.isatty():
                 self._show_bar()
             elif self.lines:
@@ -103,12 +103,12 @@ class Progress:
 
 
 def hidden() -> AbstractContextManager[None]:
-    """Return a context in which bars are hidden, for printing to a terminal."""
+    """Return a context in which bars are hidden, so that one can print to the terminal."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # only loaded once there is a bar
     return bars.external_write_mode() if bars else nullcontext()
 
 
 def discard(out: TextIO) -> None:
-    """Send a stream whose reader has left to /dev/null, with what it still buffers."""
-    with suppress(OSError):  # in a test, it is not a file
+    """Send a stream whose reader has left to /dev/null, including the text in its buffer."""
+    with suppress(OSError):  # a stream of a test is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

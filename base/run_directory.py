@@ -15,13 +15,14 @@ from base import processes
 from base.errors import InputError, one_line
 
 RUNS = Path("runs")
-DEBUG = "debug-"  # scratch runs: replaced by the next run of the same name, skipped when no run is named
+DEBUG = "debug-"  # a scratch run: replaced by the next run of the same name, never chosen when no run is named
 
 
 def new_name(settings: str) -> str:
-    """Make up a name, the same in all processes: from the time, or from the job's id and a hash of `settings`.
+    """Make up a run's name that is the same in all its processes.
 
-    A restarted job finds each of its runs by `settings`, the configuration as text.
+    The name is the time. In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration
+    as text: so a restarted job finds each of its runs again.
     """
     if "CHARGPT_RUN" not in os.environ:
         identity = processes.identity()
@@ -46,7 +47,7 @@ def model_of(run: Path, name: str) -> Path:
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Read a run's summary.json; empty if it is missing or unreadable."""
+    """Return the content of a run's summary.json, or {} if the file is missing or unreadable."""
     try:
         summary = json.loads((run / "summary.json").read_text("utf-8"))
         return summary if isinstance(summary, dict) else {}
@@ -61,17 +62,17 @@ def all_runs() -> list[Path]:
 
 def unfinished() -> list[Path]:
     """List the runs that have not finished, without scratch runs, the most recently written first."""
-    over, begun = ("finished", "pruned"), _newest_first("config.yaml", "checkpoints/*.ckpt")
-    return [run for run in begun if summary_of(run).get("status") not in over and not is_debug(run.name)]
+    runs = [run for run in _newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
+    return [run for run in runs if summary_of(run).get("status") not in ("finished", "pruned")]
 
 
 def _newest_first(*patterns: str) -> list[Path]:
-    """List the runs that have such files, including trials of sweeps, the most recently written first."""
+    """List the runs with files that match `patterns`, the most recently written first."""
 
     def written(run: Path) -> int:
         times = [0]
         for file in (file for pattern in patterns for file in run.glob(pattern)):
-            with suppress(OSError):  # the run that is training there has just removed it
+            with suppress(OSError):  # the running process has just removed the file
                 times.append(file.stat().st_mtime_ns)
         return max(times)
 
@@ -81,7 +82,7 @@ def _newest_first(*patterns: str) -> list[Path]:
 
 
 def lacks_checkpoints(run: Path) -> bool:
-    """Whether a run has a trained model but no checkpoint: starting it at step 0 would overwrite the model."""
+    """Whether a run has a model but no checkpoint. To start it at step 0 would overwrite the model."""
     return model_of(run, "best").exists() and not any((run / "checkpoints").glob("*.ckpt"))
 
 
@@ -91,7 +92,7 @@ def is_debug(name: str) -> bool:
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Find the run directory that `resume` means.
+    """Find the run directory that `resume=` names.
 
     Args:
         resume: `auto` with a name, a run directory or a checkpoint file.
@@ -113,7 +114,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     path = Path(resume)
     try:
         found = path.exists()
-        whole = path if path.name and path.parent.name else path.resolve()
+        whole = path if path.name and path.parent.name else path.resolve()  # of `.` or `last.ckpt`, for its parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         raise InputError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
@@ -128,10 +129,12 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
 
 def check_free(name: str) -> None:
-    """Raise an `InputError` if a run of that name exists, unless it is a scratch run, or cannot be made."""
+    """Raise an `InputError` unless a new run can have this name. A scratch run may replace an older one."""
     run = RUNS / name
     _check_place(run, name)
-    if not os.path.lexists(run) or run.is_dir() and not run.is_symlink() and (is_debug(name) or _is_left_over(run)):
+    if not os.path.lexists(run):
+        return
+    if run.is_dir() and not run.is_symlink() and (is_debug(name) or _is_left_over(run)):
         return
     if (run / "config.yaml").exists():
         typed = shlex.quote(f"name={name}")
@@ -140,17 +143,19 @@ def check_free(name: str) -> None:
 
 
 def _is_left_over(run: Path) -> bool:
-    """Whether a directory only has what a process leaves that is killed before it writes config.yaml."""
+    """Whether a directory holds only the files of a process that was killed before it wrote config.yaml."""
     return all(path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.iterdir())
 
 
 def _check_checkpoints(run: Path, typed: str) -> None:
+    """Raise an `InputError` if `run`, which the user named with `typed`, cannot resume for lack of a checkpoint."""
     if lacks_checkpoints(run):
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{typed}: has a model but no checkpoint; {start} starts another run from its model")
 
 
 def _check_place(run: Path, name: str) -> None:
+    """Raise an `InputError` if `name` is a sweep or lies inside another run."""
     if is_sweep(run):
         raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
     if "/" in name and (run.parent / "config.yaml").exists():
@@ -163,41 +168,41 @@ def is_sweep(directory: Path) -> bool:
 
 
 def name_of(run: Path) -> str:
-    """Return the run's value of `name=`: SWEEP/TRIAL for a trial."""
+    """Return the name that `name=` gave to a run; SWEEP/TRIAL for a trial."""
     whole, inside = run.resolve(), RUNS.resolve()
     return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
 
 
-def rank_of(run: Path) -> float:
-    """Return the validation bits per character of the best checkpoint; infinite if there is none.
+def val_bpc_of(run: Path) -> float:
+    """Return the validation bits per character of a run's best checkpoint, or infinity if there is none.
 
-    Runs are compared by it and not by their loss, which depends on the tokenizer.
+    Unlike losses, bits per character can be compared between tokenizers.
     """
     bits = summary_of(run).get("val_bpc")
     return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
 
 
 def find_model(argument: str | None) -> Path:
-    """Find a model file: the best of a run, and of a sweep that of its best trial.
+    """Find a model file. Of a run, this is its best model; of a sweep, the best model of its best trial.
 
     Args:
-        argument: a model file, a training checkpoint beside one, the directory or name of a run or a sweep, or None
-            for the newest run.
+        argument: a model file; a training checkpoint, for the model beside it; the directory or name of a run or a
+            sweep; or None, for the newest run.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such model.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
             raise InputError(
-                f"no run in {RUNS}/ yet; make one with `{processes.here('python')} train.py`, or name a model file"
+                f"no run in {RUNS}/ yet; make one with `{processes.command('python')} train.py`, or name a model file"
             )
         return _best(runs[0])
     path = Path(argument)
     try:
         if path.suffix == ".ckpt" and path.is_file():
-            last = path.stem == "last" or path.stem.startswith("step-")
+            last = path.stem == "last" or path.stem.startswith("step-")  # not a checkpoint that was renamed
             return _first_model(path, [path.with_name("last.safetensors" if last else "best.safetensors")])
         if path.is_file():
             return path
@@ -211,8 +216,8 @@ def find_model(argument: str | None) -> Path:
 
 def _best(run: Path) -> Path:
     if is_sweep(run):
-        trial = min((path.parent for path in run.glob("*/summary.json")), key=rank_of, default=run)
-        if rank_of(trial) == math.inf:
+        trial = min((path.parent for path in run.glob("*/summary.json")), key=val_bpc_of, default=run)
+        if val_bpc_of(trial) == math.inf:
             raise InputError(f"{run}: no trial of this sweep has finished yet; name one of them")
         run = trial
     folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run

@@ -8,7 +8,7 @@ from typing import Any
 from base import processes
 from base.errors import InputError
 
-_held: dict[Path, Any] = {}  # this process' directory and its lock
+_held: dict[Path, Any] = {}  # the directories that this process has locked, and their locks
 
 
 def lock(run: Path) -> None:
@@ -27,8 +27,8 @@ def lock(run: Path) -> None:
 
 
 def release() -> None:
-    """Unlock the directory; later child processes are not ranks of this run."""
-    processes.disown()
+    """Unlock the directories that this process has locked; its later children are not ranks of this run."""
+    processes.unset_parent()
     while _held:
         _held.popitem()[1].release()
 
@@ -55,7 +55,7 @@ def _acquire(run: Path) -> Any | None:
 
 
 def in_use(run: Path) -> bool:
-    """Whether another process is training there."""
+    """Whether another process has locked the directory of `run`."""
     acquired = _acquire(run)
     if acquired is not None:
         acquired.release()

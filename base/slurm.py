@@ -29,7 +29,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """Have SLURM's SIGUSR1 requeue the job, as long as there is nothing to save."""
+    """Requeue the job and exit on SLURM's SIGUSR1; a run that has begun handles the signal itself."""
 
     def leave(number: int, _: Any) -> None:
         if processes.rank() == 0:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from base.options import shown
+from base.options import spell
 from conf.files import choice_values
 from conf.keys import HOW, PLUGGED, leaves
 from conf.plugins import options
@@ -33,7 +33,7 @@ def differences(config: Config) -> list[Difference]:
     """List the settings that differ from the defaults, whether they were typed or chosen automatically."""
     values, defaults = to_dict(config), to_dict(plain())
     found = [
-        Difference(key, shown(value), shown(default))
+        Difference(key, spell(value), spell(default))
         for (key, value), (_, default) in zip(leaves(values), leaves(defaults), strict=True)
         if value != default and key not in (*HOW, *PLUGGED)
     ]
@@ -50,7 +50,7 @@ def overrides(config: Config) -> list[str]:
 def _plugged(group: str, chosen: dict[str, Any], default: dict[str, Any]) -> Iterator[Difference]:
     """Compare the plug-ins of a group, such as callbacks, with the defaults: their names first, then single options."""
     if list(chosen) != list(default):
-        yield Difference(group, shown(list(chosen)) if chosen else "none", shown(list(default)))
+        yield Difference(group, spell(list(chosen)) if chosen else "none", spell(list(default)))
     for name, arguments in chosen.items():
         own = options(group, name)
         for key in own:
@@ -62,4 +62,4 @@ def _quoted(value: Any) -> str:
     """Quote a value for Hydra's grammar."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
-    return shown(value)
+    return spell(value)

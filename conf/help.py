@@ -1,7 +1,7 @@
 """The text of `train.py --help` and `train.py --help=all`."""
 
-from base.options import allowed, shown
-from base.processes import here
+from base.options import allowed, spell
+from base.processes import command
 from conf.files import groups
 from conf.keys import SEARCH, fields
 
@@ -26,11 +26,11 @@ group=preset takes all settings of conf/<group>/<preset>.yaml. These are the pre
 
 def usage(everything: bool) -> str:
     """Return the help: tasks and groups, and on request every key with its default, meaning and range."""
-    tasks = TASKS.replace("python train.py", f"{here('python')} train.py")
+    tasks = TASKS.replace("python train.py", f"{command('python')} train.py")
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:
         more = "train.py --help=all lists every key with its default, meaning and range"
-        return "\n".join([*lines, "", f"{here('python')} {more}"])
+        return "\n".join([*lines, "", f"{command('python')} {more}"])
     section = None
     for key, (hint, field) in (fields() | SEARCH).items():
         if "help" not in field.metadata:
@@ -40,5 +40,5 @@ def usage(everything: bool) -> str:
             section = group
             lines += ["", group or "run"]
         default = field.default_factory() if callable(field.default_factory) else field.default
-        lines.append(f"  {f'{key}={shown(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
+        lines.append(f"  {f'{key}={spell(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.errors import HydraException
 
 from base.errors import InputError, nearest, one_line
-from base.options import shown
+from base.options import spell
 from conf.files import choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
 from conf.keys import LITERAL, PLUGGED, SEARCH, fields
@@ -180,7 +180,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         several = isinstance(value, list) and key in ("callbacks", "logger")
         for choice in value if several else [value]:
             if choice not in choices[key]:
-                text = shown(choice)
+                text = spell(choice)
                 hint = nearest(text, choices[key])
                 if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
                     hint = f"; for your own text: data.path={text}"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, nearest, one_line
-from base.options import shown
+from base.options import spell
 from conf.keys import HOW, fields, leaves, set_leaf
 from conf.schema import MAX_YAML, Config, from_dict, from_yaml, to_dict, to_yaml
 
@@ -65,7 +65,7 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
         free.append("model.context")
     wrong = [key for key in trained if key in keys and key not in free and new[key] != trained[key]]
     if wrong:
-        listed = ", ".join(f"{key}={shown(new[key])} (the model has {shown(trained[key])})" for key in wrong)
+        listed = ", ".join(f"{key}={spell(new[key])} (the model has {spell(trained[key])})" for key in wrong)
         raise InputError(f"init_from={typed.init_from}: cannot change {listed}")
     for key in trained.keys() - (set(free) & set(keys)):
         set_leaf(values, key, trained[key])
@@ -82,7 +82,7 @@ def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
     chosen += ["model.", "data.tokenizer"] if typed.init_from else []
     longer = "trainer.max_steps" in keys and typed.trainer.max_steps > old.trainer.max_steps
     return [
-        f"{key}={shown(ours[key])} (the run has {shown(theirs[key])})"
+        f"{key}={spell(ours[key])} (the run has {spell(theirs[key])})"
         for key in ours
         if (RULES[key] != "free" or key in ("data.path", "data.corpus", "trainer.max_steps"))
         and ours[key] not in (theirs[key], "auto")
@@ -116,7 +116,7 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
     fixed = [name for name in differing if is_fixed(name)]
-    listed = ", ".join(f"{name}={shown(now[name])} (the run has {shown(before.get(name))})" for name in differing)
+    listed = ", ".join(f"{name}={spell(now[name])} (the run has {spell(before.get(name))})" for name in differing)
     if fixed:
         raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
     for name in filter(is_fixed, allow):

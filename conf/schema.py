@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from base.errors import InputError, nearest
-from base.options import as_float, check, fits, option, shown
+from base.options import as_float, check, fits, option, spell
 from conf.plugins import checked, entry
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
@@ -80,7 +80,7 @@ class TrainerConfig:
         number, listed = fits(self.devices, int, {"least": 1}), fits(self.devices, list[int], {"least": 0})
         if not (self.devices == "auto" or number or (listed and self.devices)):
             raise InputError(
-                f"trainer.devices={shown(self.devices)}: must be auto, a whole number, at least 1, "
+                f"trainer.devices={spell(self.devices)}: must be auto, a whole number, at least 1, "
                 "or a list of device numbers such as [0,1]"
             )
         if self.strategy == "fsdp" and self.precision == "64-true":
@@ -177,7 +177,7 @@ class Config:
         if not isinstance(self.launcher, dict):
             raise InputError("launcher: must be a mapping")
         # Hydra and YAML read true and false as booleans; store the word.
-        object.__setattr__(self, "compile", shown(self.compile))
+        object.__setattr__(self, "compile", spell(self.compile))
         parts = [] if self.name is None else self.name.split("/")
         if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
             raise InputError(f"name={self.name!r}: must be the name of a directory in runs/, or SWEEP/TRIAL")
@@ -208,7 +208,7 @@ def _build(kind: type, values: Any, prefix: str) -> Any:
     """Build a dataclass from nested dicts; convert whole numbers in its float fields."""
     hints = typing.get_type_hints(kind)
     if not isinstance(values, dict):
-        raise InputError(f"config: {prefix.rstrip('.')}={shown(values)}: must be a mapping of keys to values")
+        raise InputError(f"config: {prefix.rstrip('.')}={spell(values)}: must be a mapping of keys to values")
     built = {}
     for key, value in values.items():
         if key not in hints:

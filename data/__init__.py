@@ -1,1 +1,1 @@
-"""From text to batches."""
+"""Read a text, encode it and make batches of its tokens."""

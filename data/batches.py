@@ -1,9 +1,10 @@
-"""From tokens to batches, as pure functions without state.
+"""Make training batches and evaluation windows of tokens.
 
-Training batch k depends on (seed, k) alone, so a run can be resumed at any step, and micro-batches and ranks are slices
-of the rows of a batch. Evaluation counts every target exactly once.
+Training batch k depends on the text, the seed and k alone. So a run can be resumed at any step, and each rank takes a
+slice of the batch's rows. Evaluation counts every target exactly once.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,23 +14,23 @@ from data.order import window_starts
 from data.text import ShardedTokens
 
 CHUNK = 2**28  # tokens copied to a GPU at once
-STEPS = 64  # steps whose windows are computed at once
-VALIDATION_CHARACTERS = 2**16  # of a larger validation split, before the last step: in evenly spaced windows
-EVALUATION_BATCH = 2**11  # characters per batch of evaluation windows: keeps two cores busy and fits into their caches
+STEPS = 64  # training steps whose window starts are copied to a GPU at once
+VALIDATION_CHARACTERS = 2**16  # tokens of the validation split that are evaluated before the last step
+EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
 def train_batch(
     tokens: np.ndarray | ShardedTokens, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
-    """Return rows of batch `step` as windows of context + 1 tokens: inputs and, shifted by one, targets.
+    """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
 
     Args:
         tokens: the text, one-dimensional, of any integer type, or in shards.
-        seed: of the run.
+        seed: seed of the run.
         step: optimizer step, from 0.
         batch: windows per step over all micro-batches and ranks.
         context: window length in tokens.
-        rows: of this rank or micro-batch, out of `batch`.
+        rows: which of the `batch` rows to return.
 
     Returns:
         (rows, context + 1) int64.
@@ -44,7 +45,7 @@ def train_batch(
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Copy a text to a GPU, in 1 or 4 bytes per token, if that takes at most `max_bytes`; else return it as it is."""
+    """Copy a text to a GPU with 1 or 4 bytes per token. Return `tokens` if the copy would exceed `max_bytes`."""
     narrow = tokens.dtype == np.uint8
     if len(tokens) * (1 if narrow else 4) > max_bytes:
         return tokens
@@ -59,7 +60,7 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
 def batches_on_device(
     tokens: torch.Tensor, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches of `train_batch` from `step` on, of a text on a GPU.
+    """Yield the batches that `train_batch` returns from `step` on, from a text on a GPU.
 
     Only the starts of the windows are copied to the GPU, for many steps at once.
     """
@@ -72,10 +73,10 @@ def batches_on_device(
             step += 1
 
 
-def validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many tokens of a validation split of that length to evaluate, at most `most`.
+def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
+    """Return how many of the `split` tokens of a validation split to evaluate: at most `most`.
 
-    The last validation covers the whole split, unless the run has trained on fewer tokens than that.
+    The last validation covers the whole split if the run has trained on at least as many tokens.
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
@@ -98,21 +99,21 @@ def evaluation_windows(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Cover a text with windows so that every token but the first is predicted and counted exactly once.
 
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride windows overlap, and all but the first
-    count their last `stride` targets only, each of which has at least context - stride earlier tokens as context.
+    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Every window but the
+    first then counts its last `stride` targets only: each of these sees at least context - stride earlier tokens.
 
     Args:
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: from one window to the next; None is `context`.
-        rank: of this process; together the ranks count every target once.
-        ranks: how many share the work.
-        most: count at most this many targets, but at least one window: whole windows, evenly spaced, with the first.
+        stride: tokens from one window to the next; None is `context`.
+        rank: rank of this process; together the ranks count every target once.
+        ranks: number of processes that share the work.
+        most: maximum number of counted targets. The first window is always taken, the others are evenly spaced.
 
     Yields:
-        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank the same
-        number of batches; padding is not counted and holds any tokens of the text.
+        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
+        same number of batches. Padding holds any tokens of the text and is not counted.
 
     Raises:
         ValueError: a stride below 1 or above `context`.
@@ -121,7 +122,7 @@ def evaluation_windows(
     if not 1 <= stride <= context:
         raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
     # The first window counts `context` targets, each further one `stride`; the last may count fewer.
-    windows = 0 if len(tokens) < 2 else 1 + max(0, -(-(len(tokens) - 1 - context) // stride))
+    windows = 0 if len(tokens) < 2 else 1 + max(0, math.ceil((len(tokens) - 1 - context) / stride))
     wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
     wanted = min(wanted, windows)
     chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)

@@ -1,8 +1,8 @@
-"""Documents and how to read them, streamed in chunks: a text may be far larger than memory.
+"""Read the documents of a corpus in chunks: a text may be far larger than memory.
 
-- characters (`data.tokenizer=char`): decoded with `data.encoding`; a byte order mark at the start is dropped; CRLF and
-  lone CR become LF.
-- bytes (`data.tokenizer=byte`): the bytes of the file, unchanged.
+- With `data.tokenizer=char` a document is decoded with `data.encoding`. A byte order mark at the start is dropped; CRLF
+  and lone CR become LF.
+- With `data.tokenizer=byte` a document is the bytes of its file, unchanged.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from typing import IO
 from base.errors import InputError, printable
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
-Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # downloads a file to a path, opens it, deletes it
+Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # downloads a file to a path; deletes it when it is closed
 
 
 class DataError(InputError):
@@ -30,15 +30,15 @@ class DataError(InputError):
 class Document:
     """One text of a corpus."""
 
-    name: str  # its path within the corpus
-    path: Path
-    member: str | None = None  # its name if `path` is a zip
-    address: str = ""  # of a copy, where it is from, for messages
-    fetch: Fetch | None = None  # of a remote text, which is not on this disk
+    name: str  # path within the corpus
+    path: Path  # of the file; where to put the temporary copy of a remote document
+    member: str | None = None  # name of the document inside the zip `path`
+    address: str = ""  # address of a remote document
+    fetch: Fetch | None = None  # downloads a remote document
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """The document's name in messages."""
         return printable(self.address or self.path)
 
     @contextmanager
@@ -57,7 +57,7 @@ class Document:
                 with open(self.path, "rb") as file:
                     yield file
             else:
-                # Not extracted, so that no half-extracted file can exist.
+                # Read inside the zip: an interrupted extraction could leave half a file.
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                     yield file
         except OSError as error:
@@ -68,22 +68,22 @@ class Document:
 class Corpus:
     """Documents and how they are read."""
 
-    name: str  # in messages, such as `Python 3.11.7 standard library` or `book.txt`
+    name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
     documents: tuple[Document, ...]  # sorted by name
     encoding: str | None  # of the files; None reads bytes
-    python: str = ""  # version of the Python whose standard library this is; comments and rulers are then dropped
+    python: str = ""  # version of Python if this is its standard library; `without_rulers` then drops some lines
 
     def size(self) -> int:
-        """Bytes of all documents, compressed ones as they are."""
+        """Bytes of all files; a zip counts with its compressed size."""
         return sum(document.path.stat().st_size for document in self.documents)
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Size and time of the last change of each file, which tell that it has changed."""
+        """Size and modification time of each file: they differ when a file has changed."""
         stats = [document.path.stat() for document in self.documents]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
-        """SHA-256 over the names and the bytes of all documents, in hexadecimal; of a single one, without its name."""
+        """SHA-256 of the names and bytes of all documents, in hexadecimal; of a single document, without its name."""
         total = hashlib.sha256()
         for document in self.documents:
             with document.open() as file:
@@ -100,7 +100,7 @@ class Corpus:
         """Stream a document: chunks of str, or of bytes where `encoding` is None.
 
         Raises:
-            DataError: the file cannot be read, or is not in `encoding` (with the offset in the file).
+            DataError: the file cannot be read, or is not in `encoding`; the message has the offset in the file.
         """
         with document.open() as file:
             if self.python:
@@ -125,20 +125,25 @@ def decode(
 ) -> Iterator[str]:
     """Decode a file in chunks, without byte order mark, with LF line ends.
 
-    `tick` is called with the number of bytes just read; `name` of the file and `option` of the encoding are for errors.
+    Args:
+        file: the open file.
+        name: name of the file, for errors.
+        encoding: encoding of the file.
+        tick: called with the number of bytes after each read.
+        option: option that sets the encoding, for errors.
 
     Raises:
-        DataError: not in `encoding` (with the offset in the file), or there is no such encoding.
+        DataError: the file is not in `encoding`, or no such encoding exists.
     """
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise DataError(f"{option}{encoding}: is no encoding of text files") from None
-    offset, chunk, begin, at_start = 0, b"", b"", True
+    offset, chunk, first, at_start = 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
-            begin = begin or chunk
+            first = first or chunk
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
@@ -148,16 +153,16 @@ def decode(
         yield decoder.decode(b"", final=True)
         return
     except UnicodeDecodeError as error:
-        # The decoder's input may begin in an earlier chunk, but ends where reading stopped.
+        # error.object may begin with the end of the chunk before. It ends at `offset`, where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
-    if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
-    elif order := utf16_order(begin):
+    elif order := utf16_order(first):
         likely = f"utf-16-{order}, which it looks like"
-    elif is_binary(begin) or is_binary(chunk):
+    elif is_binary(first) or is_binary(chunk):
         way = "; data.tokenizer=byte reads any file" if option.startswith("data.") else ""
         raise DataError(f"{printable(name)}: is a binary file, not text: {what}{way}")
     else:
@@ -166,7 +171,7 @@ def decode(
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Return `le` or `be` if bytes look like UTF-16 without a mark, where NUL is always the same half; else nothing."""
+    """Return `le` or `be` if every second byte is often NUL, as in UTF-16 without a byte order mark; else nothing."""
     first, second = chunk[::2].count(0), chunk[1::2].count(0)
     if bool(first) == bool(second) or first + second < len(chunk) / 100:
         return ""
@@ -174,7 +179,7 @@ def utf16_order(chunk: bytes) -> str:
 
 
 def is_binary(chunk: bytes) -> bool:
-    """Whether bytes are no text in a superset of ASCII: a NUL, or more than one control character in a hundred."""
+    """Whether bytes hold a NUL or more than 1 % control characters, as text in a superset of ASCII does not."""
     controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
@@ -183,6 +188,6 @@ RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal punctuation marks of
 
 
 def without_rulers(source: str) -> str:
-    """Drop comment-only lines and rulers (five or more equal punctuation marks): samples collapse into them."""
+    """Drop comment lines and rulers (five or more equal punctuation marks): models repeat them endlessly in samples."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))

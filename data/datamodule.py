@@ -1,4 +1,4 @@
-"""The LightningDataModule."""
+"""Load training batches and validation windows for Lightning."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import EVALUATION_BATCH, batches_on_device, evaluation_windows, on_device, train_batch, validated
+from data.batches import EVALUATION_BATCH, batches_on_device, evaluation_windows, num_validated, on_device, train_batch
 from data.config import DataConfig
 from data.text import Text
 
@@ -19,7 +19,7 @@ RESIDENT = 0.25  # fraction of a GPU's free memory that a text may take
 
 
 class _Batches(IterableDataset):
-    """Batches from a function that is called for each pass over them."""
+    """Iterate over the batches that `make` returns; each pass calls `make` once."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -30,14 +30,14 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """A constant, which Lightning needs to resume within an epoch; there is only one epoch."""
+        """Return a constant. There is one endless epoch, and Lightning can resume within it only if it has a length."""
         return ENDLESS
 
 
 class TextDataModule(L.LightningDataModule):
     """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
 
-    If the text fits into the memory of a CUDA GPU, it is copied there and batches are gathered there.
+    If the text fits into the memory of a CUDA GPU, it is copied to the GPU, and the GPU gathers the batches.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -63,13 +63,13 @@ class TextDataModule(L.LightningDataModule):
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 
-    def validated(self) -> int:
+    def num_validated(self) -> int:
         """Return the number of tokens that a validation at this step evaluates, over all devices."""
         assert self.trainer is not None
         step = self.trainer.global_step
         trained = step * self.config.batch * self.context
         last = step >= self.trainer.max_steps
-        return validated(len(self.text.validation), trained, last, self.config.val_tokens)
+        return num_validated(len(self.text.validation), trained, last, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
         """Load this device's share of the validation windows, in the same order every time."""
@@ -83,7 +83,7 @@ class TextDataModule(L.LightningDataModule):
                 max(1, EVALUATION_BATCH // self.context),
                 rank=trainer.global_rank,
                 ranks=trainer.world_size,
-                most=self.validated(),
+                most=self.num_validated(),
             )
 
         return DataLoader(_Batches(windows), batch_size=None)

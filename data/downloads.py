@@ -1,4 +1,4 @@
-"""Built-in corpora that are downloaded once, and where they are cached."""
+"""Download built-in corpora once, and choose the cache folder."""
 
 import logging
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from data.corpus import CHUNK, DataError
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A text on the web."""
+class Download:
+    """A built-in corpus on the web."""
 
     url: str
     sha256: str  # of the file
     member: str | None = None  # name of the text if the file is a zip
 
 
-REMOTE = {
-    "shakespeare": Remote(
+DOWNLOADS = {
+    "shakespeare": Download(
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     ),
-    "enwik8": Remote(
+    "enwik8": Download(
         "http://mattmahoney.net/dc/enwik8.zip",
         "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
         "enwik8",
     ),
-    "text8": Remote(
+    "text8": Download(
         "http://mattmahoney.net/dc/text8.zip",
         "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
         "text8",
     ),
 }
-REMOTE_NAMES = {"shakespeare": "tiny Shakespeare"}
+NAMES = {"shakespeare": "tiny Shakespeare"}  # in messages, if not the key
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -46,12 +46,12 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def download(name: str, folder: Path) -> Path:
-    """Return the file of `REMOTE[name]` in `folder`; download it if it is missing, and check its sha256.
+    """Return the file of `DOWNLOADS[name]` in `folder`. Download it if it is missing, and check its sha256.
 
     Raises:
         DataError: one line with the address, the file, the reason and what to do.
     """
-    remote = REMOTE[name]
+    remote = DOWNLOADS[name]
     file_name = name + (".zip" if remote.member else ".txt")
     pooch.get_logger().setLevel(logging.WARNING)
     try:

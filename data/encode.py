@@ -1,7 +1,7 @@
 """Read a corpus twice: first to make the tokenizer, then to encode the text into files.
 
-The folder of a text has `train.bin`, `validation.bin`, `test.bin` (tokens as uint8 or uint16, nothing else) and
-`meta.json`.
+The folder of an encoded text has `meta.json` and `train.bin`, `validation.bin`, `test.bin`: the tokens as uint8 or
+uint16.
 """
 
 import json
@@ -17,7 +17,7 @@ from base.errors import printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress
 from data.corpus import Corpus, DataError
-from data.text import SPLITS, Part, cuts
+from data.splits import SPLITS, Part, split_documents
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
@@ -27,26 +27,26 @@ Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]]  # tokens and 
 
 def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> tuple[list[int], str]:
     """First pass: return the length of each document, and the sorted distinct characters (or bytes) of all."""
-    sizes, low, others = [], b"", np.zeros(0x110000, bool)
+    sizes, single, seen = [], b"", np.zeros(0x110000, bool)  # `single`: distinct bytes of ASCII or binary chunks
     for document in corpus.documents:
         size = 0
         for chunk in corpus.read(document, tick):
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                if not others.take(points, mode="clip").all():  # reading is far faster than writing
-                    others[points] = True
+                if not seen.take(points, mode="clip").all():  # far faster than writing each time
+                    seen[points] = True
             else:
                 raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # Deleting the bytes seen so far usually leaves nothing: far faster than looking at each byte.
-                low += bytes(set(raw.translate(None, low)))
+                # `translate` deletes the bytes that are in `single` already, which is far faster than a set of all.
+                single += bytes(set(raw.translate(None, single)))
         sizes.append(size)
-    others[list(low)] = True
-    return sizes, "".join(map(chr, np.flatnonzero(others)))
+    seen[list(single)] = True
+    return sizes, "".join(map(chr, np.flatnonzero(seen)))
 
 
 def make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bool) -> Tokenizer:
-    """Make the tokenizer of a corpus, or raise `DataError`."""
+    """Make the tokenizer of a corpus. If documents are `joined`, its vocabulary has the newline between them."""
     if not characters:
         raise DataError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -61,10 +61,13 @@ def make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bo
         raise DataError(f"{corpus.name}: {error}") from None
 
 
-def pieces(
+def encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Callable[[int], object] = lambda size: None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Second pass: yield the tokens of each split, in the order of the text, with a newline between documents."""
+    """Second pass: yield (split, tokens) in the order of the text, with a newline between the documents of a split.
+
+    `parts_of` has the parts of each document.
+    """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
         position = 0
@@ -80,10 +83,10 @@ def pieces(
             position += len(tokens)
 
 
-def encode(
+def encode_corpus(
     corpus: Corpus, stamps: list[tuple[int, int]], shares: list[float], extra_chars: str, folder: Path
 ) -> Encoded:
-    """Encode a corpus, whose files had these `stamps` when they were hashed, into `folder`, atomically.
+    """Encode a corpus into `folder`, atomically. `stamps` are those of its files when they were hashed.
 
     Raises:
         DataError: the text cannot be read or used.
@@ -97,12 +100,12 @@ def encode(
             tokenizer = make_tokenizer(corpus, characters, extra_chars, joined)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
-                yield from pieces(corpus, cuts(corpus, sizes, shares), tokenizer, progress.update)
+                yield from encode_parts(corpus, split_documents(corpus, sizes, shares), tokenizer, progress.update)
                 if corpus.stamps() != stamps:
                     raise changed
 
             save(folder, tokenizer, encoded())
-    except UnknownCharacter:  # the first pass has seen every character there was
+    except UnknownCharacter:  # was not there in the first pass
         raise changed from None
     return load_saved(folder)
 
@@ -136,15 +139,15 @@ def save(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
                     counts[split] += count_characters(piece, isinstance(tokenizer, ByteTokenizer))
             meta = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
             (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
-            if load(folder) is None:
+            if load(folder) is None:  # damaged, not the work of another process
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        if load(folder) is None:  # else another process was faster
+        if load(folder) is None:  # else another process has written the same text
             raise
 
 
 def count_characters(tokens: np.ndarray, are_bytes: bool) -> int:
-    """Count the characters that begin in these tokens: all, or of bytes those that are not 10xxxxxx."""
+    """Count characters: each token is one, but bytes 10xxxxxx of UTF-8 continue a character."""
     return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if are_bytes else 0)
 
 

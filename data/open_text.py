@@ -1,6 +1,6 @@
 """Open a text: split and encode it once, then map it from `<cache>/encoded/<fingerprint>/`.
 
-The fingerprint covers the content of the text. So the text itself is hashed at every start, and a change is noticed.
+The fingerprint includes a hash of the text, which is computed at every start. So a changed text is encoded again.
 """
 
 import hashlib
@@ -11,22 +11,23 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import DataError
 from data.downloads import cache_dir
-from data.encode import FORMAT, cannot_save, encode, load
+from data.encode import FORMAT, cannot_save, encode_corpus, load
 from data.sources import is_remote, open_corpus
-from data.text import SPLITS, Text, check_lengths
+from data.splits import SPLITS, check_lengths
+from data.text import Text
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_before: bool = False) -> Text:
     """Open the text that `config` names, encoded and split, from the cache if it is there.
 
-    40 documents or more, such as the standard library, are split by file (see `split_by_file`); of fewer, each document
-    is cut into three parts. The pieces of a split are joined by one newline.
+    At least 40 documents, such as the standard library, are split by file (see `split_by_file`). With fewer, each
+    document is divided into three parts. The parts of a split are joined by newlines.
 
     Args:
         config: source, split and tokenizer.
-        context: longest window in tokens; train and validation must hold at least one window and its targets.
-        extra_chars: added to the vocabulary of characters, whether the text has them or not.
-        as_before: of a remote text, refuse documents that have changed, instead of reading them again.
+        context: window length in tokens; train and validation must each have at least context + 1 tokens.
+        extra_chars: characters to add to the vocabulary, whether the text has them or not.
+        as_before: whether to refuse remote documents that have changed; otherwise they are read again.
 
     Raises:
         DataError: one line that says what is wrong with the text and what is needed.
@@ -41,18 +42,18 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_bef
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Use the first `length` training tokens as validation and test, and `2 * context` more as training text."""
+    """Use the first `length` training tokens as validation and test split, and to train on."""
     if length <= context:
         raise DataError(f"data.overfit={length}: must be above model.context={context}")
     part = text.train[:length]
-    # With a random phase the last `context` tokens may be missed, so keep 2 * context extra tokens.
+    # An epoch starts at a random phase and may miss the last `context` tokens. So keep 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     return replace(text, train=train, validation=part, test=part, characters=characters)
 
 
 def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
-    """Open text on this machine, as `open_text` says."""
+    """Open a text on this machine; see `open_text`."""
     corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digest = corpus.stamps(), corpus.digest(progress.update)
@@ -64,7 +65,7 @@ def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
         opened = load(folder)
     if opened is None:
         try:
-            opened = encode(corpus, stamps, config.split, extra_chars, folder)
+            opened = encode_corpus(corpus, stamps, config.split, extra_chars, folder)
         except OSError as error:  # of the cache: reading raises DataError
             raise cannot_save(folder, error) from None
     arrays, tokenizer, characters = opened

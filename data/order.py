@@ -1,11 +1,12 @@
-"""The windows of batch k, as a pure function of (seed, k) without state.
+"""Choose the windows of training batch k from the seed and k alone.
 
-A text in one array is permuted as a whole; one in shards block by block, see data/remote/epoch.py.
+This file is for a text in one array: an epoch takes all its windows in random order. For a text in shards see
+data/remote/epoch.py.
 """
 
 import numpy as np
 
-GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the increment of splitmix64
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -16,15 +17,23 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Apply a pseudorandom permutation of 0..size-1 to `index`, for each row that of its key: all (rows,) uint64.
+    """Apply a pseudorandom permutation of 0..size-1 to each number in `index`.
 
-    A Feistel network permutes 0..2^bits-1, the smallest such range that holds `size` numbers; results outside
-    0..size-1 are permuted again until they are inside ("cycle walking", Black and Rogaway 2002).
+    A Feistel network permutes 0..2^bits-1 with the fewest bits that hold `size` numbers. A result of at least `size` is
+    permuted again until it is smaller ("cycle walking", Black and Rogaway 2002).
+
+    Args:
+        index: numbers below `size`, (rows,) uint64.
+        size: length of the range.
+        key: key of the permutation for each row, (rows,) uint64.
+
+    Returns:
+        (rows,) uint64.
     """
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    # Small halves mix slowly: with 6 rounds, some of 5 numbers came 10 % too often, with 16 none.
+    # Few bits mix slowly: with 6 rounds, some permutations of 5 numbers came 10 % too often; with 16 rounds, none.
     rounds = 6 if bits > 5 else 16
     keys = [mix(key + GOLDEN * i % 2**64) for i in range(1, rounds + 1)]
     inside = np.zeros(index.shape, bool)
@@ -40,15 +49,15 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """Return how many windows of context + 1 tokens, `context` apart, fit into `length` tokens at every phase."""
+    """Return the number of windows in an epoch of `length` tokens, which is the same at every phase."""
     return (length - min(context, length - context)) // context
 
 
 def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
     """Return where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
 
-    Batches are consecutive slices of an endless sequence of epochs. Epoch e takes all windows that begin at
-    phase_e + i * context, in its own order; all phases have the same number of them.
+    Batches are consecutive slices of an endless sequence of epochs. Epoch e takes the windows that begin at
+    phase_e + i * context, in an order of its own. The random phase is the position of the first window.
 
     Raises:
         ValueError: the text holds no window of context + 1 tokens.

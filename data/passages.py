@@ -1,4 +1,4 @@
-"""Passages: prompts for samples, text whose attention and losses are shown, and text to guess."""
+"""Choose passages of a text: prompts of samples, lines whose attention is plotted, text for the guessing game."""
 
 import re
 
@@ -10,14 +10,14 @@ from data.text import Text
 
 PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of a passage whose attention is plotted
-SEARCHED = 2**12  # tokens in which such a passage is searched
+SEARCHED = 2**12  # tokens in which this passage is searched
 COUNTED = 2**20  # tokens that `occurrences` counts
-NUM_TO_GUESS = 6  # passages
+NUM_TO_GUESS = 6  # parts of a text over which the passages to guess are spread
 TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt of whole lines, from a fraction `at` of the text: (T0,) int64."""
+    """Return a prompt of whole lines that begins after the fraction `at` of the validation split: (T0,) int64."""
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
     breaks = [i for i in range(len(tokens)) if text.tokenizer.decode(tokens[i : i + 1]) == "\n"]
@@ -27,14 +27,14 @@ def prompt(text: Text, at: float = 0.5) -> Tensor:
 
 
 def prompts(text: Text) -> Tensor:
-    """Return two prompts of the same length, from different parts of the text: (2, T0) int64."""
+    """Return two prompts of the same length, from different parts of the validation split: (2, T0) int64."""
     first, second = prompt(text, 0.25), prompt(text, 0.75)
     length = min(len(first), len(second))
     return torch.stack((first[-length:], second[-length:]))  # (2, T0)
 
 
-def lines_to_show(text: Text) -> int:
-    """Return where the line near the middle with the most distinct characters begins."""
+def varied_line(text: Text) -> int:
+    """Return the start of a line of the validation split: of those near its middle, the one with most characters."""
     tokens, names = text.validation, text.tokenizer.names
     middle = max(1, len(tokens) // 2 - SEARCHED // 2)
     stretch = tokens[middle : middle + SEARCHED]
@@ -44,8 +44,8 @@ def lines_to_show(text: Text) -> int:
 
 
 def passage(text: Text, length: int) -> Tensor:
-    """Return `length` tokens from `lines_to_show`, or earlier ones near the end of the text: (T,) int64."""
-    begin = max(0, min(lines_to_show(text), len(text.validation) - length))
+    """Return `length` tokens from `varied_line` on, or the last ones if the text ends too soon: (T,) int64."""
+    begin = max(0, min(varied_line(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
@@ -55,9 +55,9 @@ def occurrences(text: Text) -> Tensor:
 
 
 def to_guess(text: str, trained: str, characters: str) -> list[str]:
-    """Choose passages of the given characters that begin lines and of which no quarter occurs in `trained`."""
+    """Choose passages that start at a line and hold `characters` only. No quarter of a passage occurs in `trained`."""
     found: list[str] = []
-    free = 0  # where the next passage may begin: they are spread over the text
+    free = 0  # first position of the next passage, so that passages are spread over the text
     for line in re.finditer(r"(?<=\n).", text):
         passage = text[line.start() : line.start() + TO_GUESS]
         usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)

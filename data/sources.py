@@ -10,7 +10,7 @@ from pathlib import Path
 from base.errors import nearest, printable
 from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
-from data.downloads import REMOTE, REMOTE_NAMES, cache_dir, download
+from data.downloads import DOWNLOADS, NAMES, cache_dir, download
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
@@ -28,7 +28,7 @@ def _stdlib(encoding: str | None) -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
-        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # it may be a zip
+        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons have it in a zip
         if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata") and _is_ascii(document)
     ]
     if not documents:
@@ -54,17 +54,17 @@ def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[
 
 
 def _named(path: Path, root: Path) -> Document:
-    """Name a file by its path below `root`."""
+    """Make the document of a file, named by its path below `root`."""
     return Document(path.relative_to(root).as_posix(), path)
 
 
 def is_remote(path: str | None) -> bool:
-    """Return whether `data.path` has an address, such as `s3://bucket/dir`."""
+    """Whether `data.path` contains an address, such as `s3://bucket/dir`."""
     return path is not None and any("://" in entry for entry in entries(path))
 
 
 def entries(path: str) -> list[str]:
-    """Split a list such as `[a.txt,b.txt]`; anything else, and a file of that very name, is one entry.
+    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]`, and no file has that name.
 
     Raises:
         DataError: an entry is empty.
@@ -95,7 +95,8 @@ def find_documents(path: str) -> list[Document]:
         found = {document.path.absolute() for name in names for document in find_documents(name)}
         root = Path(os.path.commonpath([each.parent for each in found]))
         return sorted((_named(each, root) for each in found), key=lambda document: document.name)
-    typed = os.path.expanduser(path := names[0])
+    path = names[0]
+    typed = os.path.expanduser(path)
     whole = Path(os.path.abspath(typed))
     if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some of their files never end or wait for ever
         raise DataError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
@@ -110,10 +111,10 @@ def find_documents(path: str) -> list[Document]:
     if os.path.exists(typed):
         raise DataError(f"data.path={printable(path)}: is neither a file nor a directory")
     if not glob.has_magic(path):
-        whole = Path(typed)
-        others = os.listdir(whole.parent) if path and whole.parent.is_dir() and os.access(whole.parent, os.R_OK) else []
+        folder = Path(typed).parent
+        others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         raise DataError(
-            f"data.path={printable(path)}: no such file or directory{printable(nearest(whole.name, others))}"
+            f"data.path={printable(path)}: no such file or directory{printable(nearest(Path(typed).name, others))}"
         )
     matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
     if not matches:
@@ -135,5 +136,5 @@ def open_corpus(config: DataConfig) -> Corpus:
     if config.corpus == "stdlib":
         return _stdlib(encoding)
     path = download(config.corpus, cache_dir(config) / "downloads")
-    document = Document(config.corpus, path, REMOTE[config.corpus].member)
-    return Corpus(REMOTE_NAMES.get(config.corpus, config.corpus), (document,), encoding)
+    document = Document(config.corpus, path, DOWNLOADS[config.corpus].member)
+    return Corpus(NAMES.get(config.corpus, config.corpus), (document,), encoding)

@@ -1,4 +1,4 @@
-"""Text to tokens and back: a token is a character, or a byte of the text's UTF-8.
+"""Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
 A tokenizer is fully described by its `vocabulary`: plain data, stored in checkpoints; see `tokenizer_from`.
 """
@@ -21,7 +21,7 @@ class UnknownCharacter(InputError):
         self.character, self.position, self.nearest = character, position, nearest
         code = ord(character)
         if 0xD800 <= code <= 0xDFFF:
-            what = "is half of a surrogate pair and no character: the text was cut or decoded wrongly"
+            what = "is half of a surrogate pair, which is no character: the text was decoded wrongly or cut in two"
         else:
             what = "is not in the vocabulary of this model"
         name = f"{character!r} (U+{code:04X})" if character.isprintable() else f"U+{code:04X}"
@@ -49,15 +49,15 @@ class CharTokenizer:
         self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
             raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
-        # One more entry than the largest code point: `take` clips all code points beyond to it, unknown.
+        # The last entry, -1, is for all code points beyond the largest: `take` clips them to it.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
-        # ASCII sorts first, so its tokens fit a byte even in a large vocabulary.
+        # ASCII characters have the smallest tokens, which fit into a byte even if the vocabulary is large.
         self._ascii = self.characters.encode("ascii", "ignore")
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return a form of a character that is in the vocabulary: itself, other case, without accent; or nothing."""
+        """Return a form of a character that is in the vocabulary: itself, other case, without accent. Else nothing."""
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
         forms += [form.swapcase() for form in forms]
@@ -103,7 +103,7 @@ class CharTokenizer:
         """
         if text.isascii():
             raw = text.encode("ascii")
-            if not raw.translate(None, self._ascii):  # deletes those of the vocabulary
+            if not raw.translate(None, self._ascii):  # nothing is left: all are in the vocabulary
                 return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
@@ -139,7 +139,7 @@ class ByteTokenizer:
 
     @property
     def token_sizes(self) -> np.ndarray:
-        """How many characters and bytes each token stands for: (256, 2) int64; bytes that continue one count as 0."""
+        """How many characters and bytes each token stands for: (256, 2) int64. Bytes 10xxxxxx continue a character."""
         return np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)
 
     def pack(self, text: str) -> np.ndarray:
@@ -170,10 +170,10 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Make the tokenizer whose `.vocabulary` this is.
+    """Make a tokenizer from its `vocabulary`.
 
     Raises:
-        ValueError: no vocabulary, or its characters are not sorted and distinct, as token numbers need.
+        ValueError: this is no vocabulary, or its characters are not sorted and distinct.
     """
     match vocabulary:
         case {"kind": "byte"}:

@@ -98,9 +98,9 @@ def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
 def choose_passage(text: "Text", context: int) -> PicturedText:
     """Choose the passage to plot: part of the validation text with many different characters."""
     from data.batches import evaluation_windows
-    from data.passages import ATTENDED, lines_to_show
+    from data.passages import ATTENDED, varied_line
 
-    tokens, tokenizer, begin = text.validation, text.tokenizer, lines_to_show(text)
+    tokens, tokenizer, begin = text.validation, text.tokenizer, varied_line(text)
     passage = tokens[begin : begin + NUM_TOKENS].astype("int64")
     # A byte belongs to the character that began last; bytes before the first whole character belong to the first.
     owners = np.maximum(tokenizer.token_sizes[:, 0][passage].cumsum() - 1, 0)

@@ -12,7 +12,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
 from base.files import write_text
-from base.options import shown
+from base.options import spell
 from reports.glyphs import kind, visible
 from reports.tensorboard_private import Event, Summary
 
@@ -56,7 +56,7 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
         return
     from torch.utils.tensorboard.summary import hparams
 
-    plain = {key: value if isinstance(value, bool | int | float) else shown(value) for key, value in settings.items()}
+    plain = {key: value if isinstance(value, bool | int | float) else spell(value) for key, value in settings.items()}
     _, begun, ended = hparams(plain, {})  # the first summary would fix the columns for all runs
     values = [Summary.Value(tag=tag, simple_value=score) for tag, score in scores.items()]
     cut_events(run, step)  # removes the row that an interrupted finish has written

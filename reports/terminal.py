@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.log import log
-from base.processes import here
+from base.processes import command
 from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.evaluation import Score
@@ -42,9 +42,9 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if reported:
         log.info(f"report     {reported}")
-    log.info(f"more text  {here('python')} sample.py {shlex.quote(str(run))}")
+    log.info(f"more text  {command('python')} sample.py {shlex.quote(str(run))}")
     if watched:
-        log.info(f"watch      {here('tensorboard')} --logdir {shlex.quote(str(run.parent))}")
+        log.info(f"watch      {command('tensorboard')} --logdir {shlex.quote(str(run.parent))}")
         log.info(f"           the curves are at the address that it prints, with {CUSTOM_SCALARS}")
 
 
@@ -64,7 +64,7 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[st
 
 def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
     """Log text, model, machine, validation and notes before the first step."""
-    from data.batches import validated
+    from data.batches import num_validated
 
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
@@ -75,7 +75,7 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
     )
     log.info(f"machine    {machine}")
     split, trained = len(text.validation), config.trainer.max_steps * config.data.batch * shape.context
-    part, end = (validated(split, trained, last, config.data.val_tokens) for last in (False, True))
+    part, end = (num_validated(split, trained, last, config.data.val_tokens) for last in (False, True))
     which = "the whole split" if part == split else f"{part:,} evenly spaced characters of the split"
     more = f"; at the last step {'the whole split' if end == split else f'{end:,}'}" if part < end else ""
     log.info(f"validation {which}, disjoint windows of {shape.context}{more}")

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from base import run_directory, run_lock
 from base.errors import InputError
 from base.log import log
-from base.options import shown
-from base.processes import here
+from base.options import spell
+from base.processes import command
 from base.progress import Progress
 from conf.compose import ParsedRun
 from conf.keys import HOW
@@ -24,7 +24,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
     """Check the options of a sweep as a whole; return its name and every trial's literals, such as `data.path=x`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
-            f"-m: torchrun starts the processes of one run; start the sweep with {here('python')} train.py"
+            f"-m: torchrun starts the processes of one run; start the sweep with {command('python')} train.py"
         )
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
@@ -36,7 +36,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
     for key in varied_keys(arguments):
         if group(key) in HOW:
             raise InputError(f"{key}: must have one value for all trials of a sweep")
-    given = [f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW]
+    given = [f"{key}={spell(value)}" for key, value in literals.items() if key not in HOW]
     sweep = literals.get("name") or sweep_name([*arguments, *given])
     directory = run_directory.RUNS / sweep
     if "/" in sweep:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from base import run_directory, run_lock
 from base.errors import InputError, one_line
 from base.log import log
-from base.options import shown
+from base.options import spell
 from base.progress import Progress
 from conf.compose import compose
 from conf.schema import SearchConfig
@@ -38,7 +38,7 @@ def check_study(search: Search, text: str | None) -> None:
     before = open_study(search.directory).user_attrs.get("search", now)
     for key in now:
         if now[key] != before[key]:
-            was = f"{search.directory} was begun with {key}={shown(before[key])}, not {shown(now[key])}"
+            was = f"{search.directory} was begun with {key}={spell(before[key])}, not {spell(now[key])}"
             raise InputError(f"name={search.name}: {was}; use another name")
 
 
@@ -117,7 +117,7 @@ class SearchRun:
         assert trial.number is not None
         self.outcomes[trial.name] = result
         if result.status == "finished":
-            self.study.tell(trial.number, run_directory.rank_of(trial.directory))
+            self.study.tell(trial.number, run_directory.val_bpc_of(trial.directory))
         elif result.status == "pruned":
             self.study.tell(trial.number, state=self.states.PRUNED)
         elif result.status == "failed":

@@ -14,7 +14,7 @@ import yaml
 
 from base import run_directory
 from base.errors import InputError
-from base.options import allowed, shown
+from base.options import allowed, spell
 from conf.files import CONF
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
 from conf.keys import HOW, PLUGINS, fields
@@ -164,7 +164,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
     if not space:
         raise InputError(f"{GROUP}: nothing is left to search: the command fixes every key that has a range")
     fixed = tuple(str(each.input_line) for each in given.values() if not each.is_sweep_override())
-    literal = tuple(f"{key}={shown(value)}" for key, value in literals.items() if key not in HOW)
+    literal = tuple(f"{key}={spell(value)}" for key, value in literals.items() if key not in HOW)
     if importlib.util.find_spec("optuna") is None:
         raise InputError(f"{GROUP}: needs optuna: pip install -c constraints.txt -e '.[search]'")
     search = Search(literals.get("name") or "", config, space, fixed, literal, workers)

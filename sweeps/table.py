@@ -9,7 +9,7 @@ from pathlib import Path
 from base import run_directory
 from base.files import write_text
 from base.log import log
-from base.processes import here
+from base.processes import command
 from base.progress import clock
 from sweeps.trial import Outcome, Trial
 
@@ -34,7 +34,7 @@ def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outc
         status = ended.status if ended else summary.get("status", "waiting")
         results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
         table.append(settings | results | {"status": str(status), "directory": directory})
-    table.sort(key=lambda row: run_directory.rank_of(Path(row["directory"])))
+    table.sort(key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
     text = io.StringIO()
     writer = csv.DictWriter(text, [*_settings(table), *RESULTS], restval="", lineterminator="\n")
     writer.writeheader()
@@ -70,8 +70,8 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
-            log.info(f"more text  {here('python')} sample.py {shlex.quote(results[0]['directory'])}")
-        log.info(f"watch      {here('tensorboard')} --logdir {shlex.quote(str(table.parent))}")
+            log.info(f"more text  {command('python')} sample.py {shlex.quote(results[0]['directory'])}")
+        log.info(f"watch      {command('tensorboard')} --logdir {shlex.quote(str(table.parent))}")
     log.info(f"table      {table}")
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from base import processes
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from conf.schema import Config
 
 
@@ -19,7 +19,7 @@ def share_out(config: Config, keys: list[str]) -> Config:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
             given = getattr(trainer, key)
             if f"trainer.{key}" in keys and given not in ("auto", found):
-                raise InputError(f"trainer.{key}={shown(given)}: was started with {found} {what}; leave it out")
+                raise InputError(f"trainer.{key}={spell(given)}: was started with {found} {what}; leave it out")
         trainer = replace(trainer, devices=launched[0], num_nodes=launched[1])
     elif trainer.num_nodes > 1:
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"

@@ -61,7 +61,7 @@ def explain(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return fail(error)
     if isinstance(error, Diverged | RunFailed):
-        if processes.first_here():  # all ranks have much the same
+        if processes.is_local_rank_0():  # all ranks have much the same
             log.error(f"train.py: {error}")
         return 1
     if not isinstance(error, Stopped):

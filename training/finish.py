@@ -14,7 +14,7 @@ from base.log import log, to_file
 from base.progress import Progress
 from conf.defaults import differences, overrides
 from conf.schema import to_yaml
-from data.batches import EVALUATION_BATCH, evaluation_windows, validated
+from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
 from data.passages import occurrences, passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, read
@@ -73,7 +73,7 @@ def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> t
     device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
     context = plan.config.model.context
     data = plan.config.data
-    count = validated(len(plan.text.validation), steps * data.batch * context, last=True, most=data.val_tokens)
+    count = num_validated(len(plan.text.validation), steps * data.batch * context, last=True, most=data.val_tokens)
     for name in ("last", "best"):
         path = run_directory.model_of(plan.directory, name)
         try:
@@ -182,7 +182,7 @@ def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -
     log.info(describe_score("validation", best.score, characters, context, f"best checkpoint, step {best.step}"))
     if last is not best:
         log.info(describe_score("", last.score, characters, context, f"last checkpoint, step {last.step}"))
-    command = f"{processes.here('python')} score.py {shlex.quote(str(plan.directory))} --split"
+    command = f"{processes.command('python')} score.py {shlex.quote(str(plan.directory))} --split"
     if best.score.characters < characters:
         log.info(f"           all of it: {command} validation")
     if len(plan.text.test):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from conf.resume import settings
 from conf.schema import Config
 from data.text import Text
@@ -147,7 +147,7 @@ def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
     device = device_kind(config.trainer.accelerator)
     precision, why_precision = choose_precision(config.trainer.precision, device)
     if device == "cpu" and isinstance(config.trainer.devices, list):
-        raise InputError(f"trainer.devices={shown(config.trainer.devices)}: a list is for GPUs; a CPU takes a number")
+        raise InputError(f"trainer.devices={spell(config.trainer.devices)}: a list is for GPUs; a CPU takes a number")
     seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
     compiled, why_compiled = choose_compile(config.compile, device, seconds)
     devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)

@@ -27,7 +27,7 @@ def way_on(run: Path, config: Config) -> str:
     """Return the newest checkpoint of a run and the command that continues from it, for a message."""
     if not (run / "config.yaml").exists():
         return "there is no run yet"
-    command = f"{processes.here('python')} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
+    command = f"{processes.command('python')} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
     steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
     return (
         f"the newest checkpoint is {steps[-1]}: {command}"
@@ -49,7 +49,7 @@ def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
         again = [each for each in overrides(config) if not each.startswith(lower.partition("=")[0] + "=")]
         if config.minutes is not None and not any(each.startswith("trainer.max_steps=") for each in again):
             again.append(f"minutes={config.minutes:g}")  # they were not settled yet
-        raise InputError(f"{line}: {processes.here('python')} {shlex.join(['train.py', *again, lower])}") from error
+        raise InputError(f"{line}: {processes.command('python')} {shlex.join(['train.py', *again, lower])}") from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line, printable
 from base.log import log
-from base.options import shown
+from base.options import spell
 from conf.plugins import checked
 from conf.resume import merge_resumed, read_config, typed_again
 from conf.schema import Config, to_yaml
@@ -25,7 +25,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         typed = replace(typed, resume="auto", name=typed.name or run_directory.new_name(to_yaml(typed)))
     if typed.resume is None:
         if typed.allow:
-            raise InputError(f"allow={shown(typed.allow)}: goes with resume=, has no meaning without")
+            raise InputError(f"allow={spell(typed.allow)}: goes with resume=, has no meaning without")
         if typed.name is not None and processes.rank() == 0:
             run_directory.check_free(typed.name)
         return typed, None

@@ -91,7 +91,7 @@ def settle_by_trial(plan: "RunPlan") -> "RunPlan":
     if processes.started_by_another_rank():
         processes.end_with(int(os.environ["CHARGPT_PARENT"]))
     else:
-        processes.adopt()
+        processes.set_parent()
     processes.keep_freed_memory()
     steps, start = plan.config.trainer.max_steps, plan.init_model
     if start:

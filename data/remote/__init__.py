@@ -1,1 +1,1 @@
-"""Remote texts, which need not fit on this disk: listed, fetched and read in shards."""
+"""Read a text from s3:// or https:// in shards: it need not fit on this disk."""

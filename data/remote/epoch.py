@@ -1,7 +1,7 @@
-"""The order of shards, blocks and windows in an epoch of a remote text.
+"""Order the windows of an epoch of a remote text.
 
-Not all shards fit on the disk. So an epoch takes the shards in a random order, a few of them (a block) at a time, and
-the windows of a block in a random order.
+Not all shards fit on the disk. So an epoch puts the shards in a random order and groups them into blocks. It then takes
+one block after the other, and the windows of a block in a random order.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from data.order import GOLDEN, mix, permute
 
 @dataclass(frozen=True)
 class Epoch:
-    """The order of one epoch: all windows that fit into each shard, once."""
+    """The order of one epoch, which takes each window of each shard once."""
 
-    key: np.ndarray  # of the epoch, (1,) uint64
+    key: np.ndarray  # key of the epoch, (1,) uint64
     context: int  # window length
-    order: np.ndarray  # the shards in the order they are taken, (shards,) int64
-    ends: np.ndarray  # windows of the epoch up to the end of each of these, (shards,) int64
-    blocks: np.ndarray  # likewise up to the end of each block of them, (blocks,) int64
-    phase: np.ndarray  # start of the first window in each shard, (shards,) int64, in the order of the text
+    order: np.ndarray  # numbers of the shards, in the order of the epoch, (shards,) int64
+    ends: np.ndarray  # windows of the epoch up to the end of each shard of `order`, (shards,) int64
+    blocks: np.ndarray  # windows of the epoch up to the end of each block, (blocks,) int64
+    phase: np.ndarray  # first token of the first window of shards 0, 1, ..., (shards,) int64
 
     def shards_of(self, block: int) -> list[int]:
         """Return the shards of a block."""
@@ -28,15 +28,15 @@ class Epoch:
         return self.order[first : 1 + np.searchsorted(self.ends, self.blocks[block])].tolist()
 
     def locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find windows by their index in the epoch, (rows,) int64: return block, shard and start in it, likewise."""
+        """Return (block, shard, start in the shard) of windows by their index in the epoch: all (rows,) int64."""
         block = np.searchsorted(self.blocks, index, side="right")
         begins = np.concatenate(([0], self.blocks))
         permuted = np.empty_like(index)
-        for each in np.unique(block):
-            rows, begin = block == each, int(begins[each])
+        for number in np.unique(block).tolist():
+            rows, begin = block == number, int(begins[number])
             inside = (index[rows] - begin).astype(np.uint64)
-            key = np.repeat(mix(self.key + (int(each) + 1) * GOLDEN % 2**64), len(inside))
-            permuted[rows] = begin + permute(inside, int(self.blocks[each]) - begin, key).astype(np.int64)
+            key = np.repeat(mix(self.key + (number + 1) * GOLDEN % 2**64), len(inside))
+            permuted[rows] = begin + permute(inside, int(self.blocks[number]) - begin, key).astype(np.int64)
         nth = np.searchsorted(self.ends, permuted, side="right")
         shard = self.order[nth]
         window = permuted - np.concatenate(([0], self.ends))[nth]
@@ -44,10 +44,17 @@ class Epoch:
 
 
 def plan_epoch(lengths: np.ndarray, seed: int, epoch: int, context: int, block: int) -> Epoch:
-    """Order the shards of a text, of more than `context` tokens each, for an epoch, and divide them into blocks.
+    """Order the shards of a text for an epoch and group them into blocks.
 
-    A block is the consecutive shards that begin within `block` tokens. Every epoch has the same number of windows, and
-    over the phases every token of a shard but its first is a target.
+    Every epoch has the same number of windows. Because the phases are random, every token of a shard but the first is a
+    target in some epochs.
+
+    Args:
+        lengths: tokens of each shard, more than `context`, (shards,) int64.
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+        context: window length.
+        block: tokens of a block; its last shard may end later.
     """
     windows = (lengths - np.minimum(context, lengths - context)) // context
     number = np.arange(len(lengths), dtype=np.uint64)
@@ -55,6 +62,7 @@ def plan_epoch(lengths: np.ndarray, seed: int, epoch: int, context: int, block: 
     order = permute(number, len(lengths), np.repeat(key, len(lengths))).astype(np.int64)
     ends = np.cumsum(windows[order])
     begins = ends - windows[order]
+    # Of the shards with the same block number, the last ends the block: the first one in reversed order.
     _, last = np.unique((begins // max(1, block // context))[::-1], return_index=True)
     phase = mix(mix(key) + number * GOLDEN) % (lengths - windows * context).astype(np.uint64)
     return Epoch(key, context, order, ends, ends[::-1][last], phase.astype(np.int64))

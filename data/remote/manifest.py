@@ -1,7 +1,7 @@
-"""The manifest of a remote text, `<cache>/shards/<path>/manifest.jsonl`: a line for each document.
+"""Make the manifest of a remote text, `<cache>/shards/<path>/manifest.jsonl`: a line for each document.
 
-Making it reads every document once, in several processes. Finished lines are stored in `scanned.jsonl` until all are
-there, so a killed process does not start over.
+Several processes read every document once. Until all lines are finished, the finished ones are in `scanned.jsonl`:
+after a kill, only the documents without a line are read again.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ import numpy as np
 from base.errors import printable
 from base.files import remove_unfinished, write_text
 from base.log import log
-from base.processes import end_with_parent
+from base.processes import init_worker
 from base.progress import Progress
 from data.corpus import Corpus, DataError, Document
 from data.encode import cannot_save, count_characters, scan
 from data.remote.store import Version, download, list_documents
 
-MIN_BYTES = 2**27  # to read that are worth another process
+MIN_BYTES = 2**27  # another process is started for this many bytes to read
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ScannedDocument:
     sha256: str
     tokens: int
     characters: int
-    distinct: str  # sorted characters, or bytes as code points below 256
+    distinct: str  # its distinct characters, sorted; of bytes, the characters with these code points
 
 
 @contextmanager
 def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tuple[IO[bytes], int, str]]:
-    """Download a document of `expected` bytes; yield the open file, its size and sha256, and delete it in the end."""
+    """Download a document of `expected` bytes. Yield the open file, its size and its sha256; then delete the file."""
     try:
         download(address, copy)
         with open(copy, "rb") as file:
@@ -60,10 +60,10 @@ def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tupl
 
 @contextmanager
 def fetch(scanned: ScannedDocument, copy: Path) -> Iterator[IO[bytes]]:
-    """Download a document of a manifest and open it, if it has not changed by a byte.
+    """Download a document of a manifest to `copy` and open it.
 
     Raises:
-        DataError: it is missing, cannot be read, or has changed.
+        DataError: the document is missing, cannot be read, or has changed.
         OSError: `copy` cannot be written.
     """
     with _downloaded(scanned.address, copy, scanned.bytes) as (file, _, sha256):
@@ -80,20 +80,20 @@ def changed(address: str, how: str) -> DataError:
 def make_manifest(
     path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool
 ) -> list[ScannedDocument]:
-    """Open the manifest of a text, or make it; read the documents that are new or have changed.
+    """Open the manifest of a text, or make it. Read the documents that are new or have changed.
 
     Args:
-        path: as `data.path`.
-        encoding: of the documents; None for bytes.
-        folder: of the manifest.
-        room: bytes of disk that reading may take.
-        as_before: refuse documents that have changed since the manifest was made, instead of reading them again.
+        path: value of `data.path`.
+        encoding: encoding of the documents; None for bytes.
+        folder: folder of the manifest.
+        room: maximum bytes of temporary copies.
+        as_before: whether to refuse documents that have changed since the manifest was made.
 
     Returns:
         All documents, sorted by address.
 
     Raises:
-        DataError: one line with the document and what is wrong with it.
+        DataError: one line that names the document and says what is wrong.
         OSError: `folder` cannot be written.
     """
     with Progress("listing the text"):
@@ -122,7 +122,7 @@ def make_manifest(
     with open(scanned, "a", encoding="ascii") as file:
         for each in _scan_all(todo, encoding, folder, room):
             done[each.address] = each
-            file.write(f"\n{json.dumps(asdict(each))}\n")  # a kill may have cut the line before
+            file.write(f"\n{json.dumps(asdict(each))}\n")  # begins a new line: a kill may have cut the last one
             file.flush()
     found = [done[address] for address in sorted(listed)]
     write_text(manifest, "".join(f"{json.dumps(asdict(each))}\n" for each in found))
@@ -131,7 +131,7 @@ def make_manifest(
 
 
 def _read(file: Path) -> dict[str, ScannedDocument]:
-    """Read the lines of a manifest, by address; a line that is not whole is skipped."""
+    """Read the documents of a manifest by their address. Skip incomplete lines."""
     found = {}
     with suppress(FileNotFoundError), open(file, encoding="ascii", errors="replace") as lines:
         for line in lines:
@@ -142,7 +142,7 @@ def _read(file: Path) -> dict[str, ScannedDocument]:
 
 
 def _differing(before: dict[str, ScannedDocument], listed: dict[str, Version]) -> Iterator[str]:
-    """Say what differs from the manifest, in words."""
+    """Say for each document that is new, missing or changed what differs from the manifest."""
     for address in sorted(before | listed):
         if address not in listed:
             yield f"{printable(address)}: is missing"
@@ -153,7 +153,7 @@ def _differing(before: dict[str, ScannedDocument], listed: dict[str, Version]) -
 
 
 def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[ScannedDocument]:
-    """Read documents once, in at most one process per CPU, if that pays and their copies fit."""
+    """Read documents in at most one process per CPU, and in as few as the bytes to read and `room` ask for."""
     sizes = [size or 0 for size, _ in todo.values()]
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
     workers = max(1, min(processors, len(todo), 1 + sum(sizes) // MIN_BYTES, int(room // max([1, *sizes]))))
@@ -172,7 +172,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
             return
         others = multiprocessing.active_children()
         # A forked process would lack the threads of fsspec.
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), init_worker) as pool:
             try:
                 for done in as_completed([pool.submit(scan_document, *job) for job in jobs]):
                     yield counted(done.result())
@@ -187,7 +187,7 @@ def scan_document(address: str, version: Version, encoding: str | None, copy: Pa
     """Read a document for the first time, from a temporary `copy`.
 
     Raises:
-        DataError: it cannot be read, is empty, is not in `encoding`, or has another size than its store says.
+        DataError: the document cannot be read, is empty, is not in `encoding`, or is not as long as its store says.
     """
     try:
         with _downloaded(address, copy, version[0]) as (file, size, sha256):

@@ -1,4 +1,4 @@
-"""Open a remote text: its manifest, its shards, its splits."""
+"""Open a remote text: make its manifest, plan its shards, encode validation and test."""
 
 import hashlib
 import json
@@ -18,12 +18,13 @@ from data.downloads import cache_dir
 from data.encode import FORMAT, cannot_save, load, load_saved, make_tokenizer, save
 from data.remote.manifest import ScannedDocument, fetch, make_manifest
 from data.remote.shard_cache import GB, Cache
-from data.remote.shards import BLOCK, SHARD, Shards, encode, in_shards, length_of
-from data.text import SPLITS, Text, check_lengths, cuts
+from data.remote.shards import BLOCK, SHARD, Shards, fetch_parts, group_into_shards, length_of
+from data.splits import SPLITS, check_lengths, split_documents
+from data.text import Text
 
 
 def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
-    """Open a remote text; for the arguments see `data.open_text.open_text`.
+    """Open a remote text. `data.open_text.open_text` explains the arguments.
 
     Raises:
         DataError: one line that says what is wrong and what is needed.
@@ -33,7 +34,7 @@ def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before
     folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # one of several processes reads
+        with FileLock(folder / ".lock"):  # of several processes, one makes the manifest and the others wait
             room = config.cache_gb * GB
             scanned = make_manifest(config.path, encoding, folder, room, as_before=as_before)
             return _open(config, context, extra_chars, scanned, folder / "held_out.copy")
@@ -42,7 +43,7 @@ def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before
 
 
 def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[ScannedDocument], copy: Path) -> Text:
-    """Open a text by its manifest; its documents are downloaded to `copy` while they are read."""
+    """Open a text with a manifest. Each document is downloaded to `copy` while it is read."""
     names = _names([each.address for each in scanned])
     encoding = None if config.tokenizer == "byte" else config.encoding
     contents = [[name, each.sha256] for name, each in zip(names, scanned, strict=True)]
@@ -55,36 +56,38 @@ def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scan
     corpus = Corpus(printable(config.path), documents, encoding)
     distinct = "".join(set().union(*(each.distinct for each in scanned)))
     tokenizer = make_tokenizer(corpus, distinct, extra_chars, joined=len(scanned) > 1)
-    parts = cuts(corpus, [each.tokens for each in scanned], config.split)
-    every = [
+    parts = split_documents(corpus, [each.tokens for each in scanned], shares)
+    whole = [
         (document, (split, begin, end))
         for document, cut in zip(documents, parts, strict=True)
         for split, begin, end in cut
         if begin < end
     ]
-    of = {split: [piece for piece in every if piece[1][0] == split] for split in SPLITS}
-    shards = in_shards(of["train"])
+    joined = {name: [(document, part) for document, part in whole if part[0] == name] for name in SPLITS}
+    shards = group_into_shards(joined["train"])
 
     largest = max(each.bytes for each in scanned)
-    held_out = {split: range(length_of(of[split])) for split in SPLITS[1:]}
-    beside = sum(map(len, held_out.values())) * np.dtype(tokenizer.dtype).itemsize
-    cache = Cache(cache_dir(config) / "shards", config.cache_gb * GB - beside)
+    held_out = {split: range(length_of(joined[split])) for split in SPLITS[1:]}
+    reserved = sum(map(len, held_out.values())) * np.dtype(tokenizer.dtype).itemsize
+    cache = Cache(cache_dir(config) / "shards", config.cache_gb * GB - reserved)
     train = Shards(shards, cache, cache.root / fingerprint, encoding, tokenizer, largest)
     check_lengths({"train": train, **held_out}, config, context, corpus)
-    needed = (beside + train.room_needed()) / GB
+    needed = (reserved + train.room_needed()) / GB
     if needed > config.cache_gb:
         raise DataError(
             f"data.cache_gb={config.cache_gb:g}: is too little for {corpus.name}, which needs at least "
-            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {beside / GB:.2g} for validation and test (data.split)"
+            f"{math.ceil(1e6 * needed) / 1e6:g}, of which {reserved / GB:.2g} for validation and test (data.split)"
         )
     folder = cache_dir(config) / "encoded" / fingerprint
     opened = load(folder)
     if opened is None:
         with Progress("encoding validation and test"):
-            save(folder, tokenizer, encode([piece for piece in every if piece[1][0] != "train"], encoding, tokenizer))
+            held_out_parts = [(document, part) for document, part in whole if part[0] != "train"]
+            save(folder, tokenizer, fetch_parts(held_out_parts, encoding, tokenizer))
         opened = load_saved(folder)
     arrays, _, characters = opened
-    newlines = len(of["train"]) - len(shards) + sum(max(0, len(of[split]) - 1) for split in SPLITS[1:])
+    # The parts of a split, or of a shard, are joined by newlines, which are characters of no document.
+    newlines = len(joined["train"]) - len(shards) + sum(max(0, len(joined[split]) - 1) for split in SPLITS[1:])
     characters["train"] = sum(each.characters for each in scanned) + newlines - sum(characters.values())
     return Text(
         train=train,
@@ -103,7 +106,7 @@ def _digest(settings: list[Any]) -> str:
 
 
 def _names(addresses: list[str]) -> list[str]:
-    """Strip the directory that all addresses have in common: a text that is moved is the same text."""
+    """Strip the directories that all addresses share, so that a moved text keeps its fingerprint."""
     parts = [address.split("/") for address in addresses]
     common = min(map(len, parts)) - 1
     while len({tuple(each[:common]) for each in parts}) > 1:

@@ -1,8 +1,8 @@
-"""A disk cache of arrays with a size limit, shared by the processes that use its folder.
+"""Cache arrays on disk with a size limit. All processes that use the folder share the cache.
 
-An array named `7` is `7.bin`: its items, then their crc32, written atomically. Who makes it locks `7.lock`,
-reserves the bytes that making it may take with `7.room`, a sparse file of that size, and may use a temporary `7.copy`.
-What a process that died has left is removed by the next one.
+Array `7` is the file `7.bin`: its items, then their crc32. It is written atomically. A process that makes it locks
+`7.lock`. It reserves space with `7.room`, a sparse file of that size, and may use a temporary file `7.copy`. The next
+process removes the files that a killed process has left.
 """
 
 import os
@@ -43,18 +43,18 @@ class Cache:
         """Open an array, (length,) mapped read-only; its file is not deleted while it is in use.
 
         Args:
-            path: of the array below the folder, without a suffix.
-            dtype: of its items.
-            length: how many there are.
-            make: yields the items in pieces if the array is not cached; may use a temporary file at the given path.
-            scratch_bytes: that this temporary file may take.
+            path: path of the array below the folder, without a suffix.
+            dtype: type of its items.
+            length: number of its items.
+            make: called with the path of a temporary file if the array is not cached; yields the items in pieces.
+            scratch_bytes: maximum size of this temporary file.
 
         Raises:
             DataError: arrays in use leave too little space.
             OSError: the folder cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):  # one of several processes makes it
+        with FileLock(f"{path}.lock"):  # of several processes, one makes the array and the others wait
             array = self._open(path, dtype, length)
             if array is None:
                 with Progress(f"fetching shard {path.name}"):
@@ -71,7 +71,7 @@ class Cache:
             with open(f"{path}.bin", "rb") as file:
                 if fcntl:
                     fcntl.flock(file, fcntl.LOCK_SH)  # the mapping keeps the lock after the file is closed
-                os.utime(file.fileno())  # used last, for `_make_room`
+                os.utime(file.fileno())  # `_make_room` deletes the files with the oldest times
                 array: np.ndarray = np.memmap(file, np.uint8, mode="r")
         except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
             return None
@@ -127,7 +127,7 @@ class Cache:
             time.sleep(0.2)
 
     def _remove_dead(self) -> None:
-        """Remove what processes have left that died while they made an array; a living one holds the lock."""
+        """Remove the files of processes that died while they made an array. A living process holds the array's lock."""
         for room in self.root.glob("*/*.room"):
             with suppress(Timeout), FileLock(room.with_suffix(".lock"), blocking=False):
                 _remove_leftovers(room)
@@ -141,7 +141,7 @@ def _remove_leftovers(room: Path) -> None:
 
 
 def _is_free(file: Path) -> bool:
-    """Return whether no process has mapped a file; on Windows, which then refuses to delete it, always True."""
+    """Return whether no process has mapped a file. Return True on Windows, which refuses to delete a mapped file."""
     if fcntl is None:
         return True
     with open(file, "rb") as opened, suppress(BlockingIOError):

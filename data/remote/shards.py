@@ -14,26 +14,26 @@ from pathlib import Path
 import numpy as np
 
 from data.corpus import Corpus, DataError, Document
-from data.encode import pieces
+from data.encode import encode_parts
 from data.remote.epoch import Epoch, plan_epoch
 from data.remote.shard_cache import Cache
-from data.text import Part
+from data.splits import Part
 from data.tokenizer import Tokenizer
 
-SHARD = 2**22  # tokens: smaller documents are joined to this size
-BLOCK = 2**27  # tokens whose windows are shuffled together, about
+SHARD = 2**22  # minimum tokens of a shard; smaller documents are joined
+BLOCK = 2**27  # tokens of a block, whose windows are shuffled together
 FETCHING = 2  # shards of a block that a process fetches at a time
-Piece = tuple[Document, Part]
+DocumentPart = tuple[Document, Part]
 
 
-def length_of(joined: list[Piece]) -> int:
-    """Return the tokens of pieces that are joined by newlines."""
+def length_of(joined: list[DocumentPart]) -> int:
+    """Return the number of tokens of parts that are joined by newlines."""
     return sum(end - begin for _, (_, begin, end) in joined) + max(0, len(joined) - 1)
 
 
-def in_shards(train: list[Piece]) -> list[list[Piece]]:
-    """Join consecutive pieces until each shard has `SHARD` tokens; the last one takes the rest."""
-    shards: list[list[Piece]] = [[]]
+def group_into_shards(train: list[DocumentPart]) -> list[list[DocumentPart]]:
+    """Group consecutive parts into shards of at least `SHARD` tokens."""
+    shards: list[list[DocumentPart]] = [[]]
     length = 0
     for document, (split, begin, end) in train:
         if length >= SHARD:
@@ -47,29 +47,31 @@ def in_shards(train: list[Piece]) -> list[list[Piece]]:
     return shards
 
 
-def encode(joined: list[Piece], encoding: str | None, tokenizer: Tokenizer) -> Iterator[tuple[str, np.ndarray]]:
-    """Fetch documents one after the other, and yield the tokens of these parts by split."""
+def fetch_parts(
+    joined: list[DocumentPart], encoding: str | None, tokenizer: Tokenizer
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Download the documents of these parts one after the other; yield (split, tokens)."""
     parts: dict[Document, list[Part]] = {}
     for document, part in joined:
         parts.setdefault(document, []).append(part)
-    return pieces(Corpus("", tuple(parts), encoding), list(parts.values()), tokenizer)
+    return encode_parts(Corpus("", tuple(parts), encoding), list(parts.values()), tokenizer)
 
 
 class Shards:
-    """The training tokens of a text in shards, with the operations of an array that batches need.
+    """The training tokens of a text in shards: the length, slices and batches of them.
 
     Args:
-        shards: the pieces of each.
-        cache: of the shards.
-        folder: of this text, in the cache.
-        encoding: of the documents; None for bytes.
-        tokenizer: of the text.
+        shards: the parts of documents that form each shard.
+        cache: cache of the shards.
+        folder: folder of this text in the cache.
+        encoding: encoding of the documents; None for bytes.
+        tokenizer: tokenizer of the text.
         largest: bytes of the largest document.
     """
 
     def __init__(
         self,
-        shards: list[list[Piece]],
+        shards: list[list[DocumentPart]],
         cache: Cache,
         folder: Path,
         encoding: str | None,
@@ -87,7 +89,7 @@ class Shards:
         return int(self.lengths.sum())
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """The tokens of a slice, one shard after the other."""
+        """Return the tokens of a slice."""
         begin, end, step = part.indices(len(self))
         starts = np.cumsum(self.lengths) - self.lengths
         some = np.flatnonzero((starts < end) & (starts + self.lengths > begin))
@@ -95,7 +97,7 @@ class Shards:
         return np.concatenate([np.zeros(0, self.tokenizer.dtype), *gathered])[::step]
 
     def room_needed(self) -> int:
-        """Return the bytes that the cache needs: for two blocks of a batch, the next one, and what is being fetched."""
+        """Return the bytes that the cache needs: for the two blocks of a batch, the next block and the downloads."""
         whole = min(len(self), 3 * (BLOCK + int(self.lengths.max())))
         return whole * np.dtype(self.tokenizer.dtype).itemsize + FETCHING * self.largest
 
@@ -108,32 +110,30 @@ class Shards:
 
         def make(copy: Path) -> Iterator[np.ndarray]:
             joined = [(replace(document, path=copy), part) for document, part in self.shards[shard]]
-            return (tokens for _, tokens in encode(joined, self.encoding, self.tokenizer))
+            return (tokens for _, tokens in fetch_parts(joined, self.encoding, self.tokenizer))
 
         length = int(self.lengths[shard])
         return self.cache.open(self.folder / str(shard), self.tokenizer.dtype, length, make, self.largest)
 
     def windows(self, seed: int, step: int, batch: int, context: int, rows: slice) -> np.ndarray:
-        """Return rows of batch `step` as `data.batches.train_batch`, in the order of `data.remote.epoch.plan_epoch`."""
+        """Return rows of batch `step`: see `data.batches.train_batch`. `plan_epoch` orders the windows."""
         row = step * batch + np.arange(batch)[rows]
         epoch = row // self._plan(seed, 0, context).blocks[-1]
         gathered = np.empty((len(row), context + 1), np.int64)
         used: dict[tuple[int, int, int, int], _Block] = {}
-        for each in np.unique(epoch).tolist():
-            plan, inside = self._plan(seed, each, context), np.flatnonzero(epoch == each)
-            blocks, shards, starts = plan.locate(row[inside] - each * plan.blocks[-1])
+        for number in np.unique(epoch).tolist():
+            plan, inside = self._plan(seed, number, context), np.flatnonzero(epoch == number)
+            blocks, shards, starts = plan.locate(row[inside] - number * plan.blocks[-1])
             for block, shard in sorted({*zip(blocks.tolist(), shards.tolist(), strict=True)}):
-                key = (seed, context, each, block)
+                key = (seed, context, number, block)
                 used[key] = used.get(key) or self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
-                some = (blocks == block) & (shards == shard)
-                index = starts[some][:, None] + np.arange(context + 1)  # (some, context + 1)
-                gathered[inside[some]] = used[key].tokens(shard)[index]
-        if all(block.is_there() for block in used.values()):
-            plan = self._plan(seed, each, context)
-            block, each = (block + 1, each) if block + 1 < len(plan.blocks) else (0, each + 1)
-            key, plan = (seed, context, each, block), self._plan(seed, each, context)
-            used[key] = self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
-        self._blocks = used  # shards of other blocks may be deleted from the cache
+                here = (blocks == block) & (shards == shard)
+                index = starts[here][:, None] + np.arange(context + 1)  # (windows in this shard, context + 1)
+                gathered[inside[here]] = used[key].tokens(shard)[index]
+        if all(block.is_fetched() for block in used.values()):  # begin to fetch the next block
+            key = (seed, context, number, block + 1) if block + 1 < len(plan.blocks) else (seed, context, number + 1, 0)
+            used[key] = self._blocks.get(key) or _Block(self.open, self._plan(seed, key[2], context).shards_of(key[3]))
+        self._blocks = used  # the shards of all other blocks may be deleted from the cache
         return gathered
 
     def _plan(self, seed: int, epoch: int, context: int) -> Epoch:
@@ -150,19 +150,19 @@ class _Block:
     def __init__(self, open: Callable[[int], np.ndarray], shards: list[int]) -> None:
         self.open = open
         self.fetched: dict[int, Future[np.ndarray]] = {shard: Future() for shard in shards}
-        # In a random order, so that processes that share a cache also share the work.
+        # In random order: processes that share a cache then fetch different shards.
         self.waiting = iter(random.Random().sample(shards, len(shards)))
         for _ in range(min(FETCHING, len(shards))):
             threading.Thread(target=self._fetch, daemon=True).start()
 
     def _fetch(self) -> None:
-        for shard in self.waiting:  # each goes to one thread
+        for shard in self.waiting:  # the threads share this iterator
             try:
                 self.fetched[shard].set_result(self.open(shard))
-            except Exception as error:  # raised in the main thread when it needs this shard
+            except Exception as error:  # `tokens` raises it in the main thread
                 self.fetched[shard].set_exception(error)
 
-    def is_there(self) -> bool:
+    def is_fetched(self) -> bool:
         return all(future.done() for future in self.fetched.values())
 
     def tokens(self, shard: int) -> np.ndarray:

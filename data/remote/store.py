@@ -1,4 +1,4 @@
-"""List and fetch remote documents through fsspec."""
+"""List and download remote documents with fsspec."""
 
 import errno
 import glob
@@ -12,19 +12,19 @@ from base.errors import nearest, one_line, printable
 from data.corpus import DataError
 from data.sources import entries
 
-RETRY_SECONDS = 60.0  # for a store that does not answer
+RETRY_SECONDS = 60.0  # how long to retry a store that does not answer
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
 BUGS = (AssertionError, AttributeError, NameError, TypeError)
 EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
-Version = list[Any]  # of a document in its store: size and tag, which differ when the document does
+Version = list[Any]  # [size, tag] of a document in its store; they differ when the document has changed
 
 
 def list_documents(path: str) -> dict[str, Version]:
-    """List the documents at the addresses of `data.path`, and their versions, without reading any.
+    """List the documents at the addresses of `data.path` and their versions; read none of them.
 
-    An address that exists is never a pattern. Of a directory, it is the files named `*.txt` if there are any, else all;
-    hidden ones are left out. Other addresses are globs, except on the web, where servers list no files.
+    An address that exists is never a pattern. A directory stands for its `*.txt` files, or for all files if there are
+    none; hidden files are left out. Other addresses are globs, except on the web: web servers list no files.
 
     Raises:
         DataError: there is no document, or the store does not answer.
@@ -43,7 +43,7 @@ def list_documents(path: str) -> dict[str, Version]:
 
 def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
     store.invalidate_cache()
-    if _protocol(store) == "https" and root.endswith("/"):  # the server would send a page about the files
+    if _protocol(store) == "https" and root.endswith("/"):  # the server would send an HTML page
         raise FileNotFoundError(NO_LIST)
     try:
         info = store.info(root)
@@ -75,7 +75,7 @@ def _version(info: dict[str, Any]) -> Version:
 
 
 def download(address: str, copy: Path) -> None:
-    """Download a file; retry a store that does not answer for `RETRY_SECONDS`.
+    """Download a file to `copy`. If the store does not answer, retry for `RETRY_SECONDS`.
 
     Raises:
         DataError: one line with the address and the reason.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from gpt.config import NORM_EPS, ModelConfig
 from gpt.export.parity import check_table, largest_difference
 from gpt.model import GPT
@@ -70,7 +70,7 @@ def nearest(config: ModelConfig) -> tuple[dict[str, Any], Callable[[GPT], tuple[
 def check(config: ModelConfig, needed: dict[str, Any]) -> None:
     """Raise `InputError` that names every option whose value differs from the needed one."""
     wrong = [
-        f"model.{key}={shown(getattr(config, key))} (must be {shown(value)})"
+        f"model.{key}={spell(getattr(config, key))} (must be {spell(value)})"
         for key, value in needed.items()
         if getattr(config, key) != value
     ]

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from conf.compose import combinations, compose, show, typed_keys
 from conf.files import groups
 from conf.help import usage
@@ -110,7 +110,7 @@ def test_text_is_taken_as_it_is() -> None:
         assert Config(compile=value).compile == word
     assert from_yaml(to_yaml(Config(compile=True)).replace("'true'", "true")).compile == "true"
     for value in (None, 1, "yes"):
-        with pytest.raises(ValueError, match=f"^compile={shown(value)}: must be one of auto, true, false"):
+        with pytest.raises(ValueError, match=f"^compile={spell(value)}: must be one of auto, true, false"):
             Config(compile=value)
     for name in ("a/b/c", "/a", "a/", "a/..", "../a", "..", "", ".hidden", "a\\b", "a\nb"):
         with pytest.raises(ValueError, match="name="):

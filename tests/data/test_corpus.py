@@ -195,8 +195,8 @@ def point(monkeypatch):
 
     def change(name, page, content=CONTENT, port=None):
         url = f"http://127.0.0.1:{port or server.server_port}{page}"
-        changed = replace(downloads.REMOTE[name], url=url, sha256=hashlib.sha256(content).hexdigest())
-        monkeypatch.setitem(downloads.REMOTE, name, changed)
+        changed = replace(downloads.DOWNLOADS[name], url=url, sha256=hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(downloads.DOWNLOADS, name, changed)
         return url
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -16,8 +16,8 @@ from data import encode
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
 from data.open_text import open_text
-from data.passages import lines_to_show, prompts
-from data.text import SPLITS, split_by_file, split_within
+from data.passages import prompts, varied_line
+from data.splits import SPLITS, split_by_file, split_within
 from data.tokenizer import ByteTokenizer
 from tests.conftest import refusal
 from tests.faults import faults
@@ -263,4 +263,4 @@ def test_prompts_are_from_a_quarter_and_three_quarters_of_validation(tmp_path, o
     first, second = (text.tokenizer.decode(each.numpy()) for each in prompts(text))
     held_out = decoded(text)["validation"]
     assert held_out.index(first) == len(held_out) // 4 and held_out.index(second) == 3 * len(held_out) // 4
-    assert lines_to_show(text) == 1, "without newlines, from the start of what is searched"
+    assert varied_line(text) == 1, "without newlines, from the start of what is searched"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from conf.hydra_grammar import parse
 from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, fields, set_leaf
 from conf.overrides import read_command
@@ -29,7 +29,7 @@ def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
         for bound, beyond in edges.items():
             if bounds.get(bound) is not None:
                 value = bounds[bound] + beyond
-                yield f"[{value},{value}]" if "list" in kind else shown(value)
+                yield f"[{value},{value}]" if "list" in kind else spell(value)
         if "int" in kind:
             yield "1.5"
         if "None" not in kind:

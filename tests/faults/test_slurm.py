@@ -176,7 +176,7 @@ def test_a_task_of_srun_knows_its_place() -> None:
                 continue
             processes.adopt_srun()
             assert (processes.launched(), os.environ.get("MASTER_ADDR")) == (launched, address), change
-            assert (processes.rank(), processes.first_here()) == ((3, False) if launched else (0, True))
+            assert (processes.rank(), processes.is_local_rank_0()) == ((3, False) if launched else (0, True))
             assert launched is None or os.environ["MASTER_PORT"] == str(15_000 + 7 * 16)
 
 

@@ -8,7 +8,7 @@ import lightning as L
 import torch
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from base.run_directory import RUNS
 from training.torch_private import set_pg_timeout
 
@@ -45,6 +45,6 @@ class SameStart(L.Callback):
             for name in wanted:
                 if found.get(name) != wanted[name]:
                     raise InputError(
-                        f"{name}: rank {rank} on {machine} has {shown(found.get(name))}, rank 0 on {first} has "
-                        f"{shown(wanted[name])}: all machines must see the same text and the same {RUNS}/"
+                        f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
+                        f"{spell(wanted[name])}: all machines must see the same text and the same {RUNS}/"
                     )

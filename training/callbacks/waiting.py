@@ -39,7 +39,7 @@ class Waiting(L.Callback):
         self.end()
 
     def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
-        self.show("validating", trainer.datamodule.validated() // trainer.world_size)  # type: ignore[attr-defined]
+        self.show("validating", trainer.datamodule.num_validated() // trainer.world_size)  # type: ignore[attr-defined]
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         assert self.shown is not None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.errors import InputError
-from base.options import shown
+from base.options import spell
 from data.tokenizer import CharTokenizer, tokenizer_from
 from gpt.config import ModelConfig
 from gpt.export.to_huggingface import check, nearest, starcoder2, write_hf, write_tokenizer
@@ -76,7 +76,7 @@ def test_what_is_refused_would_be_taken_with_the_values_it_names() -> None:
         if config.positions != "rotary" and config.attention_window < config.context:
             wanted["window"] = None
         wrong = {key: value for key, value in wanted.items() if getattr(config, key) != value}
-        named = [f"model.{key}={shown(getattr(config, key))} (must be {shown(value)})" for key, value in wrong.items()]
+        named = [f"model.{key}={spell(getattr(config, key))} (must be {spell(value)})" for key, value in wrong.items()]
         with pytest.raises(InputError) if wrong else nullcontext() as caught:
             check(config, nearest(config)[0])
         if wrong:
