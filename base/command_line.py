@@ -45,13 +45,7 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of an output file, with links followed.
-
-    Args:
-        name: name of the file.
-        option: option that gave the name, for error messages.
-        inputs: files that the command reads.
-        overwrite: whether to replace an existing file. A device or a pipe may always exist.
+    """Return the path of the output file that `option` names, with links followed. `inputs` are files that are read.
 
     Raises:
         InputError: the file exists, is a folder or is one of `inputs`.

@@ -9,12 +9,9 @@ from typing import TextIO
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
-    words = ("not enough memory", "can't allocate memory")  # of torch's CPU allocator: on Windows, on other systems
-    return (
-        type(error).__name__ == "OutOfMemoryError"
-        or isinstance(error, MemoryError)
-        or any(word in str(error) for word in words)
-    )
+    words = "not enough memory|can't allocate memory"  # of torch's CPU allocator: on Windows, on other systems
+    out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return out or re.search(words, str(error)) is not None
 
 
 class InputError(ValueError):
@@ -54,9 +51,8 @@ def for_output(text: str, out: TextIO) -> str:
     """Replace control characters by visible symbols if `out` is a terminal: they could move its cursor."""
     if not out.isatty():
         return text
-    pictures = {code: chr(0x2400 + code) for code in range(32)} | {127: "\u2421"}
-    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
-    return text.translate({code: picture for code, picture in pictures.items() if code not in (9, 10)})
+    visible = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
+    return text.translate(visible | {code: f"\\x{code:x}" for code in range(128, 160)})
 
 
 def one_line(text: object) -> str:

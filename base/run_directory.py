@@ -92,14 +92,9 @@ def is_debug(name: str) -> bool:
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Find the run directory that `resume=` names.
+    """Find the run directory that `resume=` names: with `name=` and `auto`, or as a directory or a checkpoint file.
 
-    Args:
-        resume: `auto` with a name, a run directory or a checkpoint file.
-        name: the value of `name=`.
-
-    Returns:
-        The directory; None if `resume=auto` with a name starts a fresh run.
+    Return None if `resume=auto` starts a fresh run of this name.
 
     Raises:
         InputError: there is no such run, or it has a model but no checkpoint.
@@ -185,9 +180,7 @@ def val_bpc_of(run: Path) -> float:
 def find_model(argument: str | None) -> Path:
     """Find a model file. Of a run, this is its best model; of a sweep, the best model of its best trial.
 
-    Args:
-        argument: a model file; a training checkpoint, for the model beside it; the directory or name of a run or a
-            sweep; or None, for the newest run.
+    `argument` is a model file, a training checkpoint beside one, a run or a sweep. None is the newest run.
 
     Raises:
         InputError: there is no such model.
@@ -225,10 +218,10 @@ def _best(run: Path) -> Path:
 
 
 def _first_model(path: Path, files: list[Path]) -> Path:
-    for file in files:
-        if file.is_file():
-            return file
-    raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
+    return found
 
 
 def _known_runs() -> str:

@@ -1,7 +1,7 @@
 """Lock the directories of runs, sweeps and searches: one process works in each at a time."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,10 @@ def locked(directory: Path) -> Iterator[None]:
 def _acquire(run: Path) -> Any | None:
     from filelock import FileLock, Timeout
 
-    file_lock = FileLock(run / ".lock", blocking=False)
-    try:
-        file_lock.acquire()
-    except Timeout:
-        return None
-    return file_lock
+    with suppress(Timeout):
+        (file_lock := FileLock(run / ".lock", blocking=False)).acquire()
+        return file_lock
+    return None
 
 
 def in_use(run: Path) -> bool:

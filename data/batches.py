@@ -24,16 +24,8 @@ def train_batch(
 ) -> torch.Tensor:
     """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
 
-    Args:
-        tokens: the text, one-dimensional, of any integer type, or in shards.
-        seed: seed of the run.
-        step: optimizer step, from 0.
-        batch: windows per step over all micro-batches and ranks.
-        context: window length in tokens.
-        rows: which of the `batch` rows to return.
-
-    Returns:
-        (rows, context + 1) int64.
+    `tokens` is one-dimensional, of any integer type, or in shards. `batch` counts the windows of a step over all
+    micro-batches and ranks, of which `rows` are returned: (rows, context + 1) int64.
 
     Raises:
         ValueError: the text holds no window of context + 1 tokens.

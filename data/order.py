@@ -20,15 +20,8 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Apply a pseudorandom permutation of 0..size-1 to each number in `index`.
 
     A Feistel network permutes 0..2^bits-1 with the fewest bits that hold `size` numbers. A result of at least `size` is
-    permuted again until it is smaller ("cycle walking", Black and Rogaway 2002).
-
-    Args:
-        index: numbers below `size`, (rows,) uint64.
-        size: length of the range.
-        key: key of the permutation for each row, (rows,) uint64.
-
-    Returns:
-        (rows,) uint64.
+    permuted again until it is smaller ("cycle walking", Black and Rogaway 2002). Each row has a permutation of its own,
+    by its `key`. All arrays are (rows,) uint64.
     """
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
