@@ -9,7 +9,7 @@ from typing import TextIO
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
-    words = "not enough memory|can't allocate memory"  # of torch's CPU allocator: on Windows, on other systems
+    words = "not enough memory|can't allocate memory"  # messages from torch's CPU allocator: Windows, other systems
     out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return out or re.search(words, str(error)) is not None
 
