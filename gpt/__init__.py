@@ -6,7 +6,7 @@ Read the files in this order. The lessons are in docs/lessons:
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.
 3. `attention.py`: the layer. Lesson 1 builds one head, lesson 2 many.
 4. `positions.py`, `position_tables.py`: position encodings. Lesson 3 derives them.
-5. `attention_kernels.py`: how attention is computed. Lesson 2 has the products, lesson 4 the windows and the costs.
+5. `attention_kernels.py`: how attention is computed. Lesson 2 builds it in full, lesson 4 with windows.
 6. `optim.py`: Muon and the learning rate. docs/api.md trains with it.
 7. `evaluation.py`: the loss of a text.
 8. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.

@@ -14,7 +14,7 @@ from gpt.position_tables import position_tables
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
-    """Return the attention weights of every head over a passage of T tokens, at most a context, without dropout.
+    """Return the attention weights of every head, without dropout, over T tokens; T is at most the context length.
 
     Returns:
         (layers, H, T, T) float32 on the CPU: row t adds up to 1 over the columns 0 to t.
@@ -43,11 +43,11 @@ class Costs(NamedTuple):
     """N consecutive tokens or characters of a text.
 
     Attributes:
-        tokens: (M,) int64; M = N where each has one token.
-        begins: (N,) int64, index in `tokens` where each begins.
-        nats: (N,) float64, the surprisal of each.
-        top: (N, K) int64, the K most likely tokens there, the best first.
-        probabilities: (N, K) float32, theirs; all 0 for the first token of a text, which nothing comes before.
+        tokens: (M,) int64; M > N where a character has several tokens.
+        begins: (N,) int64, the index in `tokens` of the first token of each character.
+        nats: (N,) float64, surprisals.
+        top: (N, K) int64, the K most likely tokens, the best first.
+        probabilities: (N, K) float32 of the tokens in `top`; all 0 for the first token of a text.
     """
 
     tokens: Tensor
@@ -58,7 +58,7 @@ class Costs(NamedTuple):
 
 
 def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int) -> Iterator[Costs]:
-    """Yield what each token of a text costs, with the top-k tokens there, at most V.
+    """Yield the surprisals of a text's tokens, with the k most likely tokens at each position (all V if k > V).
 
     Args:
         predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluation.predictions`.
@@ -76,12 +76,12 @@ def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: in
 
 
 def by_character(pieces: Iterable[Costs], starts: Tensor, size: int) -> Iterator[Costs]:
-    """Join the tokens of each character: their costs add up, and the top tokens are those of the first.
+    """Merge the tokens of each character: add up their costs, and take the top tokens of the first one.
 
     Args:
         pieces: costs of the tokens of a text, in its order.
-        starts: (V,) whether a token begins a character; others belong to the one before them.
-        size: characters in each piece; the last has fewer.
+        starts: (V,) whether a token begins a character; other tokens continue the character before them.
+        size: characters in each yielded piece; the last piece may have fewer.
     """
     held: list[Costs] = []
     count = 0
@@ -102,7 +102,7 @@ def by_character(pieces: Iterable[Costs], starts: Tensor, size: int) -> Iterator
 
 
 def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
-    """Decode N characters, one code point for each: U+FFFD for bytes that are no UTF-8."""
+    """Decode N characters into N code points; bytes that are not UTF-8 become U+FFFD."""
     text = decode(costs.tokens.numpy())
     if len(text) == len(costs.begins):
         return text
@@ -111,13 +111,13 @@ def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
 
 
 def _columns(pieces: list[Costs]) -> list[Tensor]:
-    """Concatenate the fields of pieces, without `begins`."""
+    """Concatenate each field of the pieces, except `begins`."""
     tokens, _, *others = (torch.cat(column) for column in zip(*pieces, strict=True))
     return [tokens, *others]
 
 
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
-    """Return where characters begin; the first token begins one even if it continues a character."""
+    """Return the indices at which characters begin; index 0 always counts as a beginning."""
     begin = starts[tokens].bool()
     begin[0] = True
     return begin.nonzero()[:, 0]

@@ -23,11 +23,11 @@ class Attention(nn.Module):
         self.config = config
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
-        # Vectors, so that the optimizers treat them as they treat gains: no weight decay and no Muon.
+        # Vectors, not a matrix: the optimizers apply neither weight decay nor Muon to vectors.
         self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Causal self-attention: position t attends to 0..t. `tables` None looks up `position_tables`."""
+        """Attend from each position t to 0..t. `tables` are the model's `position_tables`, looked up if None."""
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
@@ -64,8 +64,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def offset_keys(k: Tensor) -> Tensor:
     """Take the second half of each key from the previous position, zeros at the first: (B, H, T, D) -> (B, H, T, D).
 
-    A query can then ask for "what came after such a character" and find it in one layer, where a model must
-    otherwise learn two that work together (an induction head).
+    A query can then ask for "what came after such a character" in one layer. Without the offset, a model needs two
+    layers that work together (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2
@@ -74,9 +74,10 @@ def offset_keys(k: Tensor) -> Tensor:
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Add to each position those just before it, each times its factors (C,): (B, T, C) -> (B, T, C).
+    """Apply a causal depthwise convolution, whose tap for the current position is 1: (B, T, C) -> (B, T, C).
 
-    This is a causal depthwise convolution whose first tap is 1. A head can then compare groups of characters.
+    `taps` are the factors (C,) of the positions before it, the nearest first. A head can then compare groups of
+    characters.
     Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
     """
     mixed = x

@@ -1,4 +1,4 @@
-"""How attention is computed: two kernels, four patterns of queries and keys, and the rule that chooses."""
+"""How attention is computed: two kernels, four ways to apply a kernel, and the rule that chooses both."""
 
 import math
 from collections.abc import Callable
@@ -17,18 +17,9 @@ MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller 
 
 
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
-    """Compute causal attention in the way that suits the model, the length and the device.
+    """Compute causal attention by the kernel and the pattern that `choose_kernel` returns.
 
-    Args:
-        config: of the model.
-        q: queries, (B, H, T, D).
-        k: keys, likewise.
-        v: values, likewise.
-        slopes: ALiBi's, (H,); None is no bias.
-        training: whether dropout is active and a backward pass follows.
-
-    Returns:
-        (B, H, T, D).
+    `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's, (H,), or None without ALiBi.
     """
     kernel, pattern = choose_kernel(config, q.shape[2], q.device.type, training)
     return pattern(kernel, q, k, v, config.window, slopes, config.dropout if training else 0.0)
@@ -37,17 +28,13 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor]]:
-    """Choose how attention is computed.
+    """Choose the kernel, and its pattern: the function below, from `causal_attention` on, that applies the kernel.
 
     Args:
-        config: of the model.
-        length: T; a symbol in a graph that is exported for all lengths, where a condition on T would limit them.
-        device: its type.
+        config: the model's configuration.
+        length: T; a symbol while a graph is exported for all lengths, and then no condition may depend on T.
+        device: the type of the device, such as "cpu".
         training: whether dropout is active and a backward pass follows.
-
-    Returns:
-        The kernel, and the function that applies it: `causal_attention`, `biased_attention`, `attention_in_parts` or
-        `windowed_attention`.
     """
     pattern: Callable[..., Tensor] = causal_attention
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
@@ -75,12 +62,9 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     Args:
         q: queries, (B, H, T, D).
         k: keys, (B, H, M, D).
-        v: values, likewise.
-        bias: added to the scores, (1 or H, T, M), -inf where masked; None is the causal mask.
+        v: values, (B, H, M, D).
+        bias: added to the scores, (1 or H, T, M), -inf where masked; None applies the causal mask.
         dropout: probability of setting an attention weight to zero.
-
-    Returns:
-        (B, H, T, D).
     """
     (B, H, T, D), M = q.shape, k.shape[2]
     if bias is None:
@@ -107,10 +91,10 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
     for the window.
 
     Args:
-        queries: their positions, (..., T).
-        keys: theirs, (..., M); below 0 where there is none.
-        window: positions that a query attends to, its own the last; None is all.
-        slopes: ALiBi's, (H,); None is no bias.
+        queries: positions of the queries, (..., T).
+        keys: positions of the keys, (..., M); a padding key has a position below 0 and is masked.
+        window: number of positions that a query attends to, including its own; None: all.
+        slopes: ALiBi's, (H,); None without ALiBi.
 
     Returns:
         (1 or H, ..., T, M) float32.
@@ -127,7 +111,7 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
 def causal_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend to all positions so far; there is no window and there are no slopes."""
+    """Attend to all positions so far; `window` and `slopes` are not used."""
     return kernel(q, k, v, None, dropout)  # (B, H, T, D)
 
 

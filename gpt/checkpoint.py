@@ -72,7 +72,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint as a model file; under EMA its `state_dict` is the average."""
+    """Write the model of a training checkpoint as a model file; with EMA, the checkpoint holds averaged weights."""
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
         del state["head.weight"]
@@ -88,7 +88,7 @@ def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]
 
 
 def last_component(name: str) -> str:
-    """Return the name of a text without its folder or the query of its address; of a list, each part's."""
+    """Return a text's name without its folder or URL query; "[a/b,c/d]" is a list of texts and becomes "b, d"."""
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(last_component, name[1:-1].split(",")))
     address = re.split(r"[?#]", name)[0] if "://" in name else name
@@ -105,11 +105,11 @@ def is_finite(contents: Any) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Load a model from a model file, or a run as `base.run_directory.find_model` takes it.
+    """Load a model from a model file or a run; `base.run_directory.find_model` says how a run is named.
 
     Returns:
-        The model on the CPU in evaluation mode, and its description: `vocabulary`, for
-        `data.tokenizer.tokenizer_from`, `step`, `val_loss` and the other `gpt.model_file.FIELDS`.
+        The model on the CPU in evaluation mode, and its `gpt.model_file.FIELDS`. `data.tokenizer.tokenizer_from` makes
+        the tokenizer from the field `vocabulary`.
 
     Raises:
         InputError: there is no such model or run.
@@ -123,7 +123,7 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     """Make a model from the weights of a `model_file.Model`, in evaluation mode."""
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
-    for name, array in state.items():  # load_state_dict is quadratic in the number of blocks: seconds
+    for name, array in state.items():  # load_state_dict takes seconds: its time is quadratic in the number of blocks
         module, _, weight = name.rpartition(".")
         setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
     if config.tied:

@@ -43,7 +43,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "model")
-        # A head's size must be a multiple of this: rotary rotates pairs, with key_offset in half of the head.
+        # Rotary rotates pairs of channels, so a head size is a multiple of 2; with key_offset half of the head is
+        # rotated, so it is a multiple of 4.
         parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
         sizes = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n % parts == 0]
         if self.dim % self.heads:
@@ -69,18 +70,18 @@ class ModelConfig:
     def rotary_dims(self) -> int:
         """Number of channels of a head that rotary positions rotate; 0 for other positions.
 
-        The offset half of a key is for finding a character wherever it is, so it is not rotated.
+        The offset half of a key is not rotated: a query finds a character there at any distance.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
     @property
     def attention_window(self) -> int:
-        """Number of positions that attention covers at most, its own the last: the longest KV cache."""
+        """Largest number of positions that one position attends to, including itself; the longest KV cache."""
         return min(self.window or self.context, self.context)
 
     @property
     def absolute(self) -> bool:
-        """Whether each position has its own embedding, so that there are only `context` of them."""
+        """Whether each position has its own embedding, so that positions end at `context`."""
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""The device of a model that was loaded."""
+"""Move a loaded model to the device that the command line names."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ def to_device(thing: Any, name: str) -> Any:
     """Move a model or a tensor to the device that `--device` names.
 
     Raises:
-        InputError: this machine does not have it.
+        InputError: this machine does not have the device.
     """
     try:
         return thing.to(name)

@@ -19,14 +19,14 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * _kept(x, p) * (1 / (1 - p))
 
 
-# Opaque to torch.compile, whose own code for these types is slow. It merges two calls with the same x and p into one,
-# so a graph must not drop one tensor twice; the model does not.
+# A custom operator, since the code that torch.compile makes for these types is slow. torch.compile merges two calls
+# with the same x and p into one, so a model must not apply dropout to one tensor twice.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
-    """Return 1 where a value of `x` is kept, uint8."""
+    """Return 1 where dropout keeps a value of `x`, else 0: uint8, of the shape of `x`."""
     count = x.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x, even over -2^15 to 2^15 - 1
+    bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x; uniform in [-2^15, 2^15)
     return (bits >= min(round(p * 2**16), 2**16 - 1) - 2**15).view(torch.uint8)
 
 

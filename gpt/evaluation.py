@@ -1,9 +1,9 @@
 """Exact losses: every character of a text predicted once, summed in float64.
 
-A text is cut into windows `(inputs, targets, counted)` elsewhere, each (B, T); `counted` is False for padding and for
-tokens that another window counts. Losses are summed into (4,) float64 tensors `[nats, tokens, characters, bytes]`,
-which add up over batches and devices in any order. `sizes` is a tokenizer's `token_sizes`: (V, 2) int64, the number of
-characters and UTF-8 bytes of each token.
+Callers cut a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted` is False for
+padding and for tokens that another window counts. Losses are summed into (4,) float64 tensors `[nats, tokens,
+characters, bytes]`, which add up over batches and devices in any order. `sizes` is a tokenizer's `token_sizes`: (V, 2)
+int64, the number of characters and UTF-8 bytes of each token.
 """
 
 import math
@@ -43,7 +43,7 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Sum the `surprisals` of tokens, (N,) each: (4,) float64 on the CPU."""
+    """Sum surprisals (N,) and count their tokens (N,): (4,) float64 on the CPU."""
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
@@ -58,7 +58,7 @@ def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
 
 
 def score(totals: Tensor) -> Score:
-    """Turn (4,) totals into a `Score`; `bpc` is NaN for bytes of which none begins a character."""
+    """Turn (4,) totals into a `Score`; `bpc` is NaN if the text has no character, only continuation bytes."""
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
     bpc = bits / characters if characters else math.nan
@@ -67,10 +67,10 @@ def score(totals: Tensor) -> Score:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run a model over batches of windows, in fp32 and without dropout; it is left in the mode it came in.
+    """Run a model over batches of windows, in fp32 and without dropout; the model keeps its training mode.
 
     Yields:
-        logits (N, V) and targets (N,) of what each batch counts, row by row, on the model's device.
+        logits (N, V) and targets (N,) of the N counted tokens of a batch, row by row, on the model's device.
     """
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
@@ -96,10 +96,6 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
     """Score a model on a text: forward in fp32, sums in float64.
 
-    Args:
-        model: the model; left in the mode it came in.
-        windows: batches `(inputs, targets, counted)` that count every token but the first once.
-        first: the text's first token.
-        sizes: a tokenizer's `token_sizes`.
+    `windows` are batches that count every token but the first exactly once; `first` is the text's first token.
     """
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)

@@ -39,7 +39,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention between positions, then an MLP at each, both as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
+    """Attention, then an MLP, both added as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -95,17 +95,17 @@ class GPT(nn.Module):
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
-        # Looked up outside the blocks, so that compiled blocks take the tables as inputs.
+        # The tables are looked up here, so that compiled blocks take them as inputs.
         tables = position_tables(self.config, tokens.shape[1], x.device)
         for block in self.blocks:
             x = block(x, tables)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
 
     def sinusoids(self, length: int) -> Tensor:
-        """Return what the first T sinusoidal positions add: (T, C).
+        """Return the sinusoidal encodings of the first T positions, divided by sqrt(C): (T, C).
 
-        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. The scale of positions relative to
-        embeddings matters: docs/experiments.md.
+        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. docs/experiments.md says why the
+        ratio matters.
         """
         return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
@@ -151,8 +151,8 @@ class GPT(nn.Module):
 def init_weights(model: GPT) -> None:
     """Initialise as GPT-2 does: matrices and embeddings N(0, 0.02), biases, token shift and taps 0, norms 1.
 
-    The two projections onto the residual stream are smaller by sqrt(2 * layers), so that its variance does not grow
-    with depth.
+    The two projections onto the residual stream are smaller by sqrt(2 * layers). The variance of the stream then does
+    not grow with depth.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

@@ -1,10 +1,10 @@
 """Model files: trained weights as safetensors, and what describes them as JSON in the metadata.
 
-Safe to open from anyone: the header is checked against the model that it describes before memory is allocated, and
-nothing in the file is executed. Loads no torch, so that sampling starts fast.
+A model file from anyone is safe to open: `read` compares the header with the model that it describes before it
+allocates memory, and executes nothing in the file. This module imports no torch, so that sampling starts fast.
 
-The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. Of tied weights,
-`embedding.weight` is in the file and `head.weight` is not.
+The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. If the head is
+tied to the embedding, the file has `embedding.weight` and no `head.weight`.
 Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
 """
 
@@ -77,7 +77,7 @@ def read(path: str | Path) -> Model:
     """Read a model file without trusting it.
 
     Raises:
-        CheckpointError: missing, damaged, of another format, or its parts do not fit together.
+        CheckpointError: the file is missing, damaged or of another format, or its parts do not fit together.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -92,7 +92,7 @@ def read(path: str | Path) -> Model:
             described = parse(text) if text else {}
             if described.get("format") in (5, FORMAT):
                 check_fields(described)
-                if described["format"] == 5:  # without the convolution
+                if described["format"] == 5:  # format 5 had no convolution
                     described["format"] = FORMAT
                     described["model_config"]["conv_taps"] = 1
                 config = model_config(described["model_config"])
@@ -113,8 +113,8 @@ def read(path: str | Path) -> Model:
 
 def other_format(path: str | Path, found: Any) -> CheckpointError:
     """Return the error for a file of another version."""
-    shown = str(found)[:20] if isinstance(found, int | str) else "unknown"
-    return CheckpointError(f"{path}: has format {shown}, this version reads format {FORMAT}; use the one that wrote it")
+    kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
+    return CheckpointError(f"{path}: has format {kind}, this version reads format {FORMAT}; use the one that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -61,9 +61,9 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
-    """Divide each row of an update by the root of its mean square over time; the norm of the whole stays. In place.
+    """Divide each row of an update by its running root mean square, then restore the update's norm. In place.
 
-    Source: NorMuon, arXiv:2510.05491, algorithm 1; there, the norm is set to a constant.
+    Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
 
     Args:
         update: (R, C).
@@ -81,8 +81,8 @@ class Muon(torch.optim.Optimizer):
     """Muon for parameter groups with `muon=True`, which hold matrices only, and AdamW for the others.
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
-    the iteration together, in bf16; a packed q|k|v counts as three. Then, with `beta2` above 0, each row is normalised
-    (see `normalise_rows`).
+    the iteration together, in bf16; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows`
+    follows.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
@@ -96,16 +96,16 @@ class Muon(torch.optim.Optimizer):
             group.setdefault("beta2", 0.0)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return all rows of a tensor; a subclass whose tensors are sharded gathers them."""
+        """Return all rows of a tensor; a subclass for sharded tensors gathers the rows."""
         return tensor
 
     def shard_like(self, tensor: Tensor, pattern: Tensor) -> Tensor:
-        """Return the rows of a whole tensor that `pattern` has: all, but for such a subclass."""
+        """Return the rows of a whole tensor that the shard `pattern` has: without sharding, all of them."""
         return tensor
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply the gradients of all parameters that have one; those of matrices are overwritten."""
+        """Update all parameters that have a gradient; Muon overwrites the gradients of its matrices."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

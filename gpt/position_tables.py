@@ -11,10 +11,9 @@ from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 
 def position_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return what the model's position encoding needs for T positions, at most a context.
+    """Return the float32 tables of the model's position encoding for the first T positions; T is at most `context`.
 
-    Returns:
-        float32 tensors. Rotary: cosines and sines, (T, R/2) each; sinusoidal: (T, C); ALiBi: slopes, (H,); else none.
+    Rotary: cosines (T, R/2) and sines (T, R/2); sinusoidal: (T, C); ALiBi: slopes (H,); learned and none: no table.
     """
     if config.positions == "alibi":
         return _tables("alibi", config.heads, 0, device)
@@ -31,5 +30,5 @@ def _tables(positions: str, size: int, rows: int, device: torch.device) -> tuple
         tables = rotary_tables(np.arange(rows), size)
     else:
         tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
-    with torch.inference_mode(False):  # training may need them later
+    with torch.inference_mode(False):  # the cached tensors must also work in training
         return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)

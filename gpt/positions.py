@@ -38,12 +38,12 @@ def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return ALiBi's slopes, by which each head's scores fall per position of distance: (H,) float64.
+    """Return ALiBi's slopes, (H,) float64: a head's score falls by its slope with each position of distance.
 
-    A geometric sequence: 2^(-8/H), 2^(-16/H), ..., 2^-8 if H is a power of two. Otherwise that of the power of two
-    below, followed by every other slope of the sequence for the power above.
+    If H is a power of two, they are 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise they are the slopes for the next smaller
+    power of two, followed by every other slope for the next larger one.
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, and the authors' code for other numbers of heads.
     """
-    below = 1 << (heads.bit_length() - 1)  # the largest power of two up to H
+    below = 1 << (heads.bit_length() - 1)  # the largest power of two that is at most H
     h = np.arange(heads)
     return 2.0 ** (-8 * np.where(h < below, (h + 1) / below, (2 * (h - below) + 1) / (2 * below)))

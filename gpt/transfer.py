@@ -9,7 +9,7 @@ from gpt.model import GPT
 
 
 def with_context(model: GPT, context: int) -> GPT:
-    """Copy a model for windows of another length; logits up to the shorter of the two stay the same.
+    """Copy a model and change its context; logits at positions inside both contexts stay the same.
 
     Raises:
         ValueError: a longer context with learned positions.
@@ -23,15 +23,15 @@ def with_context(model: GPT, context: int) -> GPT:
 
 @torch.no_grad()
 def init_from(model: GPT, trained: GPT, token_map: Tensor) -> None:
-    """Copy the weights of a trained model, whose tokens are some of this one's.
+    """Copy the weights of a trained model, whose vocabulary is a part of this model's.
 
-    In a text of trained tokens, their logits stay the same. The rows of a new token in embedding and head are the means
-    of the trained rows, so its logit is the mean of theirs: n new tokens beside V trained ones add at most
-    ln(1 + n / V) nats to the loss of such a text.
+    In a text of trained tokens, the logits of trained tokens stay the same. A new token's rows in embedding and head
+    are the means of the trained rows, so the new token's logit is the mean of the trained logits. n new tokens beside
+    V trained ones add at most ln(1 + n / V) nats to the loss of such a text.
     Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
 
     Args:
-        model: of the same shape, except for vocabulary, dropout and context; learned positions may be fewer.
+        model: may differ in vocabulary, dropout and context, but must not have more learned positions.
         trained: the trained model.
         token_map: (V,) int64, the token of `model` for each of the V tokens of `trained`.
     """

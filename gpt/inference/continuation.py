@@ -12,8 +12,8 @@ class Continuation:
         self.pieces: list[str] = []  # final text
         self.held = ""  # text that may turn out to begin a stop
         self.ended = False
-        self.logprobs: list[float] = []  # of each character: the sum over its bytes
-        self.pending = 0.0  # of bytes that are not yet a character
+        self.logprobs: list[float] = []  # one for each character: the sum over its bytes
+        self.pending = 0.0  # log-probability of bytes that are not yet a whole character
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
@@ -49,7 +49,7 @@ class Continuation:
     def _end(self) -> None:
         self.pieces.append(self.held)
         self.ended, self.held = True, ""
-        del self.logprobs[len(self.text) :]  # those of the stop
+        del self.logprobs[len(self.text) :]  # the stop's characters are not in the text
 
     def _count(self, new: str) -> None:
         if new:

@@ -1,17 +1,17 @@
 """Read text a few tokens at a time, with the keys and values of earlier tokens kept: the KV cache.
 
-Written with what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy: a call costs a third of
-torch's and the import a tenth, and with one token a step, calls are what takes the time. Elsewhere it runs on torch.
+The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy: with one token a step,
+calls take most of the time, and NumPy's calls take a third as long as torch's. On other devices it runs on torch.
 
 Text of any length can be read. Which tokens a position attends to is the *window rule*, which follows from `positions`:
 
 - rotary, alibi and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
   before it, as in one forward pass over the whole text with a banded causal mask.
-- learned and sinusoidal: when `context` positions are full, the last `context // 2` tokens are read again from position
-  0, and the text continues after them, as in a forward pass over the tokens since then.
+- learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last
+  `context // 2` tokens again, from position 0. New tokens follow after them.
 
-Up to `context` tokens, both equal the model's own forward pass. With `model.window`, attention reaches no further than
-that in both, and the cache is no longer than that.
+Up to `context` tokens, both rules give the logits of the model's own forward pass. In both, `model.window` limits the
+reach of attention and the length of the cache.
 Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825,
 section 2, for the sliding window and its rolling buffer.
 
@@ -46,13 +46,13 @@ class Decoder:
         # The normalised inputs of attention of the positions that the next one's convolution reaches, newest last.
         self.recent = [weights.zeros(rows, config.conv_taps - 1, config.dim) for _ in range(config.layers)]
         self.position = np.zeros(rows, np.int64)  # of the next token of each text
-        self.previous = np.full(rows, -1)  # the last token of each text; -1 is none
-        self.block, self.table = -1, np.empty(0)  # the encodings of positions block * CHUNK and following
+        self.previous = np.full(rows, -1)  # the last token of each text; -1: no token yet
+        self.block, self.table = -1, np.empty(0)  # the encodings of CHUNK positions from block * CHUNK on
         self.tokens = np.zeros((rows, config.context * config.absolute), np.int64)  # the token at each position
         self._grow(CHUNK)
 
     def _grow(self, length: int) -> None:
-        """Make the cache at least `length` or S long."""
+        """Make the cache at least min(`length`, S) slots long."""
         w, S = self.weights, self.weights.config.attention_window
         if min(length, S) <= self.slots:
             return
@@ -60,15 +60,15 @@ class Decoder:
         more = w.zeros(self.rows, w.config.heads, added, w.config.head_dim)
         self.slots += added
         for cache in (self.keys, self.values):
-            cache[:] = [w.xp.concatenate((each, more), axis=2) for each in cache]
-        self.ring = w.ring(self.slots)  # (H, 1, 2R)
+            cache[:] = [w.xp.concatenate((old, more), axis=2) for old in cache]
+        self.ring = w.ring(self.slots)  # (H, 1, 2 * slots)
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read n tokens of each text.
 
         Args:
             tokens: (B, n) int64, n at least 1.
-            rows: which texts these are; None is all, in order.
+            rows: indices of the texts to which `tokens` belong; None: all texts, in order.
 
         Returns:
             (B, n, V) float64, the logits after each token.
@@ -129,7 +129,8 @@ class Decoder:
         """Read a chunk that fits into the cache: (B, n) -> (B, n, V) float64."""
         w, S = self.weights, self.weights.config.attention_window
         positions = self.position[rows][:, None] + np.arange(tokens.shape[1])  # (B, n)
-        # Attend to the cached keys, then to the chunk's own: storing those first would overwrite slots still needed.
+        # Attend to the cached keys and the chunk's own keys, then store the chunk's: stored first, they would overwrite
+        # slots that the chunk's first tokens still attend to.
         filled = min(int(self.position[rows].max()), S)
         newest = self.position[rows][:, None] - 1
         cached = newest - (newest - np.arange(filled)) % S  # (B, filled): position in each slot, below 0 if empty
@@ -139,7 +140,7 @@ class Decoder:
         row, slots, join = w.to_array(rows), w.to_array(positions[:, -S:] % S), w.xp.concatenate
 
         def store(i: int, k: Array, v: Array) -> tuple[Array, Array]:
-            """Store keys and values (B, n, H, D); return them after those that were cached."""
+            """Store keys and values (B, n, H, D); return the cached ones followed by these, 2 x (B, H, m, D)."""
             if w.config.key_offset:
                 moved = k[..., self.own :]
                 shifted = join((self.moved[i][row][:, None], moved[:, :-1]), axis=1)  # (B, n, H, D / 2)
@@ -165,10 +166,10 @@ class Decoder:
         """Apply the whole model and advance the texts: (B, n) -> (B, n, V) float64.
 
         Args:
-            tokens: to read.
-            rows: the texts they belong to.
-            positions: of the tokens, (B, n), or one for all.
-            bias: what is added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None adds nothing.
+            tokens: the tokens to read, (B, n).
+            rows: indices of the texts to which the tokens belong, (B,).
+            positions: positions of the tokens, (B, n), or one int if all texts are at the same position.
+            bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
             store: `store(i, k, v)` caches block i's keys and values and returns all to attend to, 2 x (B, H, m, D).
         """
         w = self.weights
@@ -198,7 +199,7 @@ class Decoder:
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
     def _restart_full(self, rows: np.ndarray) -> None:
-        """Apply the window rule of absolute positions: where all are full, restart with the last half."""
+        """Apply the window rule of absolute positions: restart texts that fill the context with their last half."""
         T = self.weights.config.context
         if not self.weights.config.absolute or self.position[rows].max() < T:
             return
@@ -210,7 +211,7 @@ class Decoder:
             self._read(self.tokens[full, T - T // 2 :], full)
 
     def _encoding(self, positions: Any) -> Array:
-        """`Weights.encoding` of positions; of a single one from a table for the positions that follow."""
+        """Return `Weights.encoding` of the positions; a single position is looked up in a table of CHUNK positions."""
         if not isinstance(positions, int):
             return self.weights.encoding(positions)
         if positions // CHUNK != self.block:
@@ -219,7 +220,7 @@ class Decoder:
         return self.table[positions % CHUNK]
 
     def _norm(self, x: Array) -> Array:
-        """RMS norm over sqrt(C), whose factor is in the weights: x / sqrt(sum of squares + C * eps)."""
+        """Return x / sqrt(sum of squares + C * eps): RMS norm without its factor sqrt(C), which is in the weights."""
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * NORM_EPS)[..., None]
 
     def _convolve(self, i: int, convolution: Convolution, h: Array, rows: np.ndarray, positions: Any) -> Array:
@@ -236,7 +237,7 @@ class Decoder:
         return mixed
 
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values, with attention's 1 / sqrt(D) in the first two: (..., C) -> 3 x (..., H, D)."""
+        """Return queries, keys and values; q . k includes attention's 1 / sqrt(D): (..., C) -> 3 x (..., H, D)."""
         w = self.weights
         qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
@@ -273,9 +274,9 @@ def first_needed(weights: Weights, length: int) -> int:
     """Return the first token of a prompt of `length` tokens that can influence what follows the prompt."""
     config = weights.config
     T = config.context
-    if config.absolute:  # restarted as often as it takes, see the window rule
+    if config.absolute:  # the window rule restarts a long prompt several times
         step = T - T // 2
         return -(-max(0, length - T) // step) * step
-    # Each block reaches S - 1 positions back, one more for its offset keys and K - 1 for the convolution; the token
-    # shift reaches one.
+    # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the convolution. The token
+    # shift reaches back 1.
     return max(0, length - config.layers * (config.attention_window + config.conv_taps - 1) - 2)

@@ -23,7 +23,7 @@ def stream(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Continue B prompts in one batch, by `count` tokens each; every text depends on its own seed and prompt alone.
 
-    Prompts are (n,) int64 of any lengths, at least 1.
+    A prompt is (n,) int64 with n at least 1; prompts may differ in length.
 
     Yields:
         tokens (B,) int64 and the logits (B, V) float64 that they were sampled from.
@@ -57,8 +57,8 @@ def generate(
     Args:
         model: the model.
         tokens: the prompts, (T0,) or (B, T0) int64 with at least one token.
-        count: tokens to add, any number; gpt/inference/decoder.py says which earlier ones each attends to.
-        seed: row i uses seed + i; None takes a random one. No global generator is used.
+        count: number of tokens to add, also beyond the context; gpt/inference/decoder.py explains how.
+        seed: row i uses seed + i; None: a random seed. No global generator is used.
         **params: see `SamplingParams`.
 
     Returns:

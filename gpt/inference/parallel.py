@@ -11,9 +11,9 @@ from threadpoolctl import threadpool_limits
 from base.processes import cores
 from gpt.inference.weights import Weights
 
-MIN_ROWS = 8  # texts that are worth a thread of their own
-MAX_ROWS = 64  # batch of texts in a thread
-MAX_ROWS_GPU = 1024  # batch of texts on a GPU
+MIN_ROWS = 8  # fewer texts are not worth another thread
+MAX_ROWS = 64  # largest batch of texts in a thread
+MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
 MAX_CACHE = 2**29  # bytes of keys and values in a thread
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ def generate_many(
     Args:
         work: generates the texts of a slice of the rows; yields its result so far after each token.
         rows: number of texts.
-        weights: of the model.
+        weights: the model's weights, for the size of the KV cache and the device.
         progress: called with the number of tokens just added, in any thread.
 
     Yields:

@@ -61,7 +61,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
             ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
-            # A token is removed when those before it reach top_p already; the first never is.
+            # Remove a token if the tokens ranked before it reach top_p already. The first token always stays.
             ranked[:, 1:][ranked_probs.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
@@ -71,13 +71,13 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Invert the cumulative distributions (B, V) at the random numbers (B,) in [0, 1): (B,) int64."""
+    """Sample a token from each row of probabilities (B, V) with random numbers (B,) in [0, 1): (B,) int64."""
     total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Log-softmax, (..., V) float64: the model's own log-probabilities, before any rule."""
+    """Return the log-softmax, (..., V) float64: the model's log-probabilities, before `SamplingParams` apply."""
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 

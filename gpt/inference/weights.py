@@ -18,7 +18,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A matrix, (in, out): transposed, as decoding multiplies with it; and its bias, (out,), if any."""
+    """A linear layer: the weight is (in, out), the transpose of torch's; the bias is (out,) or None."""
 
     weight: Array
     bias: Array | None
@@ -35,8 +35,9 @@ class Convolution(NamedTuple):
     """The convolution on attention's input, with the gain and bias of the norm before it.
 
     Attributes:
-        taps: (K, C), the one of the current position first, each times the norm's gain.
-        bias: the norm's bias, summed over the taps that positions 0 to K - 1 and later reach, (K, C), if any.
+        taps: (K, C), times the norm's gain; row 0 is for the current position.
+        bias: (K, C) or None. Row t is the norm's bias summed over the taps that position t uses; later positions use
+            the last row.
     """
 
     taps: Array
@@ -62,7 +63,7 @@ class Weights:
 
     Args:
         config: shape and parts of the model.
-        state: its state dict, NumPy arrays or tensors, float32 or float64.
+        state: the model's state dict, of NumPy arrays or tensors, float32 or float64.
     """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
@@ -85,7 +86,8 @@ class Weights:
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps).
         self.qk_scale, self.qk_eps = D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps)
-        # Scores are then at most sqrt(2 D), since half of a key can be another's: their exponentials do not overflow.
+        # Scores are then at most sqrt(2 D): with key_offset, the two halves of a key have separate norms. Below 60,
+        # exponentials of scores do not overflow.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
@@ -102,7 +104,7 @@ class Weights:
         self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
         self.embedding = self._centred(embedding)  # (V, C)
         if config.token_shift:
-            # The last row is zeros: index -1, for the first token of a text, which has none before it.
+            # The last row is zeros, for the first token of a text: its previous token is -1.
             shifted = self._centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
@@ -116,7 +118,7 @@ class Weights:
     ) -> Linear:
         """Fold a norm into the linear layer that follows it, then reorder and scale its outputs.
 
-        With a convolution between them, the norm is folded into that instead, see `_convolution`.
+        If a convolution stands between the two, `_convolution` has folded the norm already.
         """
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         convolved = norm.endswith("norm1") and self.config.conv_taps > 1
@@ -145,8 +147,9 @@ class Weights:
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
         """Return the order of the outputs of q|k|v, (3C,), and their scale, (3C,) or 1.
 
-        The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are each
-        scaled by D^(-1/4), half of attention's 1 / sqrt(D): in their weights, or with QK-norm in its divisor.
+        The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are both
+        scaled by D^(-1/4), so that q . k has attention's factor 1 / sqrt(D). With QK-norm the scale here is 1:
+        `qk_scale` holds the factor.
         """
         H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
         order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
@@ -156,9 +159,9 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
-        """ALiBi's biases at the distances 0, N - 1, ..., 1, 0, N - 1, ..., 1, (H, 1, 2N); None without ALiBi.
+        """Return ALiBi's biases at distances 0, N - 1, ..., 1, 0, N - 1, ..., 1: (H, 1, 2N); None without ALiBi.
 
-        Whichever of N slots holds the newest key, the biases of all slots are a slice of these.
+        The cache is a ring of N slots. Whichever slot holds the newest key, the biases of all slots are a slice.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
@@ -176,22 +179,22 @@ class Weights:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
-        """Zeros of the weights' type, on their device."""
+        """Return zeros of the weights' type, on their device."""
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Float64 or complex128 numbers in the weights' precision, on their device."""
+        """Convert float64 or complex128 numbers to the weights' precision, on their device."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
 
     def to_array(self, values: np.ndarray) -> Array:
-        """NumPy's array as one of this library, on the weights' device."""
+        """Return a NumPy array as an array of the weights' library, on their device."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """GELU by torch, which only models with `model.activation=gelu` load: NumPy has no error function."""
+    """Apply torch's GELU, as NumPy has no error function; only models with `model.activation=gelu` import torch."""
     import torch
 
     return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
