@@ -125,7 +125,12 @@ def decode(
 ) -> Iterator[str]:
     """Decode a file in chunks, without byte order mark, with LF line ends.
 
-    `tick` is called with the number of bytes after each read. Errors name the file `name` and the option `option`.
+    Args:
+        file: the open file.
+        name: name of the file, for errors.
+        encoding: encoding of the file.
+        tick: called with the number of bytes after each read.
+        option: option that sets the encoding, for errors.
 
     Raises:
         DataError: the file is not in `encoding`, or no such encoding exists.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pooch
 
-from base.errors import one_line, printable
+from base.errors import printable
 from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import CHUNK, DataError
@@ -66,9 +66,25 @@ def download(name: str, folder: Path) -> Path:
                 )
             )
     except (OSError, ValueError) as error:  # every error of requests is an OSError; ValueError: a wrong checksum
-        if (response := getattr(error, "response", None)) is not None:
-            response.close()  # pooch leaves it open
         raise DataError(
-            f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: "
-            f"{one_line(error)[:300]}; or get the text in another way and name it with data.path="
+            f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: {_reason(error)}; "
+            "or get the text in another way and name it with data.path="
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why a download failed."""
+    import requests  # most runs download nothing
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        error.response.close()  # pooch leaves it open
+        return f"the server answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection was cut"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
+    if isinstance(error, ValueError) and "hash" in str(error):
+        return "the file there has another checksum than expected, and was thrown away"
+    return printable(getattr(error, "strerror", None) or error)

@@ -44,10 +44,17 @@ class Epoch:
 
 
 def plan_epoch(lengths: np.ndarray, seed: int, epoch: int, context: int, block: int) -> Epoch:
-    """Order the shards of a text, (shards,) `lengths` above `context`, and group them into blocks of `block` tokens.
+    """Order the shards of a text for an epoch and group them into blocks.
 
-    A block's last shard may end later. Every epoch has the same number of windows. Because the phases are random, every
-    token of a shard but the first is a target in some epochs.
+    Every epoch has the same number of windows. Because the phases are random, every token of a shard but the first is a
+    target in some epochs.
+
+    Args:
+        lengths: tokens of each shard, more than `context`, (shards,) int64.
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+        context: window length.
+        block: tokens of a block; its last shard may end later.
     """
     windows = (lengths - np.minimum(context, lengths - context)) // context
     number = np.arange(len(lengths), dtype=np.uint64)

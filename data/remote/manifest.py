@@ -80,9 +80,17 @@ def changed(address: str, how: str) -> DataError:
 def make_manifest(
     path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool
 ) -> list[ScannedDocument]:
-    """Open or make the manifest of the text at `path`, the value of `data.path`. Return its documents by address.
+    """Open the manifest of a text, or make it. Read the documents that are new or have changed.
 
-    New and changed documents are read; with `as_before` they are refused. Temporary copies take at most `room` bytes.
+    Args:
+        path: value of `data.path`.
+        encoding: encoding of the documents; None for bytes.
+        folder: folder of the manifest.
+        room: maximum bytes of temporary copies.
+        as_before: whether to refuse documents that have changed since the manifest was made.
+
+    Returns:
+        All documents, sorted by address.
 
     Raises:
         DataError: one line that names the document and says what is wrong.
@@ -149,20 +157,25 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
     sizes = [size or 0 for size, _ in todo.values()]
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
     workers = max(1, min(processors, len(todo), 1 + sum(sizes) // MIN_BYTES, int(room // max([1, *sizes]))))
-    jobs = [(*item, encoding, folder / f"{number}.copy") for number, item in enumerate(todo.items())]
+    jobs = [
+        (address, version, encoding, folder / f"{number}.copy")
+        for number, (address, version) in enumerate(todo.items())
+    ]
     with Progress("reading", sum(sizes), "B") as progress:
+
+        def counted(each: ScannedDocument) -> ScannedDocument:
+            progress.update(each.bytes)
+            return each
+
         if workers == 1:
-            for job in jobs:
-                yield scan_document(*job)
-                progress.update(job[1][0] or 0)
+            yield from (counted(scan_document(*job)) for job in jobs)
             return
         others = multiprocessing.active_children()
         # A forked process would lack the threads of fsspec.
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), init_worker) as pool:
             try:
                 for done in as_completed([pool.submit(scan_document, *job) for job in jobs]):
-                    yield done.result()
-                    progress.update(done.result().bytes)
+                    yield counted(done.result())
             except BaseException:
                 for process in set(multiprocessing.active_children()) - set(others):
                     process.terminate()

@@ -24,7 +24,11 @@ from data.text import Text
 
 
 def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
-    """Open a remote text; see `data.open_text.open_text`."""
+    """Open a remote text. `data.open_text.open_text` explains the arguments.
+
+    Raises:
+        DataError: one line that says what is wrong and what is needed.
+    """
     assert config.path is not None
     encoding = None if config.tokenizer == "byte" else config.encoding
     folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]
@@ -86,9 +90,15 @@ def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scan
     newlines = len(joined["train"]) - len(shards) + sum(max(0, len(joined[split]) - 1) for split in SPLITS[1:])
     characters["train"] = sum(each.characters for each in scanned) + newlines - sum(characters.values())
     return Text(
-        train=train, validation=arrays["validation"], test=arrays["test"], tokenizer=tokenizer, name=corpus.name,
-        fingerprint=fingerprint, characters=characters, extra_chars=extra_chars,
-    )  # fmt: skip
+        train=train,
+        validation=arrays["validation"],
+        test=arrays["test"],
+        tokenizer=tokenizer,
+        name=corpus.name,
+        fingerprint=fingerprint,
+        characters=characters,
+        extra_chars=extra_chars,
+    )
 
 
 def _digest(settings: list[Any]) -> str:

@@ -42,8 +42,12 @@ class Cache:
     ) -> np.ndarray:
         """Open an array, (length,) mapped read-only; its file is not deleted while it is in use.
 
-        `path` has no suffix. If the array is not cached, `make` yields its items in pieces. `make` is called with the
-        path of a temporary file, which may take `scratch_bytes`.
+        Args:
+            path: path of the array below the folder, without a suffix.
+            dtype: type of its items.
+            length: number of its items.
+            make: called with the path of a temporary file if the array is not cached; yields the items in pieces.
+            scratch_bytes: maximum size of this temporary file.
 
         Raises:
             DataError: arrays in use leave too little space.

@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,20 +57,30 @@ def fetch_parts(
     return encode_parts(Corpus("", tuple(parts), encoding), list(parts.values()), tokenizer)
 
 
-@dataclass(eq=False)
 class Shards:
-    """The training tokens of a text in shards: the length, slices and batches of them."""
+    """The training tokens of a text in shards: the length, slices and batches of them.
 
-    shards: list[list[DocumentPart]]  # the parts of documents that form each shard
-    cache: Cache
-    folder: Path  # folder of this text in the cache
-    encoding: str | None  # encoding of the documents; None for bytes
-    tokenizer: Tokenizer
-    largest: int  # bytes of the largest document
+    Args:
+        shards: the parts of documents that form each shard.
+        cache: cache of the shards.
+        folder: folder of this text in the cache.
+        encoding: encoding of the documents; None for bytes.
+        tokenizer: tokenizer of the text.
+        largest: bytes of the largest document.
+    """
 
-    def __post_init__(self) -> None:
-        """Compute the lengths of the shards."""
-        self.lengths = np.array([length_of(each) for each in self.shards], np.int64)
+    def __init__(
+        self,
+        shards: list[list[DocumentPart]],
+        cache: Cache,
+        folder: Path,
+        encoding: str | None,
+        tokenizer: Tokenizer,
+        largest: int,
+    ) -> None:
+        self.shards, self.cache, self.folder = shards, cache, folder
+        self.encoding, self.tokenizer, self.largest = encoding, tokenizer, largest
+        self.lengths = np.array([length_of(each) for each in shards], np.int64)
         self._plans: dict[tuple[int, int, int], Epoch] = {}
         self._blocks: dict[tuple[int, int, int, int], _Block] = {}
 

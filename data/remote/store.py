@@ -8,13 +8,15 @@ from typing import Any
 
 import fsspec
 
-from base.errors import one_line, printable
+from base.errors import nearest, one_line, printable
 from data.corpus import DataError
 from data.sources import entries
 
 RETRY_SECONDS = 60.0  # how long to retry a store that does not answer
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
+BUGS = (AssertionError, AttributeError, NameError, TypeError)
+EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
 Version = list[Any]  # [size, tag] of a document in its store; they differ when the document has changed
 
 
@@ -32,8 +34,10 @@ def list_documents(path: str) -> dict[str, Version]:
         try:
             store, root = fsspec.url_to_fs(entry)
             found |= {store.unstrip_protocol(name): _version(info) for name, info in _find(store, root).items()}
+        except BUGS:
+            raise
         except Exception as error:  # whatever the store's own library raises
-            raise DataError(f"data.path={printable(entry)}: {_reason(error)}") from error
+            raise DataError(f"data.path={printable(entry)}: {_reason(error, entry)}") from error
     return found
 
 
@@ -83,21 +87,31 @@ def download(address: str, copy: Path) -> None:
             store, path = fsspec.url_to_fs(address)
             store.get_file(path, str(copy))
             return
+        except BUGS:
+            raise
         except Exception as error:  # whatever the store's own library raises
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
                 raise
             final = isinstance(error, FileNotFoundError | PermissionError | ImportError)
             if final or time.monotonic() + pause > until:
-                raise DataError(f"{printable(address)}: {_reason(error)}") from error
+                raise DataError(f"{printable(address)}: {_reason(error, address)}") from error
             time.sleep(pause)
             pause = min(2 * pause, 8.0)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, address: str) -> str:
     """Explain in a few words why an address cannot be read."""
     cause = error.__cause__ or error
     if isinstance(error, ImportError):
-        return f"{one_line(error)}; docs/data.md has the command"
+        package = next((package for package in EXTRAS if package in str(error)), None)
+        if package is None:
+            return one_line(error)
+        return f"needs {package}: pip install -c constraints.txt -e '.[{EXTRAS[package]}]'"
+    if isinstance(error, ValueError) and "Protocol not known" in str(error):
+        known = sorted(fsspec.available_protocols())
+        return f"no such kind of address{nearest(address.partition('://')[0], known)}"
+    if isinstance(error, PermissionError):
+        return "access is denied"
     # On the web, fsspec raises FileNotFoundError for every failure.
     if isinstance(error, FileNotFoundError) and (cause is error or not isinstance(cause, OSError)):
         status = getattr(cause, "status", 404)

@@ -285,7 +285,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         "s3://no-such-bucket/*.txt": "no file matches", "BUCKET/no/*.txt": "no file matches",
         "BUCKET/no.txt": "no such file, directory or bucket",
         "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
-        "s4://books/a.txt": "cannot be read: Protocol not known: s4",
+        "s4://books/a.txt": "no such kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
         "BUCKET/empty": r"BUCKET/empty/0\.txt: is empty", "BUCKET/mark": r"BUCKET/mark/1\.txt: is empty",
         "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding=",
@@ -293,9 +293,8 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         message = refusal(DataError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
     for error, reason in [
-        (PermissionError("Access Denied"), "cannot be read: Access Denied"),
-        (RuntimeError("not\nnow"), "cannot be read: not now"),
-        (ImportError("Install s3fs to access S3"), "Install s3fs to access S3; docs/data.md has the command"),
+        (PermissionError("no"), "access is denied"), (RuntimeError("not\nnow"), "cannot be read: not now"),
+        (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .* -e '\.\[s3\]'"),
     ]:  # fmt: skip
         monkeypatch.setattr(store, "_find", Mock(side_effect=error))
         with pytest.raises(DataError, match=f"^data.path=file:///a.txt: {reason}$"):
