@@ -18,7 +18,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A linear layer: the weight is (in, out), the transpose of torch's; the bias is (out,) or None."""
+    """A linear layer: the weight is (in, out), transposed from `nn.Linear`; the bias is (out,) or None."""
 
     weight: Array
     bias: Array | None
