@@ -19,7 +19,10 @@ def position_tables(config: ModelConfig, length: int, device: torch.device) -> t
         return _tables("alibi", config.heads, 0, device)
     if config.positions not in ("rotary", "sinusoidal"):
         return ()
-    tables = _tables(config.positions, config.rotary_dims or config.dim, config.context, device)
+    # Only as long as they must be, since a model file from a stranger may name a huge context. Export has a symbolic T.
+    longest = length if isinstance(length, int) else config.context
+    rows = 1 << max(longest - 1, 63).bit_length()
+    tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)
     return tuple(table[:length] for table in tables)
 
 

@@ -109,7 +109,7 @@ def described(field: str, value: str) -> bytes:
 # another type is in test_fuzz.py::test_any_description_is_taken_or_refused_in_one_line.
 EVALUATED = '{"mode": "x", "context": 1, "stride": 1, "characters": 1}'
 WRONG = {
-    "format": ["4", "6", "5.5", "1" * 4200, nested(900), '"\\u001b[31m\\n"'], "text": ['"\\ud800"'],
+    "format": ["4", "7", "5.5", "1" * 4200, nested(900), '"\\u001b[31m\\n"'], "text": ['"\\ud800"'],
     "model_config": ["null", "{}", '{"layers": 1}', '{"\\u001b[31m\\n": 1}', '{"_target_": "os.system"}'],
     "vocabulary": ['{"kind": "byte"}', '{"kind": "\\u001b"}', '{"kind": "char", "characters": [0]}', nested(900)],
     "step": ["-1", "1e999", str(2**63), "1" * 5000], "val_loss": ["NaN", "-Infinity", "1e999", "1" * 4200],
