@@ -12,7 +12,6 @@ import pytest
 import export as export_script
 import sample as sample_script
 import score as score_script
-from base import processes
 from tests.conftest import ROOT, Call, needs
 from tests.test_house import PACKAGES
 
@@ -143,7 +142,6 @@ def test_the_page_on_architecture_names_what_is_there() -> None:
     variables = set(re.findall(r"^\| `(CHARGPT_\w+)`", page, re.MULTILINE))
     product = [*ROOT.glob("*.py"), *(file for folder in PACKAGES for file in (ROOT / folder).rglob("*.py"))]
     assert variables == set(re.findall(r"CHARGPT_\w+", "".join(file.read_text("utf-8") for file in product)))
-    assert processes.__doc__ and all(variable in processes.__doc__ for variable in variables)
 
 
 def test_every_promise_names_tests_that_exist() -> None:
