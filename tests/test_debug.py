@@ -62,7 +62,7 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
 def test_overfit_ends_below_the_loss_that_it_says(train: Call) -> None:
     small = [*SMALL, "data.overfit=500"]
     ended = train("debug=overfit", *small, defaults=False)
-    said = re.search(r"cost less than ([\d.]+) nats", ended.out)
+    said = re.search(r"has a loss below ([\d.]+) nats", ended.out)
     assert ended.status == 0 and said
     assert summary("debug-overfit")["val_loss"] < float(said[1])
     # A model that has not learned it is told from one that has.
