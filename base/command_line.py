@@ -1,13 +1,10 @@
-"""Parse options, write output files and set the exit status, for the commands that load a model.
-
-Imports nothing heavy.
-"""
+"""Options, output files and exit status of sample.py, score.py and export.py. Imports nothing heavy."""
 
 import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +15,7 @@ from base.progress import discard
 
 
 def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
-    """Do the work of a command and report an error in one line.
+    """Do the work of a command and report an error in one line; `out_of_memory` says what to try if memory runs out.
 
     Returns:
         The exit status: 0; 2 for wrong input or too little memory, 1 for a failed file or terminal, 130 for Ctrl-C.
@@ -27,30 +24,27 @@ def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int
     try:
         work()
         sys.stdout.flush()
-    except InputError as error:
-        return refuse(program, error)
+        return 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         discard(sys.stdout)
+        return 0
+    except InputError as error:
+        status, reason = 2, str(error)
     except OSError as error:
         discard(sys.stdout)
-        print(f"{program}: {describe_os_error(error, 'standard output')}", file=sys.stderr)
-        return 1
+        status, reason = 1, describe_os_error(error, "standard output")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return refuse(program, f"out of memory: {out_of_memory}")
-    return 0
+        status, reason = 2, f"out of memory: {out_of_memory}"
+    print(f"{program}: {one_line(reason)}", file=sys.stderr)
+    return status
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of the output file that `option` names, with links followed. `inputs` are files that are read.
-
-    Raises:
-        InputError: the file exists, is a folder or is one of `inputs`.
-        OSError: the name is too long.
-    """
+    """Return the path of the output file `name`, with links resolved. Refuse it if it is one of `inputs`."""
     path = Path(name)
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
@@ -63,12 +57,9 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Open a temporary text file and rename it to `name` when the block ends. Ctrl-C keeps what has been written.
+    """Open a temporary text file and rename it to `name` when the block ends or Ctrl-C stops it.
 
-    The arguments are those of `output_path`. A device is written to directly.
-
-    Raises:
-        InputError: the file cannot be written.
+    A device, such as /dev/stdout, is written to directly.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -90,17 +81,11 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
         raise KeyboardInterrupt
 
 
-def refuse(program: str, reason: object) -> int:
-    """Report wrong input in one line and return exit status 2."""
-    print(f"{program}: {one_line(reason)}", file=sys.stderr)
-    return 2
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests the nearest option."""
 
     def error(self, message: str) -> Any:
-        """Print the message, with the nearest option to one that is unknown, and exit with status 2."""
+        """Print the message and exit with status 2."""
         words = message.rpartition("unrecognized arguments: ")[2].split()
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
@@ -113,7 +98,7 @@ def add_overwrite(add: Callable[..., Any]) -> None:
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown`; its help names the characters `what`."""
+    """Add the option `--unknown`; `what` says in its help which characters it is about."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
@@ -132,13 +117,10 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least} and at most {most}")
-        return value
+        with suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least} and at most {most}")
 
     return read
 

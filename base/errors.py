@@ -9,9 +9,10 @@ from typing import TextIO
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
-    words = "not enough memory|can't allocate memory"  # messages from torch's CPU allocator: Windows, other systems
-    out = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return out or re.search(words, str(error)) is not None
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the second is torch's, on a GPU
+        return True
+    # Messages of torch's CPU allocator, on Windows and elsewhere.
+    return re.search("not enough memory|can't allocate memory", str(error)) is not None
 
 
 class InputError(ValueError):
@@ -19,10 +20,9 @@ class InputError(ValueError):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line: the file of an error, what is wrong and what helps.
+    """Return one line: the file of an error, or else `path`; what is wrong; what helps.
 
-    The file is `path` if the error names none. Instead of a temporary file or a lock, the line names the file or folder
-    that the process was writing or locking.
+    For a temporary file or a lock, the line names the file or folder that was being written or locked.
     """
     name = str(error.filename or path or "")
     name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))

@@ -32,7 +32,7 @@ class _Console(logging.Handler):
 class _LogFile(logging.Handler):
     """Append lines to a file once its directory exists.
 
-    If the disk fails, writing raises and ends the run. Writing the line with that error must not raise again.
+    A failed write raises and ends the run. Then the error is logged, too, and that line must not raise again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,6 +53,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """Make rank 0 append the log to this file, too, and to no earlier one."""
+    """Make rank 0 also append the log to this file, and to no other."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if processes.rank() == 0 else handlers

@@ -1,8 +1,4 @@
-"""Declare and check the options of a configuration.
-
-An option is a dataclass field with a meaning and a range. It also says whether a resumed run or a trial of a sweep may
-change its value.
-"""
+"""Declare and check the options of a configuration: dataclass fields with a meaning, a range and rules of change."""
 
 import dataclasses
 import operator
@@ -66,12 +62,10 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    """Split a type into (kind, kind of the items of a list, whether None is allowed)."""
-    optional = False
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        members = typing.get_args(hint)
-        optional = type(None) in members
-        hint = next(member for member in members if member is not type(None))
+    """Split a type into (type, type of the items if it is a list, whether None is allowed)."""
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the only unions are `X | None`
+    if optional:
+        hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is list:
         return list, typing.get_args(hint)[0], optional
     return hint, None, optional
@@ -112,21 +106,12 @@ def spell(value: Any) -> str:
     return str(value)
 
 
-def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
-    """Raise an `InputError` unless the field `key` takes `value`."""
-    if not fits(value, hint, metadata):
-        near = nearest(str(value), metadata.get("choices", ()))
-        raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")
-
-
 def check(config: Any, group: str = "") -> None:
-    """Check every field of a dataclass that was made with `option`.
-
-    Raises:
-        InputError: a field has a wrong value. The message names the key, the value and what is allowed.
-    """
+    """Raise an `InputError` if a field of a dataclass that was made with `option` has a wrong value."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        if "help" in field.metadata:
+        value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata
+        if "help" in metadata and not fits(value, hint, metadata):
             key = f"{group}.{field.name}" if group else field.name
-            check_value(key, getattr(config, field.name), hints[field.name], field.metadata)
+            near = nearest(str(value), metadata["choices"])
+            raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")

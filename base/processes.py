@@ -26,11 +26,7 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """Set torchrun's environment variables in a task of srun: torch, Lightning and this module read them.
-
-    Raises:
-        JobError: the machines have different numbers of tasks, or a variable is not a number.
-    """
+    """Set torchrun's environment variables in a task of srun: torch, Lightning and this module read them."""
     launched(), rank()  # check torchrun's own variables
     if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
         return  # not started by srun, or a single task
@@ -38,8 +34,10 @@ def adopt_srun() -> None:
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks % machines or "," in layout:
         raise JobError(f"srun: {tasks} tasks on {machines} machines ({layout}): give every machine the same number")
-    # The first host of node[5-7,9],other1 is node5.
+    # Such as node5 of node[5-7,9],other1.
     first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[0]
+    # The same for all tasks of a step, different for the next step.
+    port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {
         "RANK": str(_number("SLURM_PROCID")),
         "LOCAL_RANK": str(_number("SLURM_LOCALID")),
@@ -47,10 +45,7 @@ def adopt_srun() -> None:
         "WORLD_SIZE": str(tasks),
         "LOCAL_WORLD_SIZE": str(tasks // machines),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", first),
-        # The same for all tasks of a step, different for the next step.
-        "MASTER_PORT": os.environ.get(
-            "MASTER_PORT", str(15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000)
-        ),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port)),
     }
 
 
@@ -87,7 +82,7 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def set_parent() -> None:
-    """Set CHARGPT_PARENT: the ranks that Lightning starts see that this process is their parent."""
+    """Set CHARGPT_PARENT, so that the ranks that Lightning starts know that this process is their parent."""
     os.environ["CHARGPT_PARENT"] = str(os.getpid())
 
 
@@ -106,7 +101,7 @@ def unset_parent() -> None:
 
 
 def started_by_another_rank() -> bool:
-    """Whether rank 0 started this process. If torchrun or SLURM did, they also end it."""
+    """Whether rank 0 started this process, rather than torchrun, SLURM or the user."""
     return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
 
 

@@ -56,7 +56,7 @@ class Progress:
         self.count += done
 
     def reset(self) -> None:
-        """Count from 0 again. pooch calls `reset` and `close` at the end of a download."""
+        """Count from 0 again. pooch calls this and `close` at the end of a download."""
         self.count = 0.0
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Progress:
         ) as bar:  # fmt: skip
             bar.start_t -= PATIENCE_SECONDS
             while True:
-                bar.n, bar.total = self._done(), self.total or None
+                bar.n, bar.total = min(self.count, self.total or self.count), self.total or None
                 bar.refresh()
                 if self._over.wait(0.25):
                     return
@@ -92,14 +92,11 @@ class Progress:
     def _print_lines(self) -> None:
         passed = 0.0
         while not self._over.wait(max(LINE_SECONDS, passed / 10)):
-            passed, done = time.perf_counter() - self.begun, self._done()
+            passed, done = time.perf_counter() - self.begun, min(self.count, self.total)
             far = f"{clock(passed)} so far"
-            if self.total and done:
+            if done:
                 far = f"{100 * done / self.total:.0f} %, {clock(passed * (self.total / done - 1))} left"
             print(f"{self.what}: {far}", file=sys.stderr, flush=True)
-
-    def _done(self) -> float:
-        return min(self.count, self.total) if self.total else self.count
 
 
 def hidden() -> AbstractContextManager[None]:
@@ -110,5 +107,5 @@ def hidden() -> AbstractContextManager[None]:
 
 def discard(out: TextIO) -> None:
     """Send a stream whose reader has left to /dev/null, including the text in its buffer."""
-    with suppress(OSError):  # a stream of a test is no file
+    with suppress(OSError):  # in tests a stream may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -1,6 +1,7 @@
 """Find, name and compare run directories, `runs/<name>/`. Imports nothing heavy: errors come before torch is loaded."""
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -15,14 +16,13 @@ from base import processes
 from base.errors import InputError, one_line
 
 RUNS = Path("runs")
-DEBUG = "debug-"  # a scratch run: replaced by the next run of the same name, never chosen when no run is named
 
 
 def new_name(settings: str) -> str:
-    """Make up a run's name that is the same in all its processes.
+    """Return a generated name for a run, the same in all its processes.
 
     The name is the time. In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration
-    as text: so a restarted job finds each of its runs again.
+    as text, so that a restarted job finds each of its runs again.
     """
     if "CHARGPT_RUN" not in os.environ:
         identity = processes.identity()
@@ -37,7 +37,7 @@ def new_name(settings: str) -> str:
 
 
 def forget_name() -> None:
-    """Let the next run of this process make up a new name."""
+    """Make the next run of this process generate a new name."""
     os.environ.pop("CHARGPT_RUN", None)
 
 
@@ -61,43 +61,36 @@ def all_runs() -> list[Path]:
 
 
 def unfinished() -> list[Path]:
-    """List the runs that have not finished, without scratch runs, the most recently written first."""
+    """List the runs that have not finished, without debug runs, the most recently written first."""
     runs = [run for run in _newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
     return [run for run in runs if summary_of(run).get("status") not in ("finished", "pruned")]
 
 
 def _newest_first(*patterns: str) -> list[Path]:
     """List the runs with files that match `patterns`, the most recently written first."""
-
-    def written(run: Path) -> int:
-        times = [0]
-        for file in (file for pattern in patterns for file in run.glob(pattern)):
+    written: dict[Path, int] = {}
+    for depth, pattern in itertools.product(("*", "*/*"), patterns):
+        for file in RUNS.glob(f"{depth}/{pattern}"):
+            run = file.parents[pattern.count("/")]
             with suppress(OSError):  # the running process has just removed the file
-                times.append(file.stat().st_mtime_ns)
-        return max(times)
-
-    parts = [f"{depth}/{part}" for depth in ("*", "*/*") for part in ("config.yaml", "checkpoints")]
-    found = dict.fromkeys(path.parent for part in parts for path in RUNS.glob(part))
-    return sorted(filter(written, found), key=written, reverse=True)
+                written[run] = max(written.get(run, 0), file.stat().st_mtime_ns)
+    return sorted(written, key=written.__getitem__, reverse=True)
 
 
 def lacks_checkpoints(run: Path) -> bool:
-    """Whether a run has a model but no checkpoint. To start it at step 0 would overwrite the model."""
+    """Whether a run has a model but no checkpoint. Starting the run at step 0 would overwrite the model."""
     return model_of(run, "best").exists() and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
-    """Whether a name is that of a scratch run."""
-    return name.startswith(DEBUG)
+    """Whether a run is for debugging: the next run of its name replaces it, and only its name selects it."""
+    return name.startswith("debug-")
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Find the run directory that `resume=` names: with `name=` and `auto`, or as a directory or a checkpoint file.
+    """Return the run directory for `resume=auto` with `name=`, or for `resume=` with a directory or a checkpoint file.
 
-    Return None if `resume=auto` starts a fresh run of this name.
-
-    Raises:
-        InputError: there is no such run, or it has a model but no checkpoint.
+    Return None if `resume=auto` starts a new run of this name.
     """
     if resume == "auto":
         run = RUNS / str(name)
@@ -109,7 +102,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     path = Path(resume)
     try:
         found = path.exists()
-        whole = path if path.name and path.parent.name else path.resolve()  # of `.` or `last.ckpt`, for its parents
+        whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         raise InputError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
@@ -124,7 +117,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
 
 def check_free(name: str) -> None:
-    """Raise an `InputError` unless a new run can have this name. A scratch run may replace an older one."""
+    """Raise an `InputError` unless a new run can have this name. A debug run may replace an older one."""
     run = RUNS / name
     _check_place(run, name)
     if not os.path.lexists(run):
@@ -178,19 +171,15 @@ def val_bpc_of(run: Path) -> float:
 
 
 def find_model(argument: str | None) -> Path:
-    """Find a model file. Of a run, this is its best model; of a sweep, the best model of its best trial.
+    """Find a model file: the best model of a run, or of the best trial of a sweep.
 
     `argument` is a model file, a training checkpoint beside one, a run or a sweep. None is the newest run.
-
-    Raises:
-        InputError: there is no such model.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
-            raise InputError(
-                f"no run in {RUNS}/ yet; make one with `{processes.command('python')} train.py`, or name a model file"
-            )
+            start = f"`{processes.command('python')} train.py`"
+            raise InputError(f"no run in {RUNS}/ yet; make one with {start}, or name a model file")
         return _best(runs[0])
     path = Path(argument)
     try:

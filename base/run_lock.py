@@ -8,16 +8,11 @@ from typing import Any
 from base import processes
 from base.errors import InputError
 
-_held: dict[Path, Any] = {}  # the directories that this process has locked, and their locks
+_held: dict[Path, Any] = {}  # the lock of each directory that this process has locked
 
 
 def lock(run: Path) -> None:
-    """Lock the directory of a run, a sweep or a search until `release` or the end of this process.
-
-    Raises:
-        InputError: another process is training there.
-        OSError: the directory cannot be written.
-    """
+    """Lock the directory of a run, a sweep or a search until `release` or the end of this process."""
     if run in _held:
         return
     acquired = _acquire(run)
@@ -27,7 +22,7 @@ def lock(run: Path) -> None:
 
 
 def release() -> None:
-    """Unlock the directories that this process has locked; its later children are not ranks of this run."""
+    """Unlock all directories that this process has locked, and unset CHARGPT_PARENT."""
     processes.unset_parent()
     while _held:
         _held.popitem()[1].release()
@@ -54,7 +49,6 @@ def _acquire(run: Path) -> Any | None:
 
 def in_use(run: Path) -> bool:
     """Whether another process has locked the directory of `run`."""
-    acquired = _acquire(run)
-    if acquired is not None:
+    if acquired := _acquire(run):
         acquired.release()
     return acquired is None

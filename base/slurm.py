@@ -11,12 +11,12 @@ from base.log import log
 
 
 def time_is_up(number: int | None) -> bool:
-    """Whether a signal is the one by which SLURM says that this job will soon reach its time limit."""
+    """Whether a signal is SLURM's warning that this job will soon reach its time limit."""
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 
 def requeue() -> None:
-    """Ask SLURM to start this job again; log it first, because SLURM then ends all processes of the job."""
+    """Ask SLURM to start this job again. Log this first, because SLURM then ends all processes of the job."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"

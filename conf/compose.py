@@ -25,34 +25,28 @@ MAX_RUNS = 10_000  # runs of one sweep
 
 @dataclass(frozen=True)
 class ParsedRun:
-    """One run of a command line.
-
-    Attributes:
-        config: its configuration.
-        keys: the keys that were typed, or that a typed group sets.
-        overrides: the typed overrides, without literals.
-    """
+    """One run of a command line."""
 
     config: Config
-    keys: list[str]
-    overrides: list[str]
+    keys: list[str]  # typed, or set by a typed group
+    overrides: list[str]  # as typed, without literals
 
 
 @contextmanager
 def _hydra() -> Iterator[None]:
-    """Have Hydra read conf/ on top of the defaults of `Config`; turn its errors into an `InputError` of one line."""
+    """Let Hydra read conf/ on top of the defaults of `Config`; turn its errors into an `InputError` of one line."""
     ConfigStore.instance().store("schema", to_dict(Config()))
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
             yield
     except (HydraException, OmegaConfBaseException) as error:
-        key = getattr(error, "full_key", None)  # OmegaConf's errors have one, and repeat it on lines of their own
+        key = getattr(error, "full_key", None)  # of OmegaConf's errors, which repeat it at the end of their message
         message = str(error).partition("\n    full_key:")[0]
         raise InputError(one_line(f"{key}: {message}" if key else message)) from None
 
 
 def combinations(overrides: list[str]) -> list[list[str]]:
-    """Return the overrides of each run: every combination of the values that were typed for the keys."""
+    """Return the overrides of each run: every combination of the values that were typed."""
     choices = {}
     for each in parse(overrides):
         key = each.get_key_element()
@@ -65,15 +59,7 @@ def combinations(overrides: list[str]) -> list[list[str]]:
 
 
 def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> list[ParsedRun]:
-    """Compose the configuration of each run.
-
-    Args:
-        runs: the overrides of each run, with one value for each key.
-        literals: the literal values of all runs, by key.
-
-    Raises:
-        InputError: an override or a value is wrong.
-    """
+    """Compose each run from its overrides and from the literal values by key, which all runs share."""
     with _hydra():
         return [
             ParsedRun(
@@ -88,14 +74,8 @@ def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> li
 def show(overrides: list[str], literals: Mapping[str, str | None], part: str, resolve: bool) -> str:
     """Return the configuration of one run as YAML, like Hydra's `--cfg`.
 
-    Args:
-        overrides: the overrides of the run.
-        literals: the literal values of the run, by key.
-        part: `job` for the run, `hydra` for Hydra's own settings, or `all`.
-        resolve: whether to replace interpolations, such as `${seed}`, by their values.
-
-    Raises:
-        InputError: an override is wrong.
+    `part` is `job` for the run, `hydra` for Hydra's own settings, or `all`. `resolve` replaces interpolations, such as
+    `${seed}`, by their values.
     """
     with _hydra():
         config = hydra.compose("train", overrides, return_hydra_config=True)
@@ -117,7 +97,7 @@ def _with_literals(config: Any, literals: Mapping[str, str | None], resolve: boo
 
 
 def typed_keys(arguments: list[str], literals: Mapping[str, str | None]) -> list[str]:
-    """List the keys that the overrides set; a group counts for each key that any of its files sets."""
+    """List the keys that the overrides and literals set; a group such as `model=` sets the keys in all its files."""
     known, choices = fields(), groups()
     keys = list(literals)
 

@@ -12,7 +12,7 @@ from conf.schema import Config, from_dict, to_dict
 
 
 class Difference(NamedTuple):
-    """A key with the value of a run and the default, as they are typed."""
+    """A key with a run's value and the default value, spelled as on the command line."""
 
     key: str
     value: str
@@ -43,12 +43,12 @@ def differences(config: Config) -> list[Difference]:
 
 
 def overrides(config: Config) -> list[str]:
-    """List the overrides that repeat a run under another name, with what `minutes` chose instead of `minutes`."""
+    """List the overrides that repeat a run under another name. Give what `minutes` chose, not `minutes` itself."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
 
 
 def _plugged(group: str, chosen: dict[str, Any], default: dict[str, Any]) -> Iterator[Difference]:
-    """Compare the plug-ins of a group, such as callbacks, with the defaults: their names first, then single options."""
+    """Compare a run's callbacks or loggers with the defaults: first their names, then the options of each."""
     if list(chosen) != list(default):
         yield Difference(group, spell(list(chosen)) if chosen else "none", spell(list(default)))
     for name, arguments in chosen.items():

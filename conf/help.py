@@ -25,7 +25,7 @@ group=preset takes all settings of conf/<group>/<preset>.yaml. These are the pre
 
 
 def usage(everything: bool) -> str:
-    """Return the help: tasks and groups, and on request every key with its default, meaning and range."""
+    """Return the help: tasks and presets, and with `everything` each key with its default, meaning and range."""
     tasks = TASKS.replace("python train.py", f"{command('python')} train.py")
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:

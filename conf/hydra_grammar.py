@@ -1,4 +1,4 @@
-"""Hydra's parser of overrides, which Hydra does not document; imported in this file only (hydra-core 1.3)."""
+"""Hydra's parser of overrides (hydra-core 1.3). Hydra does not document it, so only this file imports it."""
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, Sweep, ValueType

@@ -12,11 +12,11 @@ from gpt.config import ModelConfig
 
 GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
 PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are arguments of other libraries' classes
-SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the presets that set only these
+SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the `model=` presets that set only these keys
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; a group of `PLUGGED` is one value."""
+    """Yield every `(dotted key, value)` of nested dicts; a group in `PLUGGED` counts as one value."""
     for key, value in values.items():
         if isinstance(value, dict) and key not in PLUGGED:
             yield from leaves(value, f"{prefix}{key}.")
@@ -36,7 +36,7 @@ def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, data
 
 # Keys whose values Hydra's grammar must not read: a path may have commas, quotes, brackets or `=`.
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
-# Keys that say where and how the trials of a sweep run, not what they compute.
+# Keys that say where and how a run or the trials of a sweep run, not what they compute.
 HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
 PLUGINS = {key: each for name, kind in OPTIONS.items() for key, each in fields(kind, f"{name}.").items()}
 SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}

@@ -25,33 +25,17 @@ KNOWN = fields() | SEARCH
 
 @dataclass(frozen=True)
 class Command:
-    """What was typed after `train.py`.
+    """What was typed after `train.py`."""
 
-    Attributes:
-        overrides: what Hydra reads.
-        literals: by key, the values that Hydra's grammar must not read, such as paths; `null` is None.
-        sweep: whether each combination of values is a run (`-m`).
-        part: which part of the configuration to show instead of a run (`--cfg`); empty for none.
-        resolve: whether to show values instead of interpolations.
-    """
-
-    overrides: list[str]
-    literals: dict[str, str | None]
-    sweep: bool
-    part: str
-    resolve: bool
+    overrides: list[str]  # what Hydra reads
+    literals: dict[str, str | None]  # by key, the values that Hydra does not read: see `split_literals`
+    sweep: bool  # -m
+    part: str  # the argument of --cfg; empty without --cfg
+    resolve: bool  # --resolve
 
 
 def read_command(arguments: list[str], search: bool = False) -> Command:
-    """Read a command line and check its flags and keys.
-
-    Args:
-        arguments: the command line.
-        search: whether it is a search, whose values may be ranges.
-
-    Raises:
-        InputError: what is wrong, what is allowed and the nearest right name.
-    """
+    """Read a command line and check its flags and keys; the values of a search may be ranges."""
     flags, typed, part = set(), [], ""
     left = iter(arguments)
     for argument in left:
@@ -89,11 +73,7 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
 
 
 def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
-    """Separate the keys whose values Hydra's grammar must not read, such as paths.
-
-    Returns:
-        The other arguments, and the literal values by key; `null` is None.
-    """
+    """Return the arguments for Hydra, and by key the values that its grammar must not read, such as paths."""
     rest, literals = [], {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -105,15 +85,9 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
 
 
 def check_overrides(arguments: list[str], sweep: bool = False, search: bool = False) -> None:
-    """Check the key of each override and the choices of groups; `Config` checks the values of other keys.
+    """Check the keys of overrides and the choices of groups; `Config` checks the values of other keys.
 
-    Args:
-        arguments: the overrides, without flags and literals.
-        sweep: whether a key may have several values, as with `-m`.
-        search: whether a key may also have an interval, as with `hparams_search=`.
-
-    Raises:
-        InputError: what is wrong, what is allowed and the nearest right name.
+    With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval.
     """
     typed = {key.lstrip("+"): value for key, _, value in (argument.partition("=") for argument in arguments)}
     plugged = {"tensorboard"}.union(*(re.findall(r"\w+", typed.get(group, "")) for group in PLUGGED))
@@ -133,17 +107,14 @@ def check_overrides(arguments: list[str], sweep: bool = False, search: bool = Fa
             override = parse([argument])[0]
         except HydraException as error:
             key, reason = argument.partition("=")[0], one_line(str(error).split("\n")[0])
-            raise InputError(
-                f"{argument}: cannot read the value of {key} ({reason}); quote it: '{key}=\"…\"'"
-            ) from None
+            quoted = f"'{key}=\"…\"'"
+            raise InputError(f"{argument}: cannot read the value of {key} ({reason}); quote it: {quoted}") from None
         _check_override(override, argument, sweep or search, search)
     for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
         minutes = choice_values("experiment", experiment).get("minutes")
         if minutes and experiment in re.findall(r"\w+", typed.get("experiment", "")):
-            raise InputError(
-                f"trainer.max_steps: experiment={experiment} has minutes={minutes}, which chooses it; "
-                "add minutes=null to set the steps"
-            )
+            cause = f"experiment={experiment} has minutes={minutes}, which chooses it"
+            raise InputError(f"trainer.max_steps: {cause}; add minutes=null to set the steps")
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
@@ -200,7 +171,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _nearest_key(key: str, names: list[str]) -> str:
-    """Suggest a key: the same last component counts most, as in `lr=1` for `optim.lr`."""
+    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `lr=1`."""
     by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
     close = difflib.get_close_matches(key.rpartition(".")[2], by_last, 1, 0.6)
     return f"; nearest: {by_last[close[0]]}" if close else nearest(key, names)

@@ -1,4 +1,4 @@
-"""Callbacks and loggers: a run names them and sets arguments; the class of each is in conf/<group>/<name>.yaml."""
+"""Plug-ins: the callbacks and loggers that a run chooses by name. Each one's class is in conf/<group>/<name>.yaml."""
 
 import typing
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Ema:
         check(self, "callbacks.ema")
 
 
-# The arguments that a run may set, with their ranges; of other plug-ins, all that their files list.
+# The arguments that a run may set, with their ranges. Of a plug-in that is not here, a run may set all in its file.
 OPTIONS: dict[str, type] = {
     "callbacks.early_stopping": EarlyStopping, "callbacks.ema": Ema,
     "logger.csv": object, "logger.tensorboard": object,  # none: they would write outside the run directory
@@ -40,11 +40,7 @@ OPTIONS: dict[str, type] = {
 
 
 def entry(group: str, name: str) -> dict[str, Any]:
-    """Return the class, as `_target_`, and the arguments of a plug-in in its file.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """Return the class, as `_target_`, and the arguments of a plug-in in its file."""
     values = choice_values(group, name).get(name) if name in groups()[group] else None
     if not values:
         raise InputError(f"{group}: {name}: there is no conf/{group}/{name}.yaml that says its class")
@@ -59,11 +55,7 @@ def options(group: str, name: str) -> dict[str, Any]:
 
 
 def checked(group: str, chosen: Any) -> dict[str, dict[str, Any]]:
-    """Return the options of the chosen plug-ins by name, without what only conf/ may say, such as their classes.
-
-    Raises:
-        InputError: a name or an argument is unknown, or an argument is out of its range.
-    """
+    """Check the chosen plug-ins and return the options of each by name, without what only conf/ may set."""
     if not isinstance(chosen, dict):
         raise InputError(f"{group}: must be a mapping")
     found = {}
@@ -80,11 +72,7 @@ def checked(group: str, chosen: Any) -> dict[str, dict[str, Any]]:
 
 
 def make(group: str, chosen: dict[str, dict[str, Any]], **more: Any) -> list[Any]:
-    """Make callbacks or loggers: the classes of their files, with the arguments of the files, of the run and `more`.
-
-    Raises:
-        InputError: the class or a package that it needs is missing, or an argument is wrong.
-    """
+    """Make callbacks or loggers with the arguments of their files, those of the run and `more`; the last one counts."""
     made = []
     for name, arguments in chosen.items():
         values = entry(group, name) | arguments | more

@@ -14,7 +14,7 @@ def _rule(key: str, field: Any) -> str:
     return "free" if key in HOW else field.metadata.get("on_resume") or group.metadata.get("on_resume", "allow")
 
 
-# `on_resume` of each key: its own, its group's, or `allow`.
+# `on_resume` of each key: its own, its group's, or else `allow`.
 RULES = {key: _rule(key, field) for key, (_, field) in fields().items()}
 
 
@@ -31,12 +31,12 @@ def read_config(run: Path) -> Config:
 
 
 def typed_again(config: Config) -> list[str]:
-    """List the overrides that count only if they are typed, not from config.yaml: addresses would be requested."""
+    """List the overrides that must be typed again to resume: a config.yaml must not choose which address is opened."""
     return [f"data.path={config.data.path}"] if "://" in (config.data.path or "") else []
 
 
 def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
-    """Set the typed `keys` in the configuration of the resumed run."""
+    """Return the configuration of the run to resume with the values of the typed `keys`."""
     values, new = to_dict(old), dict(leaves(to_dict(typed)))
     # Compiled code in cache_dir is executed, so it is never taken from the config.yaml of a run.
     set_leaf(values, "data.cache_dir", typed.data.cache_dir)
@@ -49,13 +49,10 @@ def merge_resumed(old: Config, typed: Config, keys: list[str]) -> Config:
 
 
 def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokenizer: str) -> Config:
-    """Set the shape and tokenizer of the trained model (`init_from=`) in the configuration.
+    """Return the typed configuration with the shape and tokenizer of the trained model (`init_from=`).
 
     Dropout, the attention kernel, its window and the context may be typed, because no weight depends on them; learned
     positions allow a shorter context only.
-
-    Raises:
-        InputError: lists the typed values that the trained model contradicts.
     """
     values, new = to_dict(typed), dict(leaves(to_dict(typed)))
     trained = {f"model.{key}": value for key, value in model.items()} | {"data.tokenizer": tokenizer}
@@ -73,7 +70,7 @@ def merge_started(typed: Config, keys: list[str], model: dict[str, Any], tokeniz
 
 
 def changed(old: Config, typed: Config, keys: list[str]) -> list[str]:
-    """List what a command would make differently from the run `old`, as `key=value (the run has value)`.
+    """List the settings of a command that differ from the run `old`, as `key=value (the run has value)`.
 
     More steps do not count: they continue the run.
     """
@@ -103,13 +100,9 @@ def is_fixed(name: str) -> bool:
 
 
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str]) -> str:
-    """Compare the fingerprint of a run with that of the process that resumes it.
+    """Compare the fingerprint of a run with that of the process that resumes it; refuse differences not in `allow`.
 
-    Returns:
-        The differences as text; empty if the run continues bit for bit.
-
-    Raises:
-        InputError: lists all differences, with both values, if one is not in `allow`.
+    Return the differences as text; empty if the run continues bit for bit.
     """
     for name in allow:
         if name not in now:
@@ -120,9 +113,8 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], allow: list[str
     if fixed:
         raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
     for name in filter(is_fixed, allow):
-        raise InputError(
-            f"allow=[{name}]: cannot be allowed; another value would make the weights unfit or change what they mean"
-        )
+        harm = "another value would make the weights unfit or change what they mean"
+        raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")
     if set(differing) - set(allow):
         raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] continues all the same")
     return listed

@@ -39,7 +39,7 @@ REFUSED = {
     "default_root_dir": "use name; runs are stored in runs/<name>",
 }
 MAX_YAML = 2**17  # characters of a config.yaml; most have 1,300
-MAX_DEPTH, MAX_DIGITS = 20, 30  # of it: nested values; characters of a number
+MAX_DEPTH, MAX_DIGITS = 20, 30  # of a config.yaml: depth of nested values, characters of a number
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -100,7 +100,6 @@ class WatchConfig:
     histograms: bool = option(
         False, "log histograms of weights and activations at each validation (logger=tensorboard)"
     )
-
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )
@@ -112,7 +111,7 @@ class WatchConfig:
                 raise InputError(f"watch.attention_heads: {head}: must be layer and head from 0, such as L0H1")
 
     def heads(self) -> list[tuple[int, int]]:
-        """Return (layer, head) of each of `attention_heads`."""
+        """Return `attention_heads` as pairs (layer, head)."""
         pairs = (each[1:].split("H") for each in dict.fromkeys(self.attention_heads))
         return [(int(layer), int(head)) for layer, head in pairs]
 
@@ -146,11 +145,7 @@ class Config:
         None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", literal=True
     )
     minutes: float | None = option(
-        None,
-        "time budget for the whole command, in minutes; the run chooses trainer.max_steps to fit",
-        above=0,
-        most=525_600,
-        on_resume="fixed",
+        None, "time budget in minutes, start to end; sets trainer.max_steps", above=0, most=525_600, on_resume="fixed"
     )
     allow: list[str] = option([], "keys that resume= may change although the result changes", per_trial=False)
     workers: int = option(
@@ -194,13 +189,11 @@ class Config:
                 raise InputError(f"callbacks={name}: averages whole models; trainer.strategy=fsdp shards the model")
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """Return the configuration as nested dicts."""
-    return dataclasses.asdict(config)
+to_dict = dataclasses.asdict  # a `Config` as nested dicts; `from_dict` is the inverse
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """Invert `to_dict`; raise an `InputError` for an unknown key or a wrong value."""
+    """Build a `Config` from nested dicts; raise an `InputError` for an unknown key or a wrong value."""
     return _build(Config, values, "")
 
 
@@ -224,7 +217,7 @@ def to_yaml(config: Config) -> str:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Load plain data only, without aliases, tags, deep nesting or huge numbers: time and memory stay bounded."""
+    """Load plain data only. Refuse aliases, tags, deep nesting and huge numbers, to bound time and memory."""
 
     depth = 0
 
