@@ -1,4 +1,4 @@
-"""Options, output files and exit status of sample.py, score.py and export.py. Imports nothing heavy."""
+"""Options, output files and exit status of the commands. Imports nothing heavy."""
 
 import argparse
 import re
