@@ -1,4 +1,4 @@
-"""Run a sweep (`-m`): check all trials, run each in a process or a SLURM job of its own, and write a table of them.
+"""Run a sweep (`-m`): check all trials, run each in its own process or SLURM job, and write a table of results.
 
 `runs/<sweep>/` holds the table `sweep.csv` and a run directory for each trial. This module does not load torch.
 """
@@ -21,7 +21,7 @@ from sweeps.trial_processes import exit_status, run_trials
 
 
 def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tuple[str, list[str]]:
-    """Check the options of a sweep as a whole; return its name and every trial's literals, such as `data.path=x`."""
+    """Check what concerns the whole sweep; return its name and the literals of every trial, such as `data.path=x`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
             f"-m: torchrun starts the processes of one run; start the sweep with {command('python')} train.py"
@@ -47,11 +47,7 @@ def check_sweep(arguments: list[str], literals: Mapping[str, str | None]) -> tup
 
 
 def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
-    """Run the trials that are not in `finished`, show the results and return `exit_status`.
-
-    Raises:
-        InputError: another process runs this sweep, or the cluster refuses the jobs.
-    """
+    """Run the trials whose names are not in `finished`, show the results and return the exit status."""
     sweep = trials[0].sweep
     table = run_directory.RUNS / sweep / "sweep.csv"
     outcomes: dict[str, Outcome] = {}
@@ -79,7 +75,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
             with Progress("trials", len(trials), lines=False) as progress:
                 progress.update(len(finished))
                 received = run(unfinished(), ended)
-        except InputError:  # the cluster has refused the jobs: leave no trace
+        except InputError:  # SLURM refused the jobs: leave no new directory
             if fresh:
                 shutil.rmtree(table.parent)
             raise
@@ -101,7 +97,7 @@ def begin_sweep(overrides: list[str], literals: dict[str, str | None], runs: lis
         trials[trial.name] = trial
         if has_finished(trial, config, run.keys):
             finished.add(trial.name)
-        # Trials with equal inputs are checked once: reading a text takes time.
+        # Check equal inputs only once, because reading a text takes time.
         initial = config.init_from and (config.init_from, config.model)
         if (inputs := repr((config.data, config.model.context, config.trainer, initial))) not in checked:
             checked.add(inputs)

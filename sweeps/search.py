@@ -1,4 +1,4 @@
-"""Search for settings: a sweep whose trials Optuna proposes from the results so far.
+"""Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
 
 `runs/<search>/` is the directory of a sweep; Optuna's study is the file `study.db` beside `sweep.csv`. A stopped trial
 stays RUNNING in the study, and the next command resumes it. This module does not load torch.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_study(search: Search, text: str | None) -> None:
-    """Raise an `InputError` if the directory's search has other settings or the text another fingerprint."""
+    """Raise an `InputError` unless an earlier search in this directory had the same settings and text fingerprint."""
     if not (search.directory / FILE).exists():
         if run_directory.is_sweep(search.directory):
             raise InputError(f"name={search.name}: {search.directory} is a sweep and not a search; use another name")
@@ -43,7 +43,7 @@ def check_study(search: Search, text: str | None) -> None:
 
 
 def make_sampler(config: SearchConfig, count: int) -> Any:
-    """Return a sampler seeded by the trial number `count`, so that a resumed search proposes the same trials."""
+    """Return a sampler for the trial after `count` others; its seed makes a resumed search propose the same trial."""
     import optuna
 
     seed = int.from_bytes(hashlib.blake2b(f"{config.seed} {count}".encode(), digest_size=4).digest())
@@ -53,7 +53,7 @@ def make_sampler(config: SearchConfig, count: int) -> Any:
 
 
 class SearchRun:
-    """A running search: the Optuna study, the trials by name and the outcomes by trial."""
+    """A running search: the Optuna study, and the trials and outcomes by trial name."""
 
     def __init__(self, search: Search, text: str | None) -> None:
         import optuna
@@ -63,7 +63,7 @@ class SearchRun:
         self.study = open_study(search.directory)
         self.study.set_user_attr("search", fingerprint(search, text))
         for left in self.study.get_trials(states=[TrialState.RUNNING]):
-            if left.params.keys() != search.space.keys():  # the search was killed before Optuna had chosen all values
+            if left.params.keys() != search.space.keys():  # killed before Optuna had chosen all values
                 self.study.tell(left.number, state=TrialState.FAIL)
         self.distributions = {
             key: getattr(optuna.distributions, values.kind)(**values.arguments) for key, values in search.space.items()
@@ -73,7 +73,7 @@ class SearchRun:
         self.progress = Progress("trials", search.config.trials, lines=False)
 
     def run(self) -> int | None:
-        """Run the trials that have not finished; return the number of the signal that stopped them, or None."""
+        """Run the trials that have not ended; return the signal that stopped them, or None."""
         for frozen in self.study.trials:
             if frozen.state.is_finished() and frozen.state != self.states.FAIL:
                 self.add(frozen)
@@ -85,7 +85,7 @@ class SearchRun:
             return run_trials(self.proposals(), self.search.workers, self.ended)
 
     def add(self, frozen: "optuna.trial.BaseTrial") -> Trial:
-        """Add a trial of the study to the table, with its failure if it has failed before."""
+        """Add a trial of the study to the table, with the reason if an earlier command saw it fail."""
         trial = self.search.trial(frozen.number, {key: frozen.params[key] for key in self.search.space})
         self.trials[trial.name] = trial
         if reason := self.study.user_attrs.get(f"{trial.name} failed"):
@@ -93,7 +93,7 @@ class SearchRun:
         return trial
 
     def proposals(self) -> Iterator[Trial]:
-        """Yield the trials that an earlier command has begun, then new trials that Optuna proposes."""
+        """Yield the trials that an earlier command began and did not end, then new trials that Optuna proposes."""
         count = self.search.config.trials
 
         def announce(trial: Trial, note: str = "") -> Trial:
@@ -104,7 +104,7 @@ class SearchRun:
         for frozen in self.study.get_trials(states=[self.states.RUNNING]):
             trial = self.add(frozen)
             status = run_directory.summary_of(trial.directory).get("status")
-            if status in ("finished", "pruned"):  # but the search was killed before it stored this
+            if status in ("finished", "pruned"):  # the search was killed before it stored this
                 self.ended(trial, Outcome(str(status)))
             else:
                 yield announce(trial, ": resumed")
@@ -134,11 +134,7 @@ class SearchRun:
 
 
 def run_search(search: Search, text: str | None) -> int:
-    """Run the trials of a search, show the results and return `exit_status`, or 1 if no trial has finished.
-
-    Raises:
-        InputError: another process runs this search.
-    """
+    """Run the trials of a search, show the results and return the exit status: 1 if no trial has finished."""
     import optuna
 
     search.directory.mkdir(parents=True, exist_ok=True)
@@ -159,7 +155,7 @@ def run_search(search: Search, text: str | None) -> int:
 
 
 def begin_search(config: SearchConfig, rest: list[str], literals: dict[str, str | None]) -> int:
-    """Check the values of a search before any file is written; run it; return the exit status."""
+    """Check the values of a search before any file is written, run the search and return the exit status."""
     search = plan_search(config, rest, literals)
     try:
         fingerprints = [check_inputs(each.config) for each in compose(search.corners(), literals)]

@@ -1,4 +1,4 @@
-"""Read the ranges of a search from the command line and its preset."""
+"""Read the ranges of a search from its preset and the command line."""
 
 import hashlib
 import importlib.util
@@ -23,11 +23,11 @@ from conf.schema import SearchConfig
 from sweeps.grid import check_sweep
 from sweeps.trial import Trial
 
-GROUP = "hparams_search"  # the key that asks for a search, and the prefix of the keys of its options
+GROUP = "hparams_search"  # the key that chooses the preset of a search; `hparams_search.KEY` sets an option
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Return the configuration of the search that was typed, or None, and the arguments that do not belong to it."""
+    """Return the configuration of the typed search, or None, and the arguments that do not set its options."""
     own = [argument for argument in arguments if argument.lstrip("+").partition("=")[0].partition(".")[0] == GROUP]
     check_overrides(own)
     typed = {each.key_or_group: each.value() for each in parse(own)}
@@ -46,23 +46,16 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a search may choose for one key.
+    """The values that a search may choose for one key."""
 
-    Attributes:
-        text: the override as typed, such as `optim.lr=interval(0.001,0.01)`.
-        values: each choice, or the lowest and the highest value, as one would type them.
-        kind: the name of an Optuna distribution.
-        arguments: the arguments of this distribution.
-    """
-
-    text: str
-    values: tuple[str, ...]
-    kind: str
-    arguments: Mapping[str, Any]
+    text: str  # the override as typed, such as `optim.lr=interval(0.001,0.01)`
+    values: tuple[str, ...]  # all choices, or the lowest and the highest value, as one would type them
+    kind: str  # name of an Optuna distribution
+    arguments: Mapping[str, Any]  # of this distribution
 
 
 def make_range(override: Override) -> Range:
-    """Read a range."""
+    """Turn a typed range or choice into a `Range`."""
     key, text, value = override.get_key_element(), str(override.input_line), override.value()
     hint, field = (fields() | PLUGINS).get(override.key_or_group, (Any, None))
     metadata = field.metadata if field else {}
@@ -106,23 +99,14 @@ def as_typed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """A search that has been checked.
+    """A search that has been checked."""
 
-    Attributes:
-        name: the name of the search's directory.
-        config: number of trials, seed, pruner and so on.
-        space: the ranges, by key.
-        fixed: overrides that are the same for all trials.
-        literal: fixed overrides whose values Hydra does not parse, such as `data.path=a b.txt`.
-        workers: how many trials run at a time.
-    """
-
-    name: str
+    name: str  # of its directory
     config: SearchConfig
-    space: Mapping[str, Range]
-    fixed: tuple[str, ...]
-    literal: tuple[str, ...]
-    workers: int
+    space: Mapping[str, Range]  # by key
+    fixed: tuple[str, ...]  # overrides of every trial
+    literal: tuple[str, ...]  # those whose values Hydra does not parse, such as `data.path=a b.txt`
+    workers: int  # max trials that run at the same time
 
     @property
     def directory(self) -> Path:
@@ -130,7 +114,7 @@ class Search:
         return run_directory.RUNS / self.name
 
     def corners(self) -> list[list[str]]:
-        """Return the Hydra overrides of a few trials: each choice and both ends of each range are in one of them."""
+        """Return Hydra overrides of a few trials in which each choice and both ends of each range occur."""
         count = max(len(each.values) for each in self.space.values())
         common = [*self.fixed, f"workers={self.workers}"]
         return [
@@ -148,7 +132,7 @@ class Search:
 def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> Search:
     """Combine the typed overrides with the ranges of the preset; a typed key replaces the range of that key."""
     given = {override.key_or_group: override for override in parse(arguments)}
-    if "launcher" in given:  # other machines may not be able to lock the study's file
+    if "launcher" in given:  # jobs on other machines may be unable to lock the study's file
         raise InputError("launcher: not with hparams_search, whose trials are processes of this machine; see workers=N")
     for key in set(given) & HOW:
         if given[key].is_sweep_override():
@@ -176,7 +160,7 @@ def plan_search(config: SearchConfig, arguments: list[str], literals: Mapping[st
 
 
 def fingerprint(search: Search, text: str | None) -> dict[str, Any]:
-    """Return what must not change when a search is resumed; `text` is the fingerprint of the training text."""
+    """Return the settings that a resumed search must repeat; `text` is the fingerprint of the training text."""
     how = {key: value for key, value in asdict(search.config).items() if key not in ("trials", "space")}
     fixed = sorted(each for each in (*search.fixed, *search.literal) if each.partition("=")[0] not in HOW)
     return how | {"space": sorted(each.text for each in search.space.values()), "fixed": fixed, "text": text}

@@ -15,16 +15,12 @@ from base.log import to_console
 from sweeps.trial import Outcome, Trial
 from sweeps.trial_processes import receiving, run_trials
 
-SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # submitit has no prefix slurm_ for these
-MAX_REQUEUES = 10**6  # how often submitit may requeue a job that has reached its time limit
+SHARED = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")  # keys without submitit's prefix slurm_
+MAX_REQUEUES = 10**6  # how often submitit may requeue a job at its time limit: no limit in practice
 
 
 def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
-    """Make the submitit executor, which submits jobs and keeps their files in `folder`.
-
-    Raises:
-        InputError: submitit or SLURM is not installed, or does not know a key or value.
-    """
+    """Make the submitit executor, which submits jobs and keeps their files in `folder`."""
     try:
         import submitit
     except ModuleNotFoundError:
@@ -41,12 +37,12 @@ def make_executor(folder: Path, launcher: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that runs one trial: submitit pickles this object and calls it in the job."""
+    """A SLURM job that runs one trial: submitit pickles this object and calls it in the job."""
 
     trial: Trial
 
     def __call__(self) -> Outcome:
-        """Run the trial in a process; at the job's time limit the trial saves, and submitit requeues the job."""
+        """Run the trial in a process; at the job's time limit stop it after a checkpoint and let submitit requeue."""
         to_console()
         outcomes: list[Outcome] = []
         received = run_trials(iter([self.trial]), 1, lambda _, result: outcomes.append(result))
@@ -55,18 +51,14 @@ class Job:
         return outcomes[0] if outcomes else Outcome("interrupted")
 
     def checkpoint(self) -> Any:
-        """Return what submitit requeues at the time limit: the same job, which then resumes the trial."""
+        """Return the job for submitit to requeue: the same, because a trial resumes by itself."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def launch_trials(trials: Iterable[Trial], executor: Any, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials as jobs and wait for them; the other `run_trials`. A signal cancels all jobs.
-
-    Raises:
-        InputError: the cluster refuses the jobs.
-    """
+    """Run trials as SLURM jobs and wait for them, like `run_trials` with processes. A signal cancels all jobs."""
     # A job starts in the current directory and must find this module to unpickle its `Job`.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     jobs: dict[Any, Trial] = {}

@@ -14,11 +14,11 @@ from base.progress import clock
 from sweeps.trial import Outcome, Trial
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")
-MAX_ROWS = 20  # trials on the leaderboard
+MAX_ROWS = 20  # max trials on the leaderboard
 
 
 def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outcome]) -> list[dict[str, str]]:
-    """Write `sweep.csv` and return its rows, the best trial first; the trials of earlier commands keep their rows."""
+    """Write `sweep.csv` with these trials and those of earlier commands; return its rows, the best trial first."""
     path = run_directory.RUNS / sweep / "sweep.csv"
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -44,12 +44,12 @@ def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, Outc
 
 
 def _settings(table: list[dict[str, str]]) -> list[str]:
-    """List the varied keys, which are the columns before the results."""
+    """List the keys that vary between trials: the columns before the results."""
     return list(dict.fromkeys(key for row in table for key in row if key not in RESULTS))
 
 
 def leaderboard(table: list[dict[str, str]]) -> str:
-    """Return the best trials as text, with their settings and results."""
+    """Format the best trials, with their settings and results, as aligned columns."""
     settings = _settings(table)
     lines = [[*settings, "loss", "bpc", "parameters", "time"]]
     for row in table[:MAX_ROWS]:
@@ -66,7 +66,7 @@ def leaderboard(table: list[dict[str, str]]) -> str:
 
 
 def show_results(results: list[dict[str, str]], table: Path) -> None:
-    """Log the leaderboard, and what to do with the results."""
+    """Log the leaderboard, the path of `table` and commands to look at the results."""
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
@@ -76,7 +76,7 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 
 
 def describe(trial: Trial, result: Outcome) -> str:
-    """Return a line about how a trial has ended."""
+    """Describe in one line how a trial has ended."""
     if result.status == "failed":
         return f"failed: {result.reason} ({trial.directory / 'console.log'})"
     summary = run_directory.summary_of(trial.directory)

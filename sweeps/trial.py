@@ -1,4 +1,4 @@
-"""Describe one trial of a sweep: name, command, and whether the trial has finished."""
+"""Name the trials of a sweep, make their commands and check their inputs."""
 
 import hashlib
 import re
@@ -21,30 +21,22 @@ MAX_NAME = 100  # characters of a trial's name
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep or search."""
 
-    Attributes:
-        sweep: name of the sweep.
-        name: name of the trial within the sweep.
-        overrides: the settings as typed, such as `optim.lr=0.01`.
-        varied: the values of the keys that differ between trials, by key.
-        number: the trial's number in the study of a search; None in a sweep.
-    """
-
-    sweep: str
-    name: str
-    overrides: tuple[str, ...]
-    varied: Mapping[str, str]
-    number: int | None = None
+    sweep: str  # name of the sweep or search
+    name: str  # name within the sweep
+    overrides: tuple[str, ...]  # the settings as typed, such as `optim.lr=0.01`
+    varied: Mapping[str, str]  # values of the keys that differ between trials, by key
+    number: int | None = None  # number in the study of a search; None in a sweep
 
     @property
     def directory(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return run_directory.RUNS / self.sweep / self.name
 
     @property
     def command(self) -> list[str]:
-        """The command that starts or resumes the trial."""
+        """Return the command that starts or resumes the trial."""
         return [sys.executable, str(TRAIN), *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
 
 
@@ -55,7 +47,7 @@ def sweep_name(arguments: Iterable[str]) -> str:
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Name a trial by the varied settings; a name that had to be shortened or cleaned ends with a hash."""
+    """Name a trial by its varied settings; add a hash if the name is too long or unsafe for a file system."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
     name = ",".join(safe)
@@ -74,14 +66,14 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def varied_keys(arguments: Iterable[str]) -> list[str]:
-    """Return the keys that were typed with several values; if there are none, all typed keys."""
+    """Return the keys that were typed with several values; if there are none, all typed settings of the run."""
     parsed = parse(list(arguments))
     several = [override.get_key_element() for override in parsed if override.is_sweep_override()]
     return several or [key for override in parsed if group(key := override.get_key_element()) not in HOW]
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Trial:
-    """Make a trial with these settings and name it by the varied keys, in alphabetical order."""
+    """Make a trial with these settings, named by its varied keys in alphabetical order."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if group(setting) not in ("workers", "launcher"))
@@ -89,11 +81,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Iterable[str]) -> Tr
 
 
 def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
-    """Whether an earlier command has finished a trial.
-
-    Raises:
-        InputError: the trial's directory has a run with other settings.
-    """
+    """Whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
     if not (trial.directory / "config.yaml").exists():
         return False
     old = read_config(trial.directory)
@@ -105,26 +93,20 @@ def has_finished(trial: Trial, config: Config, keys: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial has ended.
+    """How a trial has ended."""
 
-    Attributes:
-        status: the status in summary.json, or `failed` for a failed process, or `interrupted` for a stopped one.
-        reason: why the trial failed, in one line.
-    """
-
-    status: str
-    reason: str = ""
+    status: str  # as in summary.json, `failed` for a failed process, or `interrupted` for a stopped one
+    reason: str = ""  # why the trial failed, in one line
 
 
-# Takes the trials and a function to call with the outcome of each; returns the signal that stopped the trials, or None.
+# Runs the trials and calls a function with the outcome of each; returns the signal that stopped them, or None.
 Runner = Callable[[Iterator[Trial], Callable[[Trial, Outcome], None]], int | None]
 
 
 def check_inputs(config: Config, keys: Sequence[str] = ()) -> str | None:
     """Check the text, the batch size and the model of `init_from` of a run whose `keys` were typed.
 
-    Returns:
-        The fingerprint of the text; None with `init_from`, because that model may set the context.
+    Return the fingerprint of the text, or None with `init_from`: the context, which it depends on, may be that model's.
     """
     from data.open_text import open_text
     from data.sources import open_corpus

@@ -1,4 +1,4 @@
-"""Run each trial in a process of its own."""
+"""Run each trial of a sweep in its own process."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ STOPS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # submitit sends SIGUSR2 at
 
 
 def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
-    """Start the process of a trial with its share of the CPU's threads; its output goes to `console.log`."""
+    """Start the process of a trial, with its share of the CPU cores and its output in `console.log`."""
     # Hide the SLURM job from the trial: only the sweep may requeue it, and Lightning starts the ranks of the trial.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     environment["CHARGPT_SWEEP"] = str(os.getpid())
@@ -38,7 +38,7 @@ def start(trial: Trial, workers: int = 1) -> subprocess.Popen:
 
 
 def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
-    """Return how a trial has ended, from the exit status and whether the sweep was `stopped` by a signal."""
+    """Return the outcome of a trial from its exit status and whether a signal has stopped the sweep."""
     if status == 0:
         return Outcome(str(run_directory.summary_of(trial.directory).get("status")))
     if stopped:
@@ -51,18 +51,13 @@ def outcome(trial: Trial, status: int, stopped: bool) -> Outcome:
 
 
 def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Outcome], None]) -> int | None:
-    """Run trials, `workers` at a time; a signal stops the running trials, and no further trial is started.
+    """Run trials, at most `workers` at the same time, and call `ended` at the end of each.
 
-    Args:
-        trials: the next trial is taken only when a worker is free, so that it may depend on earlier outcomes.
-        workers: maximum number of running trials.
-        ended: called at the end of each trial.
-
-    Returns:
-        The signal that was received, if any.
+    Take the next trial only when a worker is free, because a search chooses the trial by earlier outcomes. After a
+    signal, stop the running trials, start no other and return the signal.
     """
     running: dict[subprocess.Popen, Trial] = {}
-    passed = 0  # signals that were sent on to the trials
+    passed = 0  # number of signals that were sent on to the trials
     with receiving() as received:
         try:
             while True:
@@ -84,10 +79,9 @@ def run_trials(trials: Iterator[Trial], workers: int, ended: Callable[[Trial, Ou
 
 
 def exit_status(failed: list[str], count: int, received: int | None) -> int:
-    """Log which trials failed, or requeue the SLURM job at its time limit; return the exit status.
+    """Log the failed trials, or requeue the SLURM job at its time limit.
 
-    Returns:
-        0; 1 if trials have failed; 128 plus the signal number after a signal.
+    Return 0, or 1 if trials have failed, or 128 + `received` after a signal.
     """
     if received is not None:
         if slurm.time_is_up(received):
@@ -102,7 +96,7 @@ def exit_status(failed: list[str], count: int, received: int | None) -> int:
 
 @contextmanager
 def receiving() -> Iterator[list[int]]:
-    """Yield a list to which every received signal of `STOPS` is appended."""
+    """Yield a list and append every received signal of `STOPS` to it."""
     received: list[int] = []
     numbers = [getattr(signal, name) for name in STOPS if hasattr(signal, name)]
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}

@@ -1,4 +1,4 @@
-"""The checkpoint files of a run: find the newest valid one, repair names, remove old ones."""
+"""Find the newest valid checkpoint of a run, restore the other names and remove old checkpoints."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +10,13 @@ from gpt.checkpoint import read, write_model
 from gpt.model_file import CheckpointError
 from training.lightning_private import steps_completed
 
-KEEP = 2  # step-*.ckpt files of a run
+KEEP = 2  # how many step-*.ckpt files of a run remain
 
 
 def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Find the newest valid checkpoint of a run.
+    """Return the path and contents of the newest valid checkpoint, and an error line for each newer one.
 
-    Returns:
-        Its path, None when there is none; its contents; an error line for each newer one that was skipped.
+    If none is valid, the path is None and the contents are {}.
     """
     files = sorted(filter(Path.exists, directory.glob("step-*.ckpt")), reverse=True)
     last = directory / "last.ckpt"  # a hard link to the newest, or a copy where the file system has no links
@@ -36,7 +35,7 @@ def find_newest(directory: Path) -> tuple[Path | None, dict[str, Any], list[str]
 
 
 def _is_complete(contents: dict[str, Any]) -> bool:
-    """Whether a checkpoint holds all that resuming needs, of the step that it names."""
+    """Whether a checkpoint holds all that resuming needs, with consistent step counts."""
     try:
         (optimizer,) = contents["optimizer_states"]
         count = sum(len(group["params"]) for group in optimizer["param_groups"])
@@ -53,7 +52,7 @@ def _is_complete(contents: dict[str, Any]) -> bool:
 
 
 def step_path(directory: Path, step: int) -> Path:
-    """Return the file of a step's checkpoint."""
+    """Return the path of the checkpoint after a step."""
     return directory / f"step-{step:08d}.ckpt"
 
 
@@ -63,7 +62,7 @@ def restore_names(newest: Path, contents: dict[str, Any]) -> None:
     best = contents["callbacks"]["Checkpoints"]["best_step"]
     for name, step in (("last", contents["global_step"]), ("best", best)):
         path, older = newest.with_name(f"{name}.safetensors"), step_path(newest.parent, step)
-        with suppress(CheckpointError):  # it is missing or damaged
+        with suppress(CheckpointError):  # the model file may be missing or damaged
             if model_file.read(path).meta["step"] == step:
                 continue
         with suppress(CheckpointError):  # `older` may be damaged
@@ -75,7 +74,7 @@ def restore_names(newest: Path, contents: dict[str, Any]) -> None:
 
 
 def remove_older(newest: Path) -> None:
-    """Delete all but `KEEP` checkpoints up to `newest`; later ones, which are damaged, will be overwritten."""
+    """Keep `newest` and those before it, `KEEP` in all; later ones are damaged, and training will overwrite them."""
     steps = [file for file in sorted(newest.parent.glob("step-*.ckpt")) if file.name <= newest.name]
     for old in steps[:-KEEP]:
         old.unlink()

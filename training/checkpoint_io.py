@@ -1,42 +1,30 @@
-"""How Lightning writes and reads a training checkpoint."""
+"""Write and read training checkpoints for Lightning."""
 
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning.pytorch.plugins import TorchCheckpointIO
 
 from gpt.checkpoint import is_finite, read, save, write_model
 from training.errors import Diverged
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Read and write checkpoints by `gpt.checkpoint`: atomically, and without running code on loading.
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Read and write checkpoints with `gpt.checkpoint`: atomically, and without executing code from the file.
 
-    Lightning's own writes a temporary file first, too, but does not flush it to the disk before it renames it.
-
-    Args:
-        resumed: the contents of the checkpoint that the run continues from, so that it is read only once.
+    Lightning writes a temporary file, too, but renames it without flushing it to the disk.
     """
 
     def __init__(self, resumed: dict[str, Any] | None = None) -> None:
-        self.resumed = resumed
+        self.resumed = resumed  # the checkpoint to continue from, which is read already
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the model as `last.safetensors`, then `checkpoint`.
-
-        Raises:
-            Diverged: a value is NaN or infinite; nothing is written.
-        """
+        """Write `last.safetensors`, then `checkpoint`; if a value is NaN or infinite, raise `Diverged` before that."""
         if not is_finite(checkpoint):
             raise Diverged(f"step {checkpoint['global_step']} has left weights that are NaN or infinite: not saved")
         write_model(Path(path).with_name("last.safetensors"), checkpoint)
         save(path, checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read and verify a checkpoint."""
         contents, self.resumed = self.resumed, None
         return read(path) if contents is None else contents
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete a checkpoint."""
-        Path(path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Undocumented details of Lightning, seen in 2.6."""
+"""Read undocumented fields of Lightning, as of 2.6."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,14 +7,10 @@ if TYPE_CHECKING:
 
 
 def steps_completed(checkpoint: dict[str, Any]) -> int:
-    """Return the optimizer steps that Lightning has counted in a checkpoint, with manual optimization.
-
-    Raises:
-        KeyError: the layout is another.
-    """
+    """Return Lightning's count of optimizer steps in a checkpoint of manual optimization."""
     return checkpoint["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
 
 
 def validation_interval(trainer: "L.Trainer") -> int:
-    """Return the steps between two validations, as `trainer.val_check_interval` has been understood."""
+    """Return the number of steps between two validations, which Lightning derives from `val_check_interval`."""
     return trainer.val_check_batch  # type: ignore[return-value]

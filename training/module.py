@@ -34,14 +34,9 @@ def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
 class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation.
 
-    One Lightning batch is one optimizer step. It is split into micro-batches here, not by Lightning, so that a run
-    only stops between two optimizer steps.
-
-    Args:
-        config: of the run; later changes of it have no effect.
-        tokenizer: of the text.
-        data: description of the text that checkpoints save, as plain data.
-        conditions: the run fingerprint that checkpoints save (see `training.machine.conditions`).
+    One Lightning batch is one optimizer step. This class splits it into micro-batches, not Lightning, so that a run
+    only stops between two optimizer steps. Checkpoints save `data`, a description of the text, and `conditions`, the
+    run fingerprint (`training.machine.conditions`); both are plain data.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any]) -> None:
@@ -56,10 +51,10 @@ class LitGPT(L.LightningModule):
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
         self.compile_step = config.compile != "false"
         self.restoring = False  # a checkpoint is being loaded
-        self.unread: list[tuple[int, Tensor]] = []  # steps with loss and gradient norm, still on the device
-        self.score: Score | None = None  # of the last validation
+        self.unread: list[tuple[int, Tensor]] = []  # step, and loss and gradient norm (2,) on the device
+        self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
-        self.end_pause: Callable[[], None] = lambda: None  # called after a validation or a checkpoint
+        self.end_pause: Callable[[], None] = lambda: None  # to be called after a validation or a checkpoint
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -69,13 +64,13 @@ class LitGPT(L.LightningModule):
         return make_optimizer(self.net, self.optim_config, ShardedMuon)
 
     def on_train_start(self) -> None:
-        """Compile the blocks one by one: they share the code, and names in checkpoints stay as they are."""
+        """Compile each block by itself: equal blocks share the code, and the names in checkpoints do not change."""
         if self.compile_step:
-            # Deterministic kernels are chosen by a rule, not by timing.
+            # With this option inductor selects kernels by a rule and not by timing them.
             deterministic = torch.are_deterministic_algorithms_enabled()
             for block in self.net.blocks:
                 block.compile(dynamic=False, options={"deterministic": deterministic})
-            # Only training steps are compiled: evaluation and samples have other shapes, each a recompilation.
+            # Compile only training steps: each new shape in evaluation and sampling would cost a recompilation.
             torch.compiler.set_stance("force_eager")
         (optimizer,) = self.trainer.optimizers
         for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
@@ -89,17 +84,10 @@ class LitGPT(L.LightningModule):
         return self.device.type == "cuda"
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
-        """Take one optimizer step on this device's rows of the batch.
+        """Take one optimizer step on this device's rows of the batch, (rows, context + 1) int64.
 
-        Args:
-            batch: (rows, context + 1) int64.
-
-        Returns:
-            `loss`, the mean over all devices' rows in nats per token.
-
-        Raises:
-            Diverged: the loss or the gradient norm is NaN or infinite on any device; the weights are unchanged. On an
-                asynchronous device, `read` raises it later.
+        Return the mean `loss` over all devices' rows in nats per token. A loss or gradient norm that is NaN or infinite
+        raises `Diverged` before the weights change; on an asynchronous device, `read` raises it later.
         """
         step = self.global_step
         optimizer = self.optimizers()
@@ -114,11 +102,11 @@ class LitGPT(L.LightningModule):
         return {"loss": outcome[0]}
 
     def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
-        """Update the weights; return loss and gradient norm, (2,)."""
+        """Update the weights; return the loss and the gradient norm before clipping, (2,)."""
         loss = self.gradients(batch)
         grad_norm = self.clip()
         if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm already is over all ranks
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is that of all ranks already
         outcome = torch.stack((loss, grad_norm))
         if not self.asynchronous:
             self._check(self.global_step, *outcome.tolist())
@@ -151,12 +139,9 @@ class LitGPT(L.LightningModule):
             torch.manual_seed(dropout_seed(self.seed, step, micro_batch, self.global_rank))
 
     def read(self) -> list[tuple[int, float, float]]:
-        """Return step (from 0), loss and gradient norm before clipping of the steps since the last call.
+        """Return (step from 0, loss, gradient norm before clipping) of each step since the last call.
 
-        Synchronizes with a GPU once for all of them.
-
-        Raises:
-            Diverged: one of the values is NaN or infinite; later steps may have changed the weights already.
+        Wait for a GPU once. Raise `Diverged` if a value is NaN or infinite; later steps may have changed the weights.
         """
         unread, self.unread = self.unread, []
         if not unread:
@@ -176,7 +161,7 @@ class LitGPT(L.LightningModule):
         self.end_pause()
 
     def _gradient_sync(self, now: bool) -> Any:
-        """Return a context in whose backward pass gradients are averaged over ranks only if `now`."""
+        """Return a context for a backward pass that averages the gradients over ranks only if `now`."""
         model = self.trainer.model
         if isinstance(self.net, FSDPModule):
             self.net.set_requires_gradient_sync(now)
@@ -201,13 +186,13 @@ class LitGPT(L.LightningModule):
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
-        # For callbacks that monitor a value, such as early stopping; the loggers get it with our own step.
+        # `log_dict` is for callbacks such as early stopping; the loggers get the values with the step `global_step`.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
 
     def diverged(self, seen: str) -> Diverged:
-        """Return the error for training that has diverged: what was seen, and what to lower."""
+        """Return the error for diverged training, with what was `seen` and the settings to lower."""
         return Diverged(
             f"{seen}: training has diverged; "
             f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
@@ -217,7 +202,7 @@ class LitGPT(L.LightningModule):
         self.restoring = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what describes the model and the run."""
+        """Add the description of the model and the run, see `gpt.checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
             "format": FORMAT,

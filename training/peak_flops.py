@@ -1,11 +1,11 @@
-"""Peak FLOP/s of GPUs, for the model FLOPs utilization (MFU) of training."""
+"""Look up the peak FLOP/s of a GPU, for the model FLOPs utilization (MFU) of training."""
 
 import re
 
 import torch
 
-# TFLOP/s by CUDA's device name: dense bf16 with fp32 accumulation (data sheets print twice as many, with sparsity), and
-# fp32 without TF32, which is not used here. None: the device has no bf16, or there are several official figures.
+# Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data sheets print twice the
+# bf16 figure, for sparse matrices. None: the device has no bf16, or several official figures exist.
 # Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
 # papers on GA102 and Ada, appendix A.
 TFLOPS: dict[str, tuple[float | None, float | None]] = {
@@ -25,7 +25,7 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of a device in matrix products, by its data sheet; None where it is not known."""
+    """Return the peak FLOP/s of matrix products on a device, from its data sheet; None if unknown."""
     dtype = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}.get(precision)
     if device.type == "cuda" and dtype:
         return known_peak(torch.cuda.get_device_name(device), dtype)
@@ -33,7 +33,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def known_peak(name: str, dtype: torch.dtype) -> float | None:
-    """Return the FLOP/s of a GPU in bf16 or fp32 by its whole name, so None for a MIG slice."""
+    """Return the peak FLOP/s of a GPU in bf16 or fp32. The whole name must match: a MIG slice is unknown."""
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
             tflops = bf16 if dtype == torch.bfloat16 else fp32

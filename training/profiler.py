@@ -12,15 +12,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from base.log import log
 
-UNRECORDED_STEPS = 10  # steps before those that are recorded: the first are slower and may compile
-NUM_STEPS = 3
+SKIPPED_STEPS = 10  # the first steps are slower and may compile
+NUM_STEPS = 3  # recorded steps
 NUM_ROWS = 20  # operators in the table
 
 
 class StepProfiler(L.Callback):
-    """Record a few steps with `torch.profiler`: a table of operators in the log, and a trace for Perfetto.
+    """Record `NUM_STEPS` steps; log a table of operators and write a trace for Perfetto.
 
-    A validation or the end of the run ends the recording early. It must come before the callbacks that save.
+    A validation or the end of the run ends the recording early. Must come before the callbacks that save, so that it
+    does not record them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +30,7 @@ class StepProfiler(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         left = trainer.max_steps - trainer.global_step
-        self.first = trainer.global_step + min(UNRECORDED_STEPS, max(0, left - NUM_STEPS))
+        self.first = trainer.global_step + min(SKIPPED_STEPS, max(0, left - NUM_STEPS))
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self.first:
@@ -42,16 +43,7 @@ class StepProfiler(L.Callback):
         if trainer.global_step == self.first + NUM_STEPS:
             self._end()
 
-    def on_validation_start(self, *_: Any) -> None:
-        self._end()
-
-    def on_train_end(self, *_: Any) -> None:
-        self._end()
-
-    def on_exception(self, *_: Any) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def _end(self, *_: Any, **__: Any) -> None:
         recorder, self.recorder = self.recorder, None
         if recorder:
             with _quiet():
@@ -60,10 +52,12 @@ class StepProfiler(L.Callback):
             order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
             log.info(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
 
+    on_validation_start = on_train_end = on_exception = _end
+
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the lines that the profiler's C++ code writes to stderr."""
+    """Redirect stderr to /dev/null, as the profiler's C++ code writes to it."""
     stderr = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Silence messages of Lightning and torch that do not apply here."""
+"""Hide messages of Lightning, torch and TensorBoard that do not apply to our runs."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Hide Lightning's tips, and the warnings of Lightning and torch that do not apply here."""
+    """Hide Lightning's tips, and warnings and thread errors that do not apply to our runs."""
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
     levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     try:
@@ -25,16 +25,17 @@ def quiet_lightning() -> Iterator[None]:
 
 
 def _ignore_warnings() -> None:
-    # Lightning 2.6.6 with torch 2.13.
+    # Raised by Lightning 2.6.6 with torch 2.13.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Both are intended: `capturable` is set before the capture, and fp32 is not TF32.
+    # Intended: `CapturedLitGPT` sets `capturable` for CUDA graphs.
     warnings.filterwarnings("ignore", r"This instance was constructed with capturable=True")
+    # Intended: fp32 runs compute in fp32, not TF32.
     warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
-    # The callback is refused with FSDP; elsewhere `configure_model` does nothing.
+    # We refuse this callback with FSDP; without FSDP our `configure_model` does nothing.
     warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
     # One process needs no srun.
     warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
-    # A batch is one gather: worker processes would be slower.
+    # Making a batch is a single gather: worker processes would be slower.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
     # Batch k is a function of (seed, k), so the loader has no state to restore.
@@ -42,7 +43,7 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print an error of a thread, unless it is TensorBoard's writer: its next call raises in the main thread."""
+    """Print a thread's error; not TensorBoard's failed write, which its next call raises in the main thread."""
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):
         threading.__excepthook__(of)

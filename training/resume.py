@@ -16,12 +16,8 @@ from conf.schema import Config, to_yaml
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
-    """Merge the configuration with that of the run to resume, and lock that run.
-
-    Returns:
-        The configuration, and the directory of the run to resume, None for a fresh run.
-    """
-    if typed.resume is None and processes.restarted():  # with the command line of the first time
+    """Find and lock the run to resume; return the merged configuration and the run's directory, None if fresh."""
+    if typed.resume is None and processes.restarted():  # the command line is that of the first start
         typed = replace(typed, resume="auto", name=typed.name or run_directory.new_name(to_yaml(typed)))
     if typed.resume is None:
         if typed.allow:
@@ -29,10 +25,10 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
         if typed.name is not None and processes.rank() == 0:
             run_directory.check_free(typed.name)
         return typed, None
-    newest = typed.resume == "auto" and typed.name is None
     if processes.started_by_another_rank():  # rank 0 has found and locked it
         run = Path(os.environ["CHARGPT_RESUMED"]) if os.environ["CHARGPT_RESUMED"] else None
     else:
+        newest = typed.resume == "auto" and typed.name is None
         run = newest_unfinished() if newest else run_directory.to_resume(typed.resume, typed.name)
         os.environ["CHARGPT_RESUMED"] = str(run or "")  # inherited by the processes that Lightning starts
     directory = run or run_directory.RUNS / str(typed.name)
@@ -49,14 +45,10 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished() -> Path:
-    """Find the newest unfinished run that can be resumed; log why newer ones cannot.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Find the newest unfinished run that can be resumed; log why newer ones cannot."""
     skipped = []
     for run in run_directory.unfinished():
-        from training.checkpoint_files import find_newest  # loads torch, which takes a second
+        from training.checkpoint_files import find_newest  # loading torch takes a second
 
         path, _, damaged = find_newest(run / "checkpoints")
         if processes.rank() == 0 and run_lock.in_use(run):
@@ -77,23 +69,23 @@ def newest_unfinished() -> Path:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The verified checkpoint from which a run continues."""
+    """A verified checkpoint to resume from."""
 
     path: Path
     contents: dict[str, Any]
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken."""
+        """Return the number of optimizer steps taken."""
         return self.contents["global_step"]
 
     @property
     def pruned(self) -> bool:
-        """Whether a search pruned the run there."""
+        """Whether a search pruned the run at this step."""
         return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
 
     def is_end(self, config: Config) -> bool:
-        """Whether the run has no steps left: by their number, by early stopping, or pruned, unless resumed by hand."""
+        """Whether no steps are left: at max_steps, stopped early or pruned. By hand, a pruned run can continue."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True
         by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
         stopped = over and not by_hand and self.contents["conditions"]["callbacks"] == config.callbacks
@@ -101,15 +93,15 @@ class ResumePoint:
 
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
-    """Find the newest valid checkpoint of a run, None if it has none yet; log which newer ones are not.
+    """Find the newest valid checkpoint of a run, None if the run has none yet; log the newer ones that are damaged.
 
     Raises:
-        CheckpointError: none is valid, or the one that was typed is damaged or not the newest.
+        CheckpointError: none is valid, or the checkpoint that `resume` names is damaged or not the newest.
     """
     from gpt.checkpoint import CheckpointError, read
     from training.checkpoint_files import find_newest
 
-    for file in run.rglob("*"):  # files will be written, truncated and removed there
+    for file in run.rglob("*"):  # this run will write, truncate and remove files here
         if file.is_symlink():
             raise CheckpointError(f"{file}: is a link to somewhere else")
     typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
@@ -124,7 +116,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
         raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, {newest}")
     for line in skipped:
         log.info(f"resume: skips {line}")
-    before = contents["conditions"]  # those of earlier versions have the classes, too
+    before = contents["conditions"]  # earlier versions saved the callbacks' classes, too
     before["callbacks"] = checked("callbacks", before.get("callbacks", {}))
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
     return ResumePoint(path, contents)

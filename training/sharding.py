@@ -1,4 +1,4 @@
-"""Models whose weights are sharded over devices (FSDP2): each device has some rows of every tensor."""
+"""Shard the weights of a model over devices (FSDP2): each device has some rows of every tensor."""
 
 import lightning as L
 from torch import Tensor
@@ -12,25 +12,25 @@ from gpt.optim import Muon
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> None:
-    """Shard with FSDP2, each block for itself; weights are gathered in fp32, which validation needs."""
+    """Shard each block by itself with FSDP2; forward passes gather the weights in fp32, which validation needs."""
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor, on all devices at once; return any other as it is."""
+    """Return the whole of a sharded tensor; all ranks must call this. Return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Shard a tensor that is the same on every device as `pattern` is, without communication."""
+    """Return this rank's shard of a tensor that every rank has, with the layout of `pattern`; no communication."""
     if not isinstance(pattern, DTensor):
         return tensor
     return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None)
 
 
 class ShardedMuon(Muon):
-    """Muon of sharded matrices: each device gathers all, does the same computation, and applies its own rows."""
+    """Muon for sharded matrices: each device gathers a whole matrix, orthogonalises it and updates its own rows."""
 
     whole = staticmethod(whole)
     shard_like = staticmethod(shard_like)

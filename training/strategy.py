@@ -16,11 +16,15 @@ from torch.optim import Optimizer
 from base import processes
 from training.sharding import shard_like, whole
 
+START_TIMEOUT = timedelta(minutes=10)  # for all ranks to start: some machines may be late
+GRACE_SECONDS = 10.0  # seconds that a failed rank waits for rank 0 to end
+
 
 class ShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all devices, with the checkpoints of a single device.
+    """FSDP2 over all devices, with checkpoints like those of a single device.
 
-    Lightning's strategy reads the checkpoint file by itself and numbers the optimizer's parameters differently.
+    Lightning's strategy would not read them with our `CheckpointIO`, and it identifies the optimizer's parameters
+    differently.
     """
 
     lightning_restore_optimizer = True
@@ -44,39 +48,32 @@ class ShardedStrategy(ModelParallelStrategy):
                 part[key] = self._gathered(part[key])
         elif isinstance(part, torch.Tensor):
             tensor = whole(part)
-            # One whole tensor at a time on the device. The copy drops the padding of uneven shards.
+            # Only one whole tensor at a time is on the device. The copy drops the padding of uneven shards.
             return tensor.to("cpu", copy=True) if self.is_global_zero else None
         return part
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return the checkpoint, which has been read and verified on each rank."""
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's shards of the weights."""
         assert self.lightning_module is not None
         own = self.lightning_module.state_dict()
         state = {name: shard_like(tensor, own[name]) for name, tensor in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load this rank's shards of the optimizer's state."""
         for optimizer, contents in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             groups = optimizer.param_groups
             parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
             for index, state in contents["state"].items():
                 for key, tensor in state.items():
-                    if tensor.ndim:  # a scalar is the number of steps, the same on all ranks
+                    if tensor.ndim:  # the only scalar is the step count, which is not sharded
                         state[key] = shard_like(tensor, parameters[index])
         Strategy.load_optimizer_state_dict(self, checkpoint)
 
 
-START_TIMEOUT = timedelta(minutes=10)  # for all ranks to start: some machines may be late
-GRACE_SECONDS = 10.0  # seconds for rank 0 to end by itself
-
-
 def make_environment() -> ClusterEnvironment:
-    """Return Lightning's source of the rank: torchrun's variables, or Lightning starts the other ranks itself."""
+    """Return the environment for torchrun or srun if they started this process; else Lightning starts the ranks."""
     return TorchElasticEnvironment() if processes.launched() else LightningEnvironment()
 
 
@@ -88,9 +85,9 @@ def make_strategy(strategy: str, devices: int) -> Any:
 
 
 def end_parent() -> None:
-    """Wait `GRACE_SECONDS` for rank 0, which started this failed process, to end; then kill it, as it may hang."""
+    """Wait up to `GRACE_SECONDS` for rank 0, the parent of this failed rank, to end; then kill it, as it may hang."""
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # ranks that wait for this one get an error
+        torch.distributed.destroy_process_group()  # so that ranks waiting for this one raise an error
     parent, until = os.getppid(), time.monotonic() + GRACE_SECONDS
     while os.getppid() == parent and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The Optuna study of a search, and whether to prune one of its trials."""
+"""Open the Optuna study of a search and decide whether to prune a trial."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,27 +9,23 @@ from base.errors import InputError, one_line
 if TYPE_CHECKING:
     import optuna
 
-FILE, STUDY = "study.db", "search"  # the file in a search's directory, and the name of the study in it
+FILE, STUDY = "study.db", "search"  # the file in a search's directory, and the study's name in this file
 
 
 def open_storage(directory: Path) -> "optuna.storages.RDBStorage":
-    """Open the file of a search's study."""
+    """Open the SQLite file of a search's study."""
     import optuna
     from sqlalchemy.engine import URL
     from sqlalchemy.pool import NullPool
 
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # errors are raised as well
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # it logs errors that it also raises
     file = URL.create("sqlite", database=str(directory / FILE)).render_as_string()  # escapes ? and %
-    # Several trials write to it: each waits up to 60 s for the others and keeps no connection open.
+    # Several trials write to this file, so each waits up to 60 s for the others and leaves no connection open.
     return optuna.storages.RDBStorage(file, engine_kwargs={"poolclass": NullPool, "connect_args": {"timeout": 60}})
 
 
 def open_study(directory: Path) -> "optuna.Study":
-    """Open the study of a search, or create it.
-
-    Raises:
-        InputError: the file is not an Optuna study.
-    """
+    """Open the study of a search, or create it."""
     import optuna
     import sqlalchemy
 
@@ -40,13 +36,10 @@ def open_study(directory: Path) -> "optuna.Study":
 
 
 def make_pruner(directory: Path, number: int, shortest: int, longest: int) -> Callable[[int, float], bool]:
-    """Return a function of the step and the validation bits per character: whether to prune the trial.
+    """Return a function that decides whether to prune trial `number` of the search in `directory`.
 
-    Args:
-        directory: of the search.
-        number: of the trial.
-        shortest: steps before the first validation.
-        longest: steps of the whole run.
+    The function takes the step and the validation bits per character. The first validation comes after `shortest`
+    steps, the last after `longest`.
     """
     import optuna
 
@@ -61,7 +54,7 @@ def make_pruner(directory: Path, number: int, shortest: int, longest: int) -> Ca
     trial = storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(STUDY), number)
 
     def should_prune(step: int, bpc: float) -> bool:
-        storage.set_trial_intermediate_value(trial, step, bpc)  # a resumed trial may repeat a step
-        return bool(pruner.prune(study, storage.get_trial(trial)))  # checkpoints hold no NumPy bool
+        storage.set_trial_intermediate_value(trial, step, bpc)  # replaces the value if a resumed trial repeats a step
+        return bool(pruner.prune(study, storage.get_trial(trial)))  # a NumPy bool could not be loaded from a checkpoint
 
     return should_prune

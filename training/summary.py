@@ -1,4 +1,4 @@
-"""The contents of summary.json, and the hyperparameters that TensorBoard compares."""
+"""Write summary.json and choose the hyperparameters that TensorBoard compares."""
 
 import json
 import platform
@@ -19,10 +19,10 @@ from training.run_plan import RunPlan
 
 @dataclass
 class Summary:
-    """The fields of summary.json, null where unknown.
+    """The fields of summary.json, null if unknown.
 
-    Losses are in nats per token; bpc and bpb in bits per character and per byte. `score.py --split test` adds those of
-    the test split.
+    Losses are in nats per token, bpc and bpb in bits per character and per byte. `score.py --split test` adds
+    `test_loss` and `test_bpc`.
     """
 
     status: str
@@ -48,13 +48,7 @@ class Summary:
     versions: dict[str, str] | None = None
 
     def set_training(self, plan: RunPlan, step: int, counted: Mapping[str, Any]) -> None:
-        """Set the fields about training.
-
-        Args:
-            plan: of the run.
-            step: steps taken.
-            counted: the state of the callback `Metrics`.
-        """
+        """Set the fields about training, after `step` steps; `counted` is the state of the callback `Metrics`."""
         config = plan.config
         per_step = config.data.batch * config.model.context
         stepping, model, peak = counted["stepping"], untrained(config, plan.text), counted.get("peak")
@@ -69,7 +63,7 @@ class Summary:
         self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
 
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
-        """Set the fields about the models' scores on the validation split."""
+        """Set the fields about the scores of the best and the last model on the validation split."""
         self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
         self.best_step, self.last_val_loss = best_step, last.loss
         split = {"split_characters": plan.text.characters["validation"]}
@@ -82,7 +76,7 @@ def write_summary(run: Path, summary: Summary) -> None:
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
-    """Return the settings that the result depends on, for TensorBoard's comparison of runs."""
+    """Return the settings that influence the result, for TensorBoard's page HPARAMS."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - HOW
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

@@ -1,4 +1,4 @@
-"""Save a checkpoint after every validation and at intervals of time, and the best model."""
+"""Save a checkpoint after every validation and at time intervals, and the best model."""
 
 import math
 import time
@@ -13,27 +13,22 @@ from training.checkpoint_files import remove_older, step_path
 from training.lightning_private import validation_interval
 from training.module import LitGPT
 
-FIRST_SECONDS = 60.0  # seconds of training until the first checkpoint is due
+FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
 
 
 class Checkpoints(L.Callback):
-    """Save `last.safetensors` and `step-<n>.ckpt`, also named `last.ckpt`, after every validation.
+    """Save `last.safetensors` and `step-<n>.ckpt`, and link `last.ckpt` to the latter, after every validation.
 
-    After other steps it saves where a checkpoint is due or `stops` has had a signal, on any rank.
+    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal.
 
-    At the lowest validation loss so far, `best.safetensors` is hard-linked to that model. The link is made last: it can
-    be made again from the `.ckpt`, so a kill between two files loses neither the old best model nor the new one.
-
-    Args:
-        directory: of the files.
-        seconds: after a checkpoint until the next is due.
-        stops: end the run between two steps.
+    At the lowest validation loss so far, link `best.safetensors` to that model. The link comes last because a resumed
+    run can restore it from the `.ckpt`: a kill between two files loses neither the old nor the new best model.
     """
 
     def __init__(self, directory: Path, seconds: float, stops: StopSignals) -> None:
         self.directory, self.seconds, self.stops = directory, seconds, stops
         self.due_at = math.inf
-        self.over = False  # whether something other than max_steps, such as early stopping, has ended the run
+        self.over = False  # whether the run ended before max_steps, such as by early stopping
         self.best_loss, self.best_step = math.inf, -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,12 +41,11 @@ class Checkpoints(L.Callback):
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Save if asked or due, and stop if asked, unless a validation follows, which saves anyway."""
         assert isinstance(pl_module, LitGPT)
         step = trainer.global_step
         if step % validation_interval(trainer) == 0 or step == trainer.max_steps:
-            return
-        # One reduction per step for both questions; the second is asked only where a checkpoint was saved.
+            return  # a validation follows and saves
+        # A single reduction per step: `stop_if_asked` makes another only after a save.
         if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
             self.save(trainer)
             pl_module.end_pause()
@@ -70,7 +64,7 @@ class Checkpoints(L.Callback):
     def save(self, trainer: L.Trainer, best: bool = False) -> None:
         """Save the state after the step just taken; all ranks must call this."""
         for logger in trainer.loggers:
-            logger.save()  # flush the events of these steps before a checkpoint says that they are done
+            logger.save()  # flush the events of these steps before the checkpoint that counts them
         path = step_path(self.directory, trainer.global_step)
         trainer.save_checkpoint(path)
         self.due_at = time.monotonic() + self.seconds

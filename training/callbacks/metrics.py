@@ -8,46 +8,42 @@ from typing import Any
 import lightning as L
 import psutil
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from tqdm import tqdm
 
 from base.log import log
-from base.progress import clock
+from base.progress import LINE_SECONDS, clock
 from gpt.optim import lr_at
 from reports.tensorboard import layout
+from training.callbacks.samples import boards
 from training.callbacks.weight_updates import relative_updates
 from training.captured_step import WARMUP_STEPS, CapturedLitGPT
 from training.history import History
 from training.module import LitGPT
 from training.peak_flops import peak_flops
 
-LINE_SECONDS = 10.0  # seconds between progress lines where there is no bar
 MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
 
 
 class Metrics(L.Callback):
-    """Log training every `log_every_n_steps` and show it: a bar in a terminal, lines elsewhere.
+    """Log training every `log_every_n_steps` and show a bar in a terminal, lines elsewhere.
 
-    It must come before the callbacks that save, so that its state is complete in a checkpoint.
-
-    Args:
-        tokens_per_step: tokens trained on in one step, over all devices.
-        tokens_per_character: of the training text; 1 unless tokens are bytes.
+    Must come before the callbacks that save, so that its state in a checkpoint includes the step.
     """
 
     def __init__(self, tokens_per_step: int, tokens_per_character: float) -> None:
-        self.tokens_per_step, self.tokens_per_character = tokens_per_step, tokens_per_character
+        self.tokens_per_step = tokens_per_step  # over all devices
+        self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.losses = History(1000)  # [step, training loss]
         self.validations = History(1000)  # [step, loss, bits per character]
-        self.seconds = 0.0  # of fitting, with validations and checkpoints
-        self.started: float | None = None  # when fitting began; None outside of it
-        self.stepping, self.stepped = 0.0, 0  # seconds of steps and their number, without the first `num_slow`
-        self.peak: float | None = None  # FLOP/s that all devices together could reach; None where it is not known
+        self.seconds = 0.0  # of fitting, including validations and checkpoints
+        self.started: float | None = None  # when fitting began; None before and after it
+        self.stepping, self.stepped = 0.0, 0  # seconds and number of steps, without the first `num_slow`
+        self.peak: float | None = None  # peak FLOP/s of all devices together; None if unknown
 
     @property
     def state_key(self) -> str:
-        """The name in checkpoints, the same as in older ones."""
+        """Return the name of this state in checkpoints: the class was once called `Watch`."""
         return "Watch"
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,18 +70,17 @@ class Metrics(L.Callback):
         assert isinstance(pl_module, LitGPT)
         self.start_step, self.module = trainer.global_step, pl_module
         captured = isinstance(pl_module, CapturedLitGPT)
-        self.num_slow = WARMUP_STEPS + 1 if captured else 1  # the first may compile; capturing warms up
+        self.num_slow = WARMUP_STEPS + 1 if captured else 1  # steps that compile, warm up or capture
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.started = self.last_line = self.marked = time.perf_counter()
-        self.unassigned = 0.0  # seconds of steps up to `marked` that are not assigned to a step yet
+        self.unassigned = 0.0  # seconds of the present step up to `marked`, without pauses
         pl_module.end_pause = self._end_pause
         if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_custom_scalars(layout([] if self.peak else ["perf/mfu"]))
-        self.logged = self.stepping, self.stepped
+            for board in boards(trainer):
+                board.experiment.add_custom_scalars(layout([] if self.peak else ["perf/mfu"]))
+        self.logged = self.stepping, self.stepped  # at the last log
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
             self.bar = tqdm(
@@ -120,13 +115,13 @@ class Metrics(L.Callback):
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
         if step == trainer.max_steps:
-            trainer.should_stop = True  # has Lightning validate once more, whatever the interval
+            trainer.should_stop = True  # makes Lightning validate after the last step, whatever the interval
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
         if self.started:
             if pl_module.asynchronous:
-                self._read_losses()  # waiting for the queued steps is not part of the validation
+                self._read_losses()  # wait for the queued steps, which would else count as validation
             self._end_step_time()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -188,7 +183,7 @@ class Metrics(L.Callback):
             values |= {f"update/{group}": update for group, update in updates.items()}
             on_gpu = module.device.type == "cuda"
             memory = torch.cuda.max_memory_allocated(module.device) if on_gpu else psutil.Process().memory_info().rss
-            values["perf/memory_gib"] = memory / 2**30  # the peak on a GPU, the present elsewhere
+            values["perf/memory_gib"] = memory / 2**30  # maximum so far on a GPU, current elsewhere
             del self.before
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         self.logged = self.stepping, self.stepped

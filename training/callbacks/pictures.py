@@ -1,4 +1,4 @@
-"""Plot in TensorBoard, at each validation, what the model has learned."""
+"""Add plots and histograms of the model to TensorBoard at each validation."""
 
 import queue
 import time
@@ -17,23 +17,23 @@ from training.callbacks.samples import boards
 from training.module import LitGPT
 from training.sharding import whole_model
 
-MAX_QUEUED = 100  # pictures that are sent and not rendered yet, beyond which a validation gets none
-END_SECONDS = 30.0  # seconds to wait at the end of a run for pictures that are not rendered yet
+MAX_QUEUED = 100  # with as many pictures waiting to be rendered, a validation adds none
+END_SECONDS = 30.0  # seconds to wait for the renderer at the end of a run
 
 
 class Pictures(L.Callback):
     """Add pictures, and histograms on request, to TensorBoard at each validation.
 
-    The data are computed here and rendered in a second process. Training does not wait for that; `finish` does, for
-    up to `END_SECONDS`. Pictures that are not rendered when the run is stopped are lost.
+    This process computes the data and a second process renders them. Training does not wait for the renderer; `finish`
+    does, for up to `END_SECONDS`. A run that is stopped loses the pictures that are not rendered yet.
     """
 
     def __init__(self, config: WatchConfig, shown: PicturedText) -> None:
         self.config, self.shown = config, shown
         self.renderer: Renderer | None = None
-        self.queued = 0  # pictures that are sent and not written yet
+        self.queued = 0  # pictures sent to the renderer and not yet written to TensorBoard
         self.failed = False
-        self.warned = False  # that validations come faster than pictures are rendered
+        self.warned = False  # whether the log says that the renderer is too slow
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
@@ -64,15 +64,8 @@ class Pictures(L.Callback):
         while self._write(write):
             pass
 
-    def on_exception(self, *_: Any) -> None:
-        self.close()
-
     def finish(self, write: Callable[[int, Summary], None]) -> None:
-        """Wait up to `END_SECONDS` for the pictures that are left, and end the process that renders.
-
-        Args:
-            write: writes a summary for a step.
-        """
+        """Give the remaining pictures to `write` (step, summary) for up to `END_SECONDS`; end the renderer."""
         until = time.monotonic() + END_SECONDS
         while self.queued and self._write(write, until - time.monotonic()):
             pass
@@ -81,7 +74,7 @@ class Pictures(L.Callback):
         self.close()
 
     def close(self) -> None:
-        """End the process that renders; pictures that are left are lost."""
+        """End the renderer, without its remaining pictures."""
         if self.renderer:
             self.renderer.end()
             self.renderer = None

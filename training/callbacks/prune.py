@@ -1,4 +1,4 @@
-"""Stop a trial that its search prunes."""
+"""Stop a trial when its search prunes it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,9 @@ from training.module import LitGPT
 
 
 class Prune(L.Callback):
-    """Stop a trial that a search prunes. It must come before `Checkpoints`, which saves `pruned`.
+    """Stop a trial when `should_prune` (step, validation bpc) says so; rank 0 calls it and decides for all ranks.
 
-    Args:
-        should_prune: takes the step and the validation bits per character; called on rank 0 only.
+    Must come before `Checkpoints`, so that a checkpoint has the new value of `pruned`.
     """
 
     def __init__(self, should_prune: Callable[[int, float], bool]) -> None:
@@ -30,5 +29,5 @@ class Prune(L.Callback):
         if trainer.sanity_checking or trainer.global_step >= trainer.max_steps:
             return
         prune = trainer.is_global_zero and self.should_prune(trainer.global_step, pl_module.score.bpc)
-        self.pruned = trainer.strategy.reduce_boolean_decision(prune, all=False)  # the same on all ranks
+        self.pruned = trainer.strategy.reduce_boolean_decision(prune, all=False)
         trainer.should_stop = trainer.should_stop or self.pruned

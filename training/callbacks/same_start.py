@@ -12,15 +12,13 @@ from base.options import spell
 from base.run_directory import RUNS
 from training.torch_private import set_pg_timeout
 
-PER_MACHINE = ("device", "threads")  # may differ between machines
+PER_MACHINE = ("device", "threads")  # the entries of a fingerprint that may differ between machines
 
 
 class SameStart(L.Callback):
-    """End a run before its first step where the machines of its ranks do not see the same files.
+    """Raise an `InputError` on every rank if their `fingerprint` differs: settings, text and step, as plain data.
 
-    Args:
-        fingerprint: what this rank starts from, by name, as plain data.
-        timeout: seconds that a collective operation may take from here on, after which the others are taken for lost.
+    Until here a slow machine may come late. From here on, a collective operation fails after `timeout` seconds.
     """
 
     def __init__(self, fingerprint: dict[str, Any], timeout: float) -> None:
@@ -28,17 +26,12 @@ class SameStart(L.Callback):
         self.fingerprint = {name: value for name, value in fingerprint.items() if name not in PER_MACHINE}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Compare the ranks.
-
-        Raises:
-            InputError: on every rank, with the first difference.
-        """
         if trainer.world_size == 1:
             return
-        mesh = getattr(trainer.strategy, "device_mesh", None)  # FSDP's has process groups of its own
+        mesh = getattr(trainer.strategy, "device_mesh", None)  # FSDP has its own process groups
         for group in (None, *(mesh.get_all_groups() if mesh else ())):
             set_pg_timeout(timedelta(seconds=self.timeout), group)
-        everyone: list[Any] = [None] * trainer.world_size
+        everyone: list[Any] = [None] * trainer.world_size  # (machine, fingerprint) by rank
         torch.distributed.all_gather_object(everyone, (platform.node(), self.fingerprint))
         (first, wanted), *others = everyone
         for rank, (machine, found) in enumerate(others, start=1):

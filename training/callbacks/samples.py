@@ -17,21 +17,16 @@ from training.sharding import whole_model
 FINAL_SAMPLE_LENGTH = 500
 FINAL_SAMPLE_TEMPERATURE = 0.6
 TEMPERATURES = (0.6, 1.0)
-SAMPLE_LENGTH = 100  # tokens of each text
-MAX_SAVED = 20  # validations whose texts are saved in checkpoints
+SAMPLE_LENGTH = 100  # tokens of each text during training
+MAX_SAVED = 20  # max validations whose texts a checkpoint holds
 
 
 class Samples(L.Callback):
-    """Continue the same prompts at each validation, at two temperatures, with the same seed.
-
-    Args:
-        prompts: (B, T0) int64.
-        decode: tokens to text.
-        length: tokens of each text; None is `SAMPLE_LENGTH`.
-    """
+    """Continue the same prompts at each validation, with the same seed, at each of `TEMPERATURES`."""
 
     def __init__(self, prompts: Tensor, decode: Callable[[np.ndarray], str], length: int | None) -> None:
-        self.prompts, self.decode, self.length = prompts, decode, length
+        self.prompts, self.decode = prompts, decode  # (B, T0) int64, tokens to text
+        self.length = length or SAMPLE_LENGTH  # tokens of each text
         self.history = History(MAX_SAVED)  # of [step, [[temperature, prompt, text], ...]]
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,9 +43,9 @@ class Samples(L.Callback):
         if model is None:
             return
         texts: list[list[Any]] = []
-        given, length = self.prompts.shape[1], self.length or SAMPLE_LENGTH
+        given = self.prompts.shape[1]
         for temperature in TEMPERATURES:
-            tokens = generate(model, self.prompts, length, temperature=temperature, seed=0).numpy()
+            tokens = generate(model, self.prompts, self.length, temperature=temperature, seed=0).numpy()
             texts += [[temperature, self.decode(row[:given]), self.decode(row[given:])] for row in tokens]
             for board in boards(trainer):
                 written = as_markdown([(prompt, text) for _, prompt, text in texts[-len(tokens) :]])
@@ -59,5 +54,5 @@ class Samples(L.Callback):
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    """Return the TensorBoard loggers."""
+    """Return the Trainer's TensorBoard loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

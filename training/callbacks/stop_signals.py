@@ -1,4 +1,4 @@
-"""Stop between two steps after a signal."""
+"""Stop a run between two steps after a signal."""
 
 import os
 import signal
@@ -10,15 +10,15 @@ from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Whether any rank decides so; the same answer on all."""
+    """Whether `decision` is true on any rank; all ranks must call this."""
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
 class StopSignals(L.Callback):
-    """On Ctrl-C, SIGTERM or SLURM's SIGUSR1: finish the step, save, raise `Stopped`. A second Ctrl-C exits at once.
+    """On Ctrl-C, SIGTERM or SLURM's SIGUSR1, finish the step, save and raise `Stopped`. A second Ctrl-C exits at once.
 
-    `Checkpoints` saves and stops after a step, `on_validation_end` stops after a validation. Outside of training, where
-    there is nothing to save, the handler itself raises `Stopped`.
+    `Checkpoints` saves and stops after a step, `on_validation_end` stops after a validation. Before and after training
+    there is nothing to save, so the handler itself raises `Stopped`.
     """
 
     SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -35,14 +35,13 @@ class StopSignals(L.Callback):
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def on_sanity_check_start(self, *_: Any) -> None:
-        self.on_train_start()
-
-    def on_train_start(self, *_: Any) -> None:
-        """Replace the handlers that Lightning has set in between; it restores its own."""
+    def on_train_start(self, *_: Any, **__: Any) -> None:
+        """Set our handlers again, because Lightning has set its own since `__enter__`; it removes them itself."""
         for number in self.SIGNALS:
             signal.signal(number, self._receive)
         self.training = True
+
+    on_sanity_check_start = on_train_start
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.training = False
@@ -52,7 +51,7 @@ class StopSignals(L.Callback):
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Raise `Stopped` if any rank has had a signal; all ranks must call this."""
+        """Raise `Stopped` if any rank has received a signal; all ranks must call this."""
         if any_rank(trainer, self.received is not None):
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 

@@ -1,7 +1,8 @@
-"""How far a step moves each group of weights: ||after - before|| / ||before||."""
+"""Measure how far a step moves each group of weights."""
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from gpt.model import GPT
 from training.sharding import whole
@@ -15,12 +16,7 @@ def group_of(name: str) -> str:
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """Return ||after - before|| / ||before|| by group; where the weights are sharded, all ranks must call this.
-
-    Args:
-        before: the weights before the step, by name.
-        model: the model after it.
-    """
+    """Return ||after - before|| / ||before|| by group; if the weights are sharded, all ranks must call this."""
     weights: dict[str, list[Tensor]] = {}
     moves: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():
@@ -28,8 +24,5 @@ def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
         weights.setdefault(group_of(name), []).append(old.float())
         moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
 
-    def norm(tensors: list[Tensor]) -> Tensor:
-        return whole(torch.nn.utils.get_total_norm(tensors))
-
-    ratios = [norm(moves[group]) / norm(weights[group]) for group in weights]
-    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))  # waits for a GPU once
+    ratios = [whole(get_total_norm(moves[group])) / whole(get_total_norm(weights[group])) for group in weights]
+    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))  # a single GPU synchronization
