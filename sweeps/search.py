@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_study(search: Search, text: str | None) -> None:
-    """Raise an `InputError` unless an earlier search in this directory had the same settings and text fingerprint."""
+    """Raise an `InputError` if this directory has a sweep or a search with other settings or another text."""
     if not (search.directory / FILE).exists():
         if run_directory.is_sweep(search.directory):
             raise InputError(f"name={search.name}: {search.directory} is a sweep and not a search; use another name")
