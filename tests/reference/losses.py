@@ -31,14 +31,12 @@ def shannon_bounds(needed: Sequence[int], most: int, size: int) -> tuple[float, 
     """Bounds of the bits per character, from the number of guesses that each character needed.
 
     sum_i i (q_i - q_(i+1)) log2 i <= H <= -sum_i q_i log2 q_i, with q_1 >= q_2 >= ... the frequencies of the numbers
-    (Shannon, Prediction and Entropy of Printed English, 1951, equation 17). A miss needs more than `most` guesses: of
-    all ways to complete it, the smallest lower bound (always the next guess) and the largest upper bound (evenly any
-    of the remaining characters of a vocabulary of `size`).
+    (Shannon, Prediction and Entropy of Printed English, 1951, equation 17). What a miss would have needed is unknown:
+    the smallest lower bound has it at the next guess, the largest upper bound evenly at any of `size` characters.
     """
     share = [sum(n == i for n in needed) / len(needed) for i in range(1, most + 1)]
     missed = sum(n > most for n in needed) / len(needed)
     q = [*sorted([*share, missed], reverse=True), 0.0]
     lower = sum((i + 1) * (q[i] - q[i + 1]) * math.log2(i + 1) for i in range(most + 1))
-    others = max(1, size - most)  # of a vocabulary of five or fewer, none is left: a miss is certain to be found
-    rest = [missed / others] * others if missed else []
+    rest = [missed / size] * size if missed else []
     return lower, sum(-each * math.log2(each) for each in [*share, *rest] if each)

@@ -15,11 +15,11 @@ let tried; // wrong guesses at the current character
 let over; // whether this game has ended
 
 /** Return the lower and upper bound of the bits per character, by equation 17 of the paper, from the numbers of guesses.
-    `size` is the number of characters in the vocabulary. In the lower bound, a miss counts as a sixth guess. In the upper
-    bound, it is any other character, all equally likely. With at most five characters, no other character is left. */
+    `size` is the number of characters in the vocabulary. A miss counts as a sixth guess in the lower bound. In the upper
+    bound it may be any character, all equally likely: one that was shown at once may have been the first guess. */
 function shannonBounds(needed, size) {
   const shares = Array.from({ length: MAX_GUESSES + 1 }, (_, i) => needed.filter((n) => n === i + 1).length / needed.length);
-  let upper = shares[MAX_GUESSES] && shares[MAX_GUESSES] * Math.log2(Math.max(1, size - MAX_GUESSES)), lower = 0;
+  let upper = shares[MAX_GUESSES] * Math.log2(size), lower = 0;
   for (const share of shares) if (share) upper -= share * Math.log2(share);
   shares.sort((a, b) => b - a); // the equation is for guesses in the order of their frequency
   shares.forEach((share, i) => lower += (i + 1) * (share - (shares[i + 1] ?? 0)) * Math.log2(i + 1));
@@ -48,6 +48,7 @@ function nextRound() {
   element("model-bars").hidden = true;
   element("compared").textContent = "After your answer, you see here the five characters that the model found most likely.";
   showGame("");
+  if (round) element("passage").scrollIntoView({ block: "nearest" });
   readAhead();
 }
 
@@ -72,13 +73,14 @@ function settle(needed, verdict) {
     row.classList.toggle("right", order[i] === token);
   });
   element("model-bars").hidden = false;
-  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token])}: its guess ${rank}. You needed ${guesses(needed)}.`;
+  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token]).replace(" ", "\u00a0")}: its guess ${rank}. You ${verdict === "Shown" ? "let it be shown" : `needed ${guesses(needed)}`}.`;
   nats -= Math.log(shares[token]);
   player.push(needed);
   opponent.push(Math.min(rank, MAX_GUESSES + 1));
   tried = [];
   over = player.length === TO_GUESS;
-  showGame(`${verdict}: ${visible(letter)}. The model needed ${guesses(opponent.at(-1))}.`);
+  const asked = Array.from(order.slice(0, Math.min(rank, MAX_GUESSES)), (each) => visible(tokenizer.characters[each])).join(" ");
+  showGame(`${verdict}: ${visible(letter)}. The model guessed ${asked}${rank > MAX_GUESSES ? " …" : ""}`);
   readAhead();
 }
 
@@ -120,14 +122,16 @@ function sentence() {
   const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
   const better = mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
     : "The ranges overlap, so it is open who predicted the text better.";
-  return `For each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
+  const about = player.length < ROUGH ? "Roughly, for" : "For";
+  return `${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
 }
 
 /** Set up the game, if the page has passages. */
 function startGame(weights) {
   if (!passages) return;
-  element("game").hidden = element("to-game").hidden = false;
+  element("game").hidden = false;
   if (vocabulary.kind === "byte") return element("play").replaceWith("There is no game here: a token of this model is a byte, not a character.");
+  element("to-game").hidden = false;
   rival = new GPT(config, size, weights);
   element("model-bars").append(...Array.from({ length: Math.min(MAX_GUESSES, size) }, () => makeRow("div")));
   const typed = element("typed"), touch = matchMedia("(pointer: coarse)").matches;
@@ -153,6 +157,7 @@ function startGame(weights) {
     actions[id]();
     if (!over) typed.focus({ preventScroll: true });
   };
+  element("passage").onclick = () => typed.focus({ preventScroll: true });
   element("tab").hidden = !tokenizer.tokens.has("\t"); // a button, because the Tab key moves the focus
   nextRound();
 }
