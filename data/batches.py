@@ -15,7 +15,7 @@ from data.text import ShardedTokens
 
 CHUNK = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
-VALIDATION_CHARACTERS = 2**16  # tokens of the validation split that are evaluated before the last step
+VALIDATION_CHARACTERS = 2**15  # tokens of the validation split that are evaluated before the last step
 EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 

@@ -28,7 +28,7 @@ class DataConfig:
     )
     val_tokens: int | None = option(
         None,
-        "maximum tokens per validation; null: 65536, but the last validation uses the whole split",
+        "maximum tokens per validation; null: 32768, but the last validation uses the whole split",
         least=2,
         on_resume="free",
     )
