@@ -48,7 +48,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     context = number(int, 1, 2**20)
     add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
     add("--per-char", action="store_true", help="print a line of JSON for each character, and the scores to stderr")
-    add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal in bits")
+    add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
     add_overwrite(add)
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
     add_unknown(add, "characters")
@@ -140,10 +140,10 @@ def score_in_detail(
     scores = [score(total) for total in sums]
     if page_file:
         models = [
-            {"name": candidate.name, "mode": describe(candidate, mode), "figures": figures(own), "vocabulary": tokens}
-            for candidate, own, tokens in zip(candidates, scores, names, strict=True)
+            {"name": one.page_name, "mode": describe(one, mode), "figures": figures(own), "vocabulary": tokens}
+            for one, own, tokens in zip(candidates, scores, names, strict=True)
         ]
-        about = {"title": display_name(options), "characters": scores[0].characters, "models": models}
+        about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None
         page_file.write(page(about, text.getvalue(), columns))
     return scores

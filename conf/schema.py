@@ -97,9 +97,6 @@ class WatchConfig:
     attention_heads: list[str] = option(
         [], "attention heads to plot, as in [L0H1,L3H0], both counted from 0; []: 4, spread over the layers"
     )
-    histograms: bool = option(
-        False, "log histograms of weights and activations at each validation (logger=tensorboard)"
-    )
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )

@@ -34,7 +34,6 @@ PAGES = {
     "timeseries": "scalar-card line-chart",
     "text": "tf-text-loader code",
     "images": "tf-image-loader img",
-    "histograms": "tf-histogram-dashboard tf-histogram-loader",
     "hparams": "tf-hparams-table-view vaadin-grid-cell-content",
 }
 
@@ -97,7 +96,7 @@ svg {{ display: block; width: 100%; height: 130px; border-bottom: 1px solid #dfe
 path {{ fill: none; stroke: #1d4fd7; stroke-width: 2; vector-effect: non-scaling-stroke }}
 img {{ width: 100%; height: 430px; object-fit: contain; object-position: top left }}
 </style>
-<div><h1>step {step:,} of {steps:,}</h1><p>{bpc:.2f} bits per character on text that it has not seen</p>
+<div><h1>step {step:,} of {steps:,}</h1><p>{nats:.2f} nats ({bpc:.2f} bits) per character on unseen text</p>
 <svg viewBox="0 0 {steps} 100" preserveAspectRatio="none"><path d="{path}"/></svg>
 <pre><i>{begun}
 </i>{text}</pre></div><img src="data:image/png;base64,{picture}">"""
@@ -112,7 +111,7 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     watched = torch.load(run / "checkpoints/last.ckpt", map_location="cpu")["callbacks"]
     losses = watched["Watch"]["history"]["losses"]["entries"]
     texts = dict(watched["Samples"]["history"]["entries"])
-    bits = {point.step: point.value for point in events.Scalars("val/bpc")}
+    nats, bits = ({point.step: point.value for point in events.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
     for picture in events.Images("view/surprisal"):
         step = picture.step
@@ -124,8 +123,8 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
         yield (
             step,
             FRAME.format(
-                step=step, steps=steps, bpc=bits[step], path="M" + "L".join(points), begun=html.escape(begun),
-                text=html.escape(text),
+                step=step, steps=steps, nats=nats[step], bpc=bits[step], path="M" + "L".join(points),
+                begun=html.escape(begun), text=html.escape(text),
                 picture=base64.b64encode(picture.encoded_image_string).decode(),
             ),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 from base.html import SCRIPT, sha256
 
 ASSETS = Path(__file__).with_name("assets")
-MAX_MILLIBITS = 2**16 - 1  # largest surprisal of a page, in thousandths of a bit
+MAX_MILLINATS = 2**16 - 1  # largest surprisal of a page, in thousandths of a nat
 
 
 def fill(template: Path, **parts: str) -> str:

@@ -1,14 +1,12 @@
-"""Compute the arrays that are plotted during training: attention, surprisal, histograms."""
+"""Compute the arrays that are plotted during training: attention and surprisal."""
 
-import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt.analysis import attention_maps
 from gpt.evaluation import predictions, surprisals
@@ -23,21 +21,13 @@ NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
 
 @dataclass(frozen=True)
 class PicturedText:
-    """A passage of the validation text, of M tokens and N characters, that is plotted at each validation.
+    """A passage of the validation text, of M tokens and N characters, that is plotted at each validation."""
 
-    Attributes:
-        names: the V tokens of the vocabulary as text.
-        attended: (T,) int64, the first tokens of the passage, at most a context; their attention is plotted.
-        characters: the N characters of the passage; their surprisal is plotted.
-        owners: (M,) int64, the index of the character that each token of the passage belongs to.
-        windows: evaluation windows of the passage and the text before it; the last M predictions are the passage's.
-    """
-
-    names: list[str]
-    attended: Tensor
-    characters: list[str]
-    owners: Tensor
-    windows: list[tuple[Tensor, Tensor, Tensor]]
+    names: list[str]  # the V tokens of the vocabulary as text
+    attended: Tensor  # (T,) int64, the first tokens, at most a context: their attention is plotted
+    characters: list[str]  # the N characters: their surprisal is plotted
+    owners: Tensor  # (M,) int64, the index of the character that each token belongs to
+    windows: list[tuple[Tensor, Tensor, Tensor]]  # of the passage and the text before it; its M predictions come last
 
 
 def plots(model: GPT, passage: PicturedText, heads: list[tuple[int, int]], step: int) -> Iterator[dict[str, Any]]:
@@ -61,38 +51,14 @@ def plots(model: GPT, passage: PicturedText, heads: list[tuple[int, int]], step:
         yield plot(f"view_attention/{which}", "attention", head=which, characters=names, weights=weights)
 
     nats = torch.cat([surprisals(*batch) for batch in predictions(model, passage.windows)])[-len(passage.owners) :]
-    bits = torch.zeros(len(passage.characters)).index_add(0, passage.owners, nats.float() / math.log(2))  # (N,)
-    yield plot("view/surprisal", "surprisal", characters=passage.characters, bits=bits)
+    costs = torch.zeros(len(passage.characters)).index_add(0, passage.owners, nats.float())  # (N,)
+    yield plot("view/surprisal", "surprisal", characters=passage.characters, nats=costs)
 
 
 def spread_over(layers: int, heads: int) -> list[tuple[int, int]]:
     """Choose up to `NUM_HEADS` heads, evenly from the first head of the first layer to the last of the last layer."""
     count = min(NUM_HEADS, layers * heads)
     return [divmod(round(index), heads) for index in np.linspace(0, layers * heads - 1, count).tolist()]
-
-
-@torch.no_grad()
-def histograms(model: GPT, passage: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield tag and values: of every weight, of every block's activations for a passage (T,), and of its logits."""
-    for name, weight in model.named_parameters():
-        yield f"weights/{name}", weight.detach().float().cpu()
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda module, given, made: seen.update({name: made.float().cpu()})
-
-    parts = re.compile(r"blocks\.\d+(\.attention|\.mlp)?|head")
-    watched = {name: module for name, module in model.named_modules() if parts.fullmatch(name)}
-    hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
-    try:
-        tokens = passage[None]  # (1, T)
-        # Only the hooks' activations are used: the targets, here the tokens themselves, do not matter.
-        list(predictions(model, [(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))]))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, values in seen.items():
-        yield f"activations/{'logits' if name == 'head' else name}", values
 
 
 def choose_passage(text: "Text", context: int) -> PicturedText:

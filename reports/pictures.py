@@ -19,7 +19,7 @@ SIZE = (3.6, 3.9)  # inches; about the width of TensorBoard's cards
 DPI = 200  # sharp on screens with twice the usual resolution
 INK, FAINT = "#1a1a1a", "#767676"
 SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}  # style of small text
-MAX_BITS = 8.0  # upper end of the colour scale of surprisal
+MAX_NATS = 6.0  # upper end of the colour scale of surprisal
 COLUMNS, LINES = 36, 18  # of the plotted passage, in characters
 ATTENTION_COLOURS = matplotlib.colormaps["Blues"]
 SURPRISAL_COLOURS = LinearSegmentedColormap.from_list("", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
@@ -51,8 +51,8 @@ def attention(step: int, head: str, characters: list[str], weights: np.ndarray) 
     return png(figure)
 
 
-def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
-    """Plot N characters, each on a background coloured by the surprisal in `bits` (N,)."""
+def surprisal(step: int, characters: list[str], nats: np.ndarray) -> bytes:
+    """Plot N characters, each on a background coloured by its surprisal in `nats` (N,)."""
     cells, line, column = [], 0, 0
     for character in characters:
         if column == COLUMNS:
@@ -62,24 +62,24 @@ def surprisal(step: int, characters: list[str], bits: np.ndarray) -> bytes:
         cells.append((line, column))
         line, column = (line + 1, 0) if character == "\n" else (line, column + 1)
     lines = cells[-1][0] + 1
-    costs = bits[: len(cells)].tolist()  # of the characters that fit
+    costs = nats[: len(cells)].tolist()  # of the characters that fit
     colours = np.full((lines, COLUMNS), np.nan)
     for cell, cost in zip(cells, costs, strict=True):
         colours[cell] = cost
     mean = sum(costs) / len(costs)
     height = 0.8 + 0.17 * lines  # inches
     figure = Figure((SIZE[0], height), dpi=DPI)
-    title = f"Cost of characters, step {step:,}: {mean:.2f} bits"
+    title = f"Surprisal, step {step:,}: mean {mean:.2f} nats"
     axes = add_axes(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
     image = axes.imshow(
-        colours, cmap=SURPRISAL_COLOURS, norm=Normalize(0, MAX_BITS), aspect="auto", interpolation="nearest"
+        colours, cmap=SURPRISAL_COLOURS, norm=Normalize(0, MAX_NATS), aspect="auto", interpolation="nearest"
     )
     for (row, column), character, cost in zip(cells, characters[: len(cells)], costs, strict=True):
-        if character != " " or cost > 1:
-            ink = "white" if cost > 5 else FAINT if character.isspace() else INK
+        if character != " " or cost > 0.7:
+            ink = "white" if cost > 3.5 else FAINT if character.isspace() else INK
             add_character(axes, column, row, character, 8.5, ink)
     axes.set_axis_off()
-    add_colour_bar(figure, image, 0.38 / height, "bits", range(0, int(MAX_BITS) + 1, 2))
+    add_colour_bar(figure, image, 0.38 / height, "nats", range(0, int(MAX_NATS) + 1, 2))
     return png(figure)
 
 

@@ -16,7 +16,7 @@ from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
-from reports.html_template import ASSETS, MAX_MILLIBITS, fill
+from reports.html_template import ASSETS, MAX_MILLINATS, fill
 from reports.score_lines import count
 
 MAX_HEADS = 64  # heads in the plot of attention
@@ -73,9 +73,9 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     nats, bits = summary["val_loss"], summary["val_bpc"]
     value = f"{bits:.4f}" if math.isfinite(bits) else "–"  # NaN if the bytes of the text have no whole character
     step = f"best checkpoint, step {summary['best_step']:,}"
-    found = [["Validation", value, "bits per character", f"{nats:.4f} nats per {unit}", step]]
+    found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({value} bits per character)", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
-    read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second" if speed else "")
+    read = f"{summary['characters']:,} {unit}s" + (f"; the steps took {speed:,.0f} a second" if speed else "")
     time_unit = "minutes" if seconds < 3599.5 else "hours"
     found.append(["Training", clock(seconds), time_unit, read, f"{summary['steps']:,} steps"])
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
@@ -131,7 +131,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
         tokenizer: the text's tokenizer.
 
     Returns:
-        `letters`: one code point for each character; `bits`: surprisal in thousandths of a bit; `likely`: for each
+        `letters`: one code point for each character; `nats`: surprisal in thousandths of a nat; `likely`: for each
         character a list of [name, probability].
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
@@ -141,7 +141,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),
-        "bits": (found.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS).int().tolist(),
+        "nats": (found.nats * 1000).round().clamp(max=MAX_MILLINATS).int().tolist(),
         "likely": [
             [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
             for row in rows

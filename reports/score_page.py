@@ -2,7 +2,6 @@
 
 import base64
 import html
-import math
 import zlib
 from typing import Any
 
@@ -10,26 +9,26 @@ import torch
 
 from base.html import embedded
 from gpt.analysis import Costs
-from reports.html_template import ASSETS, MAX_MILLIBITS, fill
+from reports.html_template import ASSETS, MAX_MILLINATS, fill
 
 
 class Columns:
     """The costs of all characters for one model, as bytes for the page.
 
     Attributes:
-        bits: surprisal in thousandths of a bit, uint16, at most `MAX_MILLIBITS`.
+        nats: surprisal in thousandths of a nat, uint16, at most `MAX_MILLINATS`.
         likely: the top-k tokens, uint8 for a vocabulary of at most 256 tokens, otherwise uint16.
         chances: the probabilities of these tokens in thousandths, uint16.
     """
 
     def __init__(self, vocabulary: int) -> None:
-        self.bits, self.likely, self.chances = bytearray(), bytearray(), bytearray()
+        self.nats, self.likely, self.chances = bytearray(), bytearray(), bytearray()
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, costs: Costs) -> None:
         """Append the costs of the next characters."""
-        bits = (costs.nats / math.log(2) * 1000).round().clamp(max=MAX_MILLIBITS)
-        self.bits += bits.to(torch.uint16).numpy().tobytes()
+        nats = (costs.nats * 1000).round().clamp(max=MAX_MILLINATS)
+        self.nats += nats.to(torch.uint16).numpy().tobytes()
         self.likely += costs.top.to(self._token).numpy().tobytes()
         self.chances += (costs.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
@@ -46,7 +45,7 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]
     for number, column in enumerate(columns):
-        data += [(f"{name}{number}", getattr(column, name)) for name in ("bits", "likely", "chances")]
+        data += [(f"{name}{number}", getattr(column, name)) for name in ("nats", "likely", "chances")]
     for name, raw in data:
         parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
     filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)

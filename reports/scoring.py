@@ -31,21 +31,25 @@ MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
 class Candidate(NamedTuple):
-    """A model to score, and the text encoded for this model.
+    """A model to score, and the text encoded for this model."""
 
-    Attributes:
-        name: file and step of the model, for printing.
-        model: the model, on the chosen device.
-        tokenizer: the model's tokenizer.
-        tokens: (N,) uint8 or uint16, the whole text.
-        stride: tokens between strided windows.
-    """
-
-    name: str
-    model: "GPT"
+    file: Path
+    step: int
+    model: "GPT"  # on the chosen device
     tokenizer: "Tokenizer"
-    tokens: "np.ndarray"
-    stride: int
+    tokens: "np.ndarray"  # (N,) uint8 or uint16, the whole text
+    stride: int  # tokens from one strided window to the next
+
+    @property
+    def name(self) -> str:
+        """Return the file and the step for the terminal."""
+        return f"{printable(self.file)}, step {self.step}"
+
+    @property
+    def page_name(self) -> str:
+        """Return the name for a page, which may be sent to others: without the path of the file or the run."""
+        run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
+        return f"{printable(run + self.file.name)}, step {self.step}"
 
 
 class Piece(NamedTuple):
@@ -56,11 +60,12 @@ class Piece(NamedTuple):
     costs: "list[Costs]"
 
 
-def display_name(options: argparse.Namespace) -> str:
-    """Return the name of the text for messages."""
+def display_name(options: argparse.Namespace, path: bool = True) -> str:
+    """Return the name of the text for messages, or for a page without its path."""
+    name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
-        return f"{options.split} split of {printable(options.checkpoint)}"
-    return "standard input" if options.file == "-" else printable(options.file)
+        return f"{options.split} split of {name}"
+    return "standard input" if options.file == "-" else file
 
 
 def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
@@ -103,7 +108,6 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
     candidates = []
     for path, (model, meta), tokenizer, text in zip(checkpoints, loaded, tokenizers, texts, strict=True):
-        name = f"{printable(path)}, step {meta['step']}"
         tokens = np.frombuffer(text, tokenizer.dtype)
         if options.context:
             # Limit the context to the text: padding a longer window would cost time.
@@ -113,7 +117,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        candidates.append(Candidate(name, model, tokenizer, tokens, stride))
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride))
     return candidates
 
 

@@ -110,11 +110,7 @@ def _build_prune(plan: RunPlan) -> Prune | None:
 
 
 def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
-    """Build the Trainer.
-
-    Raises:
-        InputError: Lightning refuses an option.
-    """
+    """Build the Trainer; raise an `InputError` if Lightning refuses an option."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer) | {
         "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices)

@@ -69,17 +69,16 @@ class _Clock(L.Callback):
 
 
 def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, limit: float, **trainer: Any) -> Cost:
-    """Time training steps, evaluation and generation; torch's global generator is restored.
+    """Time training steps, evaluation and generation, each for at most about `limit` seconds.
+
+    The model's weights change; torch's global generator is restored.
 
     Args:
-        module: the model; its weights change.
+        module: the model.
         data: the run's batches.
         tokens: some text, (N,) int64, at least one window.
-        limit: seconds for the steps, and for each of the two others, after which fewer are timed.
+        limit: in seconds.
         trainer: arguments of `L.Trainer` that decide where and how a step is computed.
-
-    Raises:
-        Diverged: the model's outputs are NaN or infinite after the timed steps.
     """
     clock, net = _Clock(limit, compiling=int(module.compile_step)), module.net
     context = net.config.context
@@ -129,23 +128,9 @@ COMPILE_SHARE = 0.1  # of the time; a run that took more to get here is on a mac
 BUSY_SHARE = 0.3  # of the time; a run that took more to get here has no time to time a model of a preset
 MIN_EVALUATED, MIN_SAMPLED = 2**13, 20  # characters, however short the time is
 MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
-SMALLER = (
-    ModelConfig(layers=2, dim=64),
-    ModelConfig(layers=1, heads=1, dim=32),
-)  # than any preset, where time is short
+SMALLER = (ModelConfig(layers=2, dim=64), ModelConfig(layers=1, heads=1, dim=32))  # than every preset
 OVERHEAD_SECONDS = 1.5  # to set up and to end a run: Trainer, checkpoints, exit; at least, or
 OVERHEAD_SHARE = 0.3  # of the seconds from the start of the process to the first timing: more on a busy machine
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What `choose_budget` has chosen, and its cost."""
-
-    model: ModelConfig
-    steps: int  # 0: there is no time for one
-    validations: int
-    cost: Cost
-    work: "Work"
 
 
 @dataclass(frozen=True)
@@ -186,6 +171,17 @@ class Work:
             length = max(MIN_SAMPLED, int(SAMPLE_SHARE * seconds / cost.per_sampled / (VALIDATIONS * texts + 1)))
             work = replace(work, sampled_per_validation=texts * length, finally_sampled=length, sample_length=length)
         return work
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What `choose_budget` has chosen, and its cost."""
+
+    model: ModelConfig
+    steps: int  # 0: there is no time for one
+    validations: int
+    cost: Cost
+    work: Work
 
 
 def _shape(config: ModelConfig, vocabulary: int) -> tuple[int, int]:
@@ -244,11 +240,7 @@ def choose_budget(
 
 
 def settle_minutes(plan: RunPlan) -> RunPlan:
-    """Choose model, batch, steps and validation interval to fit into `minutes`.
-
-    Raises:
-        InputError: there is more than one device, or what was typed does not compile.
-    """
+    """Choose model, batch, steps and validation interval to fit into `minutes`."""
     config, keys, text, minutes = plan.config, plan.keys, plan.text, plan.config.minutes
     assert minutes is not None
     if plan.runtime.devices > 1:

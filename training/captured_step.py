@@ -74,11 +74,7 @@ def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
 
 
 class CapturedLitGPT(LitGPT):
-    """A `LitGPT` whose whole step is captured, from the batch in `rows` to loss and gradient norm in `outcome`, (2,).
-
-    Args:
-        capture: captures the step, such as `capture`.
-    """
+    """A `LitGPT` whose whole step is captured: from the batch in `rows` to loss and gradient norm in `outcome`."""
 
     def __init__(self, *args: Any, capture: Capture, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

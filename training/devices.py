@@ -9,11 +9,7 @@ from conf.schema import Config
 
 
 def share_out(config: Config, keys: list[str]) -> Config:
-    """Return the configuration with what torchrun or srun have started; check that the batch divides evenly.
-
-    Raises:
-        InputError: it does not, something else was typed, or the ranks of other machines were not started.
-    """
+    """Set devices and machines to what torchrun or srun have started; check that the batch divides evenly."""
     trainer, launched = config.trainer, processes.launched()
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
@@ -30,11 +26,7 @@ def share_out(config: Config, keys: list[str]) -> Config:
 
 
 def rows_per_device(config: Config, devices: int) -> int:
-    """Return the windows per forward and backward pass on one device.
-
-    Raises:
-        InputError: the batch does not divide evenly.
-    """
+    """Return the windows per forward and backward pass on one device; refuse a batch that does not divide evenly."""
     batch, micro_batch = config.data.batch, config.data.micro_batch
     if batch % devices or batch // devices % (micro_batch or 1):
         parts = f"{devices} devices" + (f" x data.micro_batch={micro_batch}" if micro_batch else "")

@@ -59,16 +59,9 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the whole validation split; write the scores into their files.
 
-    A run that has trained on fewer tokens than the split holds evaluates a part of it.
-    Training has chosen the best by a part of the split; on the whole split the last may be better.
-
-    Args:
-        plan: of the run.
-        steps: taken in training.
-        scored: scores that the last validation has found already, by step.
-
-    Returns:
-        The best and the last.
+    A run that has trained on fewer tokens than the split holds evaluates a part of it. `scored` has the scores that the
+    last validation has found already, by step. Training has chosen the best by a part of the split; on the whole split
+    the last may be better.
     """
     device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
     context = plan.config.model.context
@@ -99,14 +92,7 @@ def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> t
 
 
 def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary, module: LitGPT) -> float | None:
-    """Finish a run after training.
-
-    Returns:
-        The validation loss of the best checkpoint; None on ranks other than 0 and for a pruned run.
-
-    Raises:
-        Stopped: a signal came in the last validation.
-    """
+    """Finish a run after training; return the best validation loss, None on other ranks than 0 and if pruned."""
     if callbacks.stops.received:
         raise Stopped(callbacks.stops.received, summary.steps)
     if summary.status == "pruned":
@@ -132,7 +118,7 @@ def finish_again(plan: RunPlan) -> float | None:
     if loss is not None or processes.rank():
         return loss
     summary = Summary("pruned" if point.pruned else "interrupted")
-    summary.set_training(plan, point.step, point.contents["callbacks"]["Watch"])
+    summary.set_training(plan, point.step, point.metrics)
     if point.pruned:
         write_summary(run, summary)
         return None
@@ -141,16 +127,9 @@ def finish_again(plan: RunPlan) -> float | None:
 
 
 def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: Mapping[int, Score]) -> float:
-    """Evaluate the models, write summary.json and report.html, and show a sample.
+    """Evaluate the models, write summary.json and report.html, show a sample; return the best validation loss.
 
-    Args:
-        plan: of the run.
-        summary: with its fields about training.
-        pictures: that may still be rendering.
-        scored: see `evaluate_models`.
-
-    Returns:
-        The validation loss of the best checkpoint.
+    `summary` has its fields about training, `pictures` may still be rendering, `scored`: see `evaluate_models`.
     """
     run, config, text = plan.directory, plan.config, plan.text
     callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]

@@ -21,7 +21,7 @@ class InitModel:
 
     @property
     def characters(self) -> str:
-        """The characters of its vocabulary; none where tokens are bytes."""
+        """Return the characters of its vocabulary; none if tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
@@ -32,11 +32,7 @@ class InitModel:
 
 
 def load_init_model(init_from: str) -> InitModel:
-    """Load the model of `init_from`: a model file, a run directory or the name of a run.
-
-    Raises:
-        InputError: there is none, or it cannot be used.
-    """
+    """Load the model of `init_from`: a model file, a run directory or the name of a run."""
     try:
         path = run_directory.find_model(init_from)
 

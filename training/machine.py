@@ -23,11 +23,7 @@ COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time
 
 
 def device_kind(accelerator: str) -> str:
-    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`.
-
-    Raises:
-        InputError: this machine has no such device.
-    """
+    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`. Refuse one that is not there."""
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
     if not wanted or wanted[0] not in present:
@@ -36,11 +32,7 @@ def device_kind(accelerator: str) -> str:
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Resolve `trainer.precision=auto` by the features of the hardware, not by timing.
-
-    Returns:
-        The precision and the reason for it.
-    """
+    """Resolve `trainer.precision=auto` by the features of the hardware, not by timing; return it with the reason."""
     if precision != "auto":
         return precision, "as set"
     if device == "cuda":
@@ -75,18 +67,9 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
-    """Resolve `compile=auto`: `true` on a GPU, and on a CPU in runs of at least `COMPILE_FROM` seconds.
+    """Resolve `compile=auto` for a run of so many seconds: `true` on a GPU, and on a CPU in long runs.
 
-    Args:
-        asked: `auto`, `true`, `false` or `graph`.
-        device: the kind of device.
-        seconds: the expected length of the run.
-
-    Returns:
-        `true`, `false` or `graph`, and the reason.
-
-    Raises:
-        InputError: `compile=true` without a compiler or Python.h, or `compile=graph` without CUDA.
+    Return `true`, `false` or `graph`, and the reason. Refuse a typed value that cannot work on this machine.
     """
     if asked == "graph" and device != "cuda":
         raise InputError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
@@ -139,11 +122,7 @@ class Runtime:
 
 
 def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
-    """Choose for this machine; return the configuration with precision and compilation, and the reasons.
-
-    Raises:
-        InputError: this machine lacks what was typed.
-    """
+    """Choose for this machine; return the configuration with precision and compilation, and the reasons."""
     device = device_kind(config.trainer.accelerator)
     precision, why_precision = choose_precision(config.trainer.precision, device)
     if device == "cpu" and isinstance(config.trainer.devices, list):

@@ -56,13 +56,7 @@ def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
 def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterator[Summary]:
     """Write into summary.json how training ended, even by an error.
 
-    Yields:
-        The summary; its fields about training are set when the context has ended.
-
-    Raises:
-        Stopped: a signal stopped training.
-        CheckpointError: the checkpoint does not fit the run.
-        InputError: memory ran out.
+    Yield the summary; its fields about training are set when the context has ended.
     """
     summary = Summary("failed")
     stops, point = callbacks.stops, plan.resume_point
@@ -96,13 +90,7 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
 
 @contextmanager
 def explaining_the_end(plan: RunPlan) -> Iterator[None]:
-    """Tell how a run ended early, with the command that continues it.
-
-    Raises:
-        Stopped: a signal has stopped it; logged here.
-        Diverged: with the command.
-        RunFailed: another rank has died or does not answer.
-    """
+    """Log or raise how a run ended early, with the command that continues it."""
     try:
         yield
     except (Stopped, Diverged) as error:

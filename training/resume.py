@@ -1,18 +1,22 @@
-"""Find the run and the checkpoint to resume from."""
+"""Find the run and the checkpoint to resume from, check that the run may continue, and repair its directory."""
 
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line, printable
+from base.files import remove_unfinished
 from base.log import log
 from base.options import spell
 from conf.plugins import checked
-from conf.resume import merge_resumed, read_config, typed_again
+from conf.resume import check_unchanged, merge_resumed, read_config, settings, typed_again
 from conf.schema import Config, to_yaml
+
+if TYPE_CHECKING:
+    from training.run_plan import RunPlan
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
@@ -80,6 +84,21 @@ class ResumePoint:
         return self.contents["global_step"]
 
     @property
+    def conditions(self) -> dict[str, Any]:
+        """Return the run fingerprint."""
+        return self.contents["conditions"]
+
+    @property
+    def extra_chars(self) -> str:
+        """Return the characters that the run added to the vocabulary of its text."""
+        return str(self.contents["data"].get("known", ""))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the state of the callback `Metrics`."""
+        return self.contents["callbacks"]["Watch"]
+
+    @property
     def pruned(self) -> bool:
         """Whether a search pruned the run at this step."""
         return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
@@ -88,7 +107,7 @@ class ResumePoint:
         """Whether no steps are left: at max_steps, stopped early or pruned. By hand, a pruned run can continue."""
         over = self.contents["callbacks"]["Checkpoints"].get("over") is True
         by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
-        stopped = over and not by_hand and self.contents["conditions"]["callbacks"] == config.callbacks
+        stopped = over and not by_hand and self.conditions["callbacks"] == config.callbacks
         return self.step >= config.trainer.max_steps or stopped
 
 
@@ -120,3 +139,25 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
     before["callbacks"] = checked("callbacks", before.get("callbacks", {}))
     log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
     return ResumePoint(path, contents)
+
+
+def check_resumed(plan: "RunPlan", allow: list[str]) -> None:
+    """Compare a resumed run with its checkpoint, or else its config.yaml; refuse differences that are not in `allow`.
+
+    Then repair its directory: a killed process may have left unfinished files, or models of another step.
+    """
+    from training.checkpoint_files import restore_names
+
+    now, point = plan.conditions, plan.resume_point
+    before = point.conditions if point else now | settings(read_config(plan.directory))
+    if differing := check_unchanged(before, now, allow):
+        log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
+    remove_leftovers(plan.directory)
+    if point:
+        restore_names(point.path, point.contents)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove the unfinished files of killed processes from a run directory."""
+    for folder in (run, run / "checkpoints", run / "projector"):
+        remove_unfinished(folder)

@@ -12,10 +12,10 @@ from base.log import log, to_file
 from base.progress import Progress
 from conf.resume import RULES, merge_started
 from conf.schema import Config, to_yaml
+from data.downloads import cache_dir
 from training.devices import share_out
 from training.init_from import load_init_model
-from training.prepare_directory import clean_up, compare_with_before, open_directory, share_compiled
-from training.resume import find_point, resolve
+from training.resume import check_resumed, find_point, resolve
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -23,16 +23,9 @@ if TYPE_CHECKING:
 
 
 def main(typed: Config, keys: list[str], started: float) -> float | None:
-    """Train, evaluate and report one run.
+    """Train, evaluate and report one run, with the `keys` that were typed; the process began at `started`.
 
-    Args:
-        typed: the configuration as it was typed.
-        keys: the keys that were typed.
-        started: `time.perf_counter()` when the process began.
-
-    Returns:
-        The validation loss of the best checkpoint in nats per token, over the whole split; None on ranks other than 0
-        and for a pruned run.
+    Return the validation loss of the best checkpoint in nats per token; None on other ranks than 0 and if pruned.
     """
     plan = settle(typed, keys, started)
     if plan.is_over:
@@ -43,11 +36,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
 
 def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
-    """Settle the run directory, the text, the choices for the machine and the checkpoint to resume.
-
-    Raises:
-        InputError: the run is not possible as it was typed.
-    """
+    """Settle a run before it begins: resume, devices, text, machine, compiling, `minutes`. Nothing changes later."""
     config, resumed = resolve(typed, keys)
     config = share_out(config, keys)
     resume, allow = config.resume, config.allow
@@ -64,8 +53,8 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     if start:
         settled = list(RULES) if resumed else keys  # the run's config.yaml has every key
         config = merge_started(config, settled, vars(start.model.config), start.meta["vocabulary"]["kind"])
-    known = point.contents["data"].get("known", "") if point else start.characters if start else ""
-    text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
+    known = point.extra_chars if point else start.characters if start else ""
+    text = open_run_text(config, keys, known, resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
         from training.machine import choose
         from training.run_plan import RunPlan
@@ -74,9 +63,15 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     config = replace(config, name=name, resume=None, allow=[])
     plan = RunPlan(run, config, keys, text, runtime, start, point, resumed is not None, resume is None, started)
     if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
-        compare_with_before(plan, allow)
-        clean_up(run, point)
+        check_resumed(plan, allow)
     return plan if plan.is_over else settle_by_trial(plan)
+
+
+def share_compiled(config: Config) -> None:
+    """Cache compiled kernels beside the cached texts, for later runs. Call this before torch is loaded."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
+    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def settle_by_trial(plan: "RunPlan") -> "RunPlan":
@@ -127,6 +122,7 @@ def fit(plan: "RunPlan") -> float | None:
     from training.callbacks.stop_signals import StopSignals
     from training.finish import conclude
     from training.outcome import explaining_out_of_memory, explaining_the_end, recording
+    from training.prepare_directory import open_directory
     from training.quiet_lightning import quiet_lightning
 
     config, point = plan.config, plan.resume_point

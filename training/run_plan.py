@@ -14,33 +14,19 @@ from training.resume import ResumePoint
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is made of.
+    """All that is settled about a run."""
 
-    Attributes:
-        directory: `runs/<name>/`.
-        config: the configuration.
-        keys: the keys that were typed.
-        text: the tokenized text.
-        runtime: device, precision and compilation, each with its reason.
-        init_model: the trained model that a fresh run starts from.
-        resume_point: the checkpoint that a resumed run continues from.
-        resumed: whether the configuration is based on the config.yaml of the run.
-        fresh: whether the directory must not exist yet.
-        started: `time.perf_counter()` when the process began.
-        notes: lines of the run's introduction.
-    """
-
-    directory: Path
+    directory: Path  # runs/<name>/
     config: Config
-    keys: list[str]
+    keys: list[str]  # that were typed
     text: Text
     runtime: Runtime
-    init_model: InitModel | None
-    resume_point: ResumePoint | None
-    resumed: bool
-    fresh: bool
-    started: float
-    notes: tuple[str, ...] = ()
+    init_model: InitModel | None  # the trained model that a fresh run starts from
+    resume_point: ResumePoint | None  # the checkpoint that a resumed run continues from
+    resumed: bool  # whether the configuration is based on the run's config.yaml
+    fresh: bool  # whether the directory must not exist yet
+    started: float  # `time.perf_counter()` when the process began
+    notes: tuple[str, ...] = ()  # lines of the run's introduction
 
     @cached_property
     def conditions(self) -> dict[str, Any]:

@@ -19,15 +19,10 @@ from training.run_plan import RunPlan
 
 
 def try_compiling(plan: RunPlan) -> RunPlan:
-    """Compile, and capture, a step of the run's shapes; the run's first step then finds it compiled.
+    """Compile, and with `compile=graph` capture, a step of the run's shapes; the run's first step finds it compiled.
 
-    One layer is enough: all blocks share their code.
-
-    Returns:
-        The plan, with `compile=false` where `auto` had chosen to compile and it fails.
-
-    Raises:
-        InputError: what was typed fails.
+    One layer is enough, because all blocks share their code. If compiling fails, return the plan with `compile=false`;
+    if it was typed, raise an `InputError`.
     """
     config, runtime = plan.config, plan.runtime
     if config.compile == "false":

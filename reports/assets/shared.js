@@ -41,15 +41,16 @@ function mark(letter) {
   return ["", letter];
 }
 
-/** Format a surprisal; 65535 is the largest that a page stores. */
-const bits = (thousandths) => (thousandths === 65535 ? "65.5 bits or more" : `${(thousandths / 1000).toFixed(2)} bits`);
+/** Format a surprisal in thousandths of a nat; 65535 is the largest that a page stores. */
+const nats = (thousandths) => `${(thousandths / 1000).toFixed(2)} nats${thousandths === 65535 ? " or more" : ""}`;
+const bits = (thousandths) => `${(thousandths / 1000 / Math.LN2).toFixed(2)} bits`;
 
 // -- The colour scale of surprisal ----------------------------------------------------------------
 
-const MAX_STEP = 20; // last step of the scale; each step is half a bit wide
+const MAX_STEP = 20, STEP = 350; // last step of the scale; width of a step in thousandths of a nat
 
-/** Return the scale step of a surprisal in thousandths of a bit. */
-const surprisalStep = (thousandths) => Math.min(MAX_STEP, Math.floor(thousandths / 500));
+/** Return the scale step of a surprisal in thousandths of a nat. */
+const surprisalStep = (thousandths) => Math.min(MAX_STEP, Math.floor(thousandths / STEP));
 
 /** Return the CSS class of a scale step; steps below 0 occur when two models are compared. */
 const shade = (step) => (step < 0 ? `a${-step}` : `s${step}`);
@@ -69,8 +70,8 @@ function makeScale(least, most, title, name, ends) {
 }
 
 function makeSurprisalScale() {
-  const title = (step) => `${step / 2} bits${step === MAX_STEP ? " or more" : ` to ${step / 2 + 0.5}`}`;
-  makeScale(0, MAX_STEP, title, "surprisal", ["0", "10 bits"]);
+  const title = (step) => nats(step * STEP) + (step === MAX_STEP ? " or more" : ` to ${nats((step + 1) * STEP)}`);
+  makeScale(0, MAX_STEP, title, "surprisal", ["surprisal: 0", nats(MAX_STEP * STEP)]);
 }
 
 // -- The card of a character ----------------------------------------------------------------------
@@ -99,8 +100,8 @@ function cardHeader(letter, ...facts) {
     `top` are [character, probability] rows, and null for the first character of a text. */
 function cardBody(actual, thousandths, top) {
   const found = top?.find(([letter]) => letter === actual);
-  const probability = found ? found[1] : 2 ** (-thousandths / 1000);
-  const surprisal = make("p", "", `${bits(thousandths)}, ${percent(probability)}`);
+  const probability = found ? found[1] : Math.exp(-thousandths / 1000);
+  const surprisal = make("p", "", `${nats(thousandths)} (${bits(thousandths)}), ${percent(probability)}`);
   if (!top) return [surprisal, make("p", "soft", "No text comes before the first character, so all characters are equally likely.")];
   return [surprisal, bars(found ? top : [...top, [actual, probability]], actual)];
 }

@@ -38,10 +38,10 @@ def test_attention_has_the_colours_of_its_weights() -> None:
 
 def test_what_a_character_cost_is_its_colour() -> None:
     """A line of each cost: as much of the picture has its colour as it has characters."""
-    costs = [0.5, 3.0, 7.0, 30.0]
+    costs = [0.4, 2.3, 5.0, 30.0]
     characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
     picture = pixels(pictures.surprisal(1, characters, np.repeat(costs, (4, 8, 12, 16))))
-    found = [has(picture, pictures.SURPRISAL_COLOURS(min(cost, 8) / 8)) for cost in costs]
+    found = [has(picture, pictures.SURPRISAL_COLOURS(min(cost, 6) / 6)) for cost in costs]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 

@@ -75,8 +75,8 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
             assert data["measured"].endswith(" of 24. The last checkpoint has 1.3000 nats.")
             assert passage["letters"] == TEXT[:length]
             assert len(data["attention"]["tokens"]) == min(len(tokenizer.encode(TEXT[:length])), NUM_ATTENDED)
-            for line, thousandths, likely in zip(lines, passage["bits"], passage["likely"], strict=True):
-                assert thousandths == pytest.approx(1000 * line["nats"] / math.log(2), abs=0.6)
+            for line, thousandths, likely in zip(lines, passage["nats"], passage["likely"], strict=True):
+                assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)
                 assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
 
 
@@ -107,19 +107,23 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
     callbacks = kept(validations=[[60, 1.5, math.nan]])
     data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, val_loss=1.0, val_bpc=math.nan)
-    assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["bits"]) == 3
+    assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["nats"]) == 3
     assert data["curves"]["validations"] == [[60, 1.5, None]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")
     assert shown.locator("#seen i").all_inner_texts() == ["·"] * 5 + ["b"]
     assert shown.locator("#look .bars span").first.inner_text().startswith(("byte ", "b "))
-    assert "1.0000 nats per byte" in shown.inner_text("#figures") and shown.inner_text("#which") == "all 4 heads"
+    assert (
+        "1.0000nats per byte" in shown.inner_text("#figures").replace("\n", "")
+        and shown.inner_text("#which") == "all 4 heads"
+    )
 
 
 def test_a_finished_run_is_reported(trained: Path, train: Call) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of((run / "report.html").read_text("utf-8"))
-    assert data["figures"][0][1] == f"{said['val_bpc']:.4f}"
-    assert data["figures"][0][3].startswith(f"{said['val_loss']:.4f} nats")
+    assert data["figures"][0][1:4] == [
+        f"{said['val_loss']:.4f}", "nats per character", f"({said['val_bpc']:.4f} bits per character)"
+    ]  # fmt: skip
     assert data["figures"][0][4] == f"best checkpoint, step {said['best_step']}"
     config = (run / "config.yaml").read_text("utf-8")
     assert data["differences"] == [list(each) for each in differences(from_yaml(config))]
@@ -270,7 +274,7 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
         check(3, row)
     shown.locator("#text p span").nth(2).hover()
     passage = opened[1]["passage"]
-    nats, likely = passage["bits"][2] / 1000 * math.log(2), dict(passage["likely"][2])
+    nats, likely = passage["nats"][2] / 1000, dict(passage["likely"][2])
     check_card(shown, {"position": 2, "character": TEXT[2], "nats": nats, "likely": likely})
     shown.mouse.move(5, 5)
     assert not shown.is_visible("#card")

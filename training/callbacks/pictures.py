@@ -1,4 +1,4 @@
-"""Add plots and histograms of the model to TensorBoard at each validation."""
+"""Add plots of the model to TensorBoard at each validation."""
 
 import queue
 import time
@@ -10,7 +10,7 @@ import lightning as L
 from base.errors import one_line
 from base.log import log
 from conf.schema import WatchConfig
-from reports.picture_data import PicturedText, histograms, plots
+from reports.picture_data import PicturedText, plots
 from reports.picture_process import Renderer
 from reports.tensorboard_private import Summary
 from training.callbacks.samples import boards
@@ -22,7 +22,7 @@ END_SECONDS = 30.0  # seconds to wait for the renderer at the end of a run
 
 
 class Pictures(L.Callback):
-    """Add pictures, and histograms on request, to TensorBoard at each validation.
+    """Add pictures to TensorBoard at each validation.
 
     This process computes the data and a second process renders them. Training does not wait for the renderer; `finish`
     does, for up to `END_SECONDS`. A run that is stopped loses the pictures that are not rendered yet.
@@ -37,24 +37,18 @@ class Pictures(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
-        if not boards(trainer) or not (self.config.pictures or self.config.histograms):
+        if not boards(trainer) or not self.config.pictures:
             return
         model = whole_model(trainer, pl_module.net)
-        if model is None:
+        if model is None or self.failed:
             return
-        step = trainer.global_step
-        if self.config.histograms:
-            for tag, values in histograms(model, self.shown.attended):
-                for board in boards(trainer):
-                    board.experiment.add_histogram(tag, values, step)
-        last = step >= trainer.max_steps or trainer.should_stop
-        if self.config.pictures and not self.failed:
-            if self.queued >= MAX_QUEUED and not last:
-                if not self.warned:
-                    log.info("pictures   are drawn more slowly than validations come: some are left out")
-                self.warned = True
-                return
-            self._send(plots(model, self.shown, self.config.heads(), step))
+        last = trainer.global_step >= trainer.max_steps or trainer.should_stop
+        if self.queued >= MAX_QUEUED and not last:
+            if not self.warned:
+                log.info("pictures   are drawn more slowly than validations come: some are left out")
+            self.warned = True
+            return
+        self._send(plots(model, self.shown, self.config.heads(), trainer.global_step))
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         def write(step: int, summary: Summary) -> None:

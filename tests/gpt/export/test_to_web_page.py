@@ -353,7 +353,7 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
-    assert page.text_content("h1") == meta["text"].rpartition("/")[2] == page.title().removesuffix(" · chargpt")
+    assert page.text_content("#name") == meta["text"].rpartition("/")[2] == page.title().removesuffix(" · chargpt")
 
 
 def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
