@@ -341,7 +341,7 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
     marks = "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
     assert page.evaluate(marks) == ['"↵"'] * TEXT.count("\n")
     steps = [int(name.rpartition("s")[2]) for name, text in spans for _ in ("?" if "code" in name else text)]
-    expected = [min(20, math.floor(round(line["nats"] / math.log(2), 3) / 0.5)) for line in lines]
+    expected = [min(20, math.floor(round(1000 * line["nats"]) / 350)) for line in lines]
     assert steps == expected and len(set(steps)) > 5
 
 
