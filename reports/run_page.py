@@ -75,7 +75,7 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({value} bits per character)", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
-    read = f"{summary['characters']:,} {unit}s" + (f"; the steps took {speed:,.0f} a second" if speed else "")
+    read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second during steps" if speed else "")
     time_unit = "minutes" if seconds < 3599.5 else "hours"
     found.append(["Training", clock(seconds), time_unit, read, f"{summary['steps']:,} steps"])
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
