@@ -1,8 +1,7 @@
-"""Describe characters for plots and tables: a visible symbol, and a kind such as vowel. Imports nothing heavy."""
+"""Visible symbols of invisible characters, for plots and tables. Imports nothing heavy."""
 
 import unicodedata
 
-VOWELS = set("aeiouαεηιουωаеёиоуыэюяіїє")
 SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
@@ -17,19 +16,3 @@ def visible(character: str) -> str:
     if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
         return f"◌{character}"
     return character if character.isprintable() else f"U+{ord(character):04X}"
-
-
-def kind(character: str) -> str:
-    """Return the kind: vowel, consonant, capital, letter, digit, mark, space, or other, also for longer strings."""
-    if len(character) != 1:
-        return "other"
-    if character.isspace():
-        return "space"
-    category = unicodedata.category(character)
-    if category in ("Lu", "Lt"):
-        return "capital"
-    if category == "Ll":
-        base = unicodedata.normalize("NFKD", character)[0]
-        return "vowel" if base in VOWELS else "consonant"
-    groups = {"L": "letter", "N": "digit", "P": "mark", "S": "mark", "M": "mark"}
-    return groups.get(category[0], "other")

@@ -10,12 +10,9 @@ MAX_MILLINATS = 2**16 - 1  # largest surprisal of a page, in thousandths of a na
 
 
 def fill(template: Path, **parts: str) -> str:
-    """Replace each `{{name}}` in a template; the Content-Security-Policy allows only the page's own style and script.
+    """Replace `{{style}}`, `{{script}}`, `{{policy}}` and, by `parts`, each other `{{name}}` in an HTML template.
 
-    Args:
-        template: HTML file. `{{style}}` becomes `shared.css`; `{{script}}` becomes `base/page.js` and `shared.js`;
-            `{{policy}}` becomes the Content-Security-Policy.
-        parts: HTML for the other names.
+    The policy (Content-Security-Policy) allows only the page's own style and script.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

@@ -33,7 +33,7 @@ def page(
     passage: Tensor,
     tokenizer: Tokenizer,
 ) -> str:
-    """Return the page as HTML.
+    """Return the page of a run and its best model as HTML.
 
     Args:
         about: `name` of the run; `text`, a line that describes the text; `sample`, a list of temperature, prompt and
@@ -41,9 +41,9 @@ def page(
             the run; `config`, all settings as YAML.
         summary: contents of summary.json.
         callbacks: from the last checkpoint, the states of the callbacks `Metrics` (under the key Watch) and `Samples`.
-        model: the best model of the run.
+        model: the best one.
         passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
-        tokenizer: the text's tokenizer.
+        tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
@@ -105,9 +105,8 @@ def origin(summary: Mapping[str, Any]) -> str:
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Compute the attention of up to `MAX_HEADS` heads across the layers; tokens (T,) int64, at most a context.
 
-    Returns:
-        `tokens` as text, `heads` by name, `of`: the number of all heads, and `weights`: for each head the rows of the
-        lower triangle, in base64. A weight w is stored as the byte round(255 √w): the root keeps small weights apart.
+    Return `tokens` as text, `heads` by name, `of`: the number of all heads, and `weights`: for each head the rows of
+    the lower triangle, in base64. A weight w is stored as the byte round(255 √w): the root keeps small weights apart.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     total = maps.shape[0] * maps.shape[1]
@@ -123,16 +122,10 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compute the surprisal of each character of a passage, without the text before the passage.
+    """Compute the surprisal of each character of a passage (T,), at most context + 1, without the text before it.
 
-    Args:
-        model: the model.
-        tokens: (T,) int64, at most context + 1.
-        tokenizer: the text's tokenizer.
-
-    Returns:
-        `letters`: one code point for each character; `nats`: surprisal in thousandths of a nat; `likely`: for each
-        character a list of [name, probability].
+    Return `letters`: one code point for each character; `nats`: surprisal in thousandths of a nat; `likely`: for each
+    character a list of [name, probability].
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

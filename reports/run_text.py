@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text.
-
-    Raises:
-        InputError: the file is not in a run directory, the text has changed, or the split is empty.
-    """
+    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text."""
     from conf.schema import from_yaml
     from data.open_text import open_text
     from gpt import checkpoint

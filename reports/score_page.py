@@ -13,16 +13,12 @@ from reports.html_template import ASSETS, MAX_MILLINATS, fill
 
 
 class Columns:
-    """The costs of all characters for one model, as bytes for the page.
-
-    Attributes:
-        nats: surprisal in thousandths of a nat, uint16, at most `MAX_MILLINATS`.
-        likely: the top-k tokens, uint8 for a vocabulary of at most 256 tokens, otherwise uint16.
-        chances: the probabilities of these tokens in thousandths, uint16.
-    """
+    """The costs of all characters for one model, as bytes for the page."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.nats, self.likely, self.chances = bytearray(), bytearray(), bytearray()
+        self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
+        self.likely = bytearray()  # the top-k tokens
+        self.chances = bytearray()  # their probabilities in thousandths, uint16
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, costs: Costs) -> None:
@@ -34,13 +30,10 @@ class Columns:
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the page as HTML.
+    """Return the page of a text, one code point for each character, with the costs for each model.
 
-    Args:
-        about: `title`, number of `characters`, `difference` of two models or None, and a list of `models`, each with
-            `name`, `mode`, `figures` and `vocabulary`.
-        text: one code point for each character.
-        columns: the costs for each model.
+    `about` has `title`, number of `characters`, `difference` of two models or None, and a list of `models`, each with
+    `name`, `mode`, `figures` and `vocabulary`.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]

@@ -128,13 +128,7 @@ def encode(
 
     As in training, a byte-order mark is dropped and line ends become LF. If all models are byte models, the bytes stay
     unchanged. A character that one tokenizer lacks is skipped or replaced for all tokenizers, so that all models score
-    the same text; see `--unknown`.
-
-    Returns:
-        The tokens, and the number of characters that were skipped or replaced.
-
-    Raises:
-        InputError: the text is not in its encoding, or has a character that is not in a vocabulary.
+    the same text; see `--unknown`. Return the tokens, and the number of characters that were skipped or replaced.
     """
     from data.corpus import CHUNK, decode
     from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter

@@ -3,6 +3,7 @@
 import os
 import struct
 import time
+import unicodedata
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from base.files import write_text
 from base.options import spell
-from reports.glyphs import kind, visible
+from reports.glyphs import visible
 from reports.tensorboard_private import Event, Summary
 
 
@@ -135,9 +136,10 @@ def write_projector(run: Path, embedding: Tensor, names: list[str], counts: Tens
     (run / "projector").mkdir(exist_ok=True)
     vectors = ("\t".join(f"{value:.6g}" for value in row) for row in embedding.tolist())
     write_text(run / "projector" / "tensors.tsv", "\n".join(vectors) + "\n")
-    rows = ["character\tcode point\tkind\tper thousand"]
+    rows = ["character\tcode point\tcategory\tper thousand"]
     for name, share in zip(names, (1000 * counts / counts.sum()).tolist(), strict=True):
         code = f"U+{ord(name):04X}" if len(name) == 1 else name
-        rows.append(f"{visible(name)}\t{code}\t{kind(name)}\t{share:.3f}")
+        category = unicodedata.category(name) if len(name) == 1 else "byte"
+        rows.append(f"{visible(name)}\t{code}\t{category}\t{share:.3f}")
     write_text(run / "projector" / "metadata.tsv", "\n".join(rows) + "\n")
     write_text(run / "projector_config.pbtxt", PROJECTOR_CONFIG)

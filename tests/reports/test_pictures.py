@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from reports import pictures
-from reports.glyphs import kind, visible
+from reports.glyphs import visible
 
 ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
 
@@ -62,7 +62,5 @@ def test_characters_are_made_visible() -> None:
     assert shown == ["a", "↵", "⇥", "␣", "␁", "␡", "U+2028", "◌\u0301", "é", "中"]
     assert visible("\\xff") == "\\xff"
     assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
-    kinds = "vowel vowel vowel consonant capital capital digit mark mark space space letter letter other other"
-    assert [*map(kind, [*"aéыbBÜ3.$ \n中ب\x00", "\\xff"])] == kinds.split()
     labels = {"a": "a", "é": "é", "א": "א", "↵": "↵", "中": "4E2D", "\U000e0001": "U+E0001"}
     assert {each: pictures.label(each) for each in labels} == labels, "code points of what DejaVu does not have"
