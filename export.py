@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file or folder to write, see below")
-    guess = "with --to web: add a game in which visitors guess text of FILE or of the run's validation split"
+    guess = "with --to web: add a game; visitors guess, and can read, text of FILE or of the run's validation split"
     add("--guess", metavar="FILE|validation", help=guess)
     add_overwrite(add)
     return parser.parse_args(arguments)
@@ -119,9 +119,11 @@ def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) 
             raise InputError(f"--guess {source}: {said}") from None
         guessed = "\n".join(["", *texts])
     if found := to_guess(guessed, trained, vocabulary["characters"]):
-        return found, f"{len(found)} passages of {source} to guess{unchecked}"
+        number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
+        return found, f"{number}, which whoever has the page can read{unchecked}"
+    advice = "name a text file instead" if source == "validation" else "name another text"
     wanted = f"{TO_GUESS} characters from the beginning of a line, all in the vocabulary and not in the training text"
-    raise InputError(f"--guess {source}: has no {wanted}; name another text")
+    raise InputError(f"--guess {source}: has no {wanted}; {advice}")
 
 
 if __name__ == "__main__":

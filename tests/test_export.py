@@ -61,7 +61,11 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
         return json.loads(re.search(r'id="model">(.*)</script>', Path(file).read_text("utf-8"))[1])["passages"]
 
     ended = export("first", "--to", "web", "page.html", "--guess", "validation")
-    assert ended.status == 0 and f"{len(passages('page.html'))} passages of validation to guess; " in ended.out
+    assert (
+        ended.status == 0
+        and f"{len(passages('page.html'))} passages of validation to guess, which whoever has the page can read; "
+        in ended.out
+    )
     assert len(passages("page.html")) > 1
     for passage in passages("page.html"):
         assert len(passage) == 200 and "\n" + passage in validation
