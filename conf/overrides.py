@@ -118,6 +118,7 @@ def check_overrides(arguments: list[str], sweep: bool = False, search: bool = Fa
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
+    """Check a parsed override: what it does with its key, that the key exists, its number of values, its choices."""
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")
     name = rest.partition(".")[0]

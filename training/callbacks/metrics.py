@@ -90,8 +90,6 @@ class Metrics(L.Callback):
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
-        if trainer.is_global_zero and pl_module.compile_step:
-            log.info("compiling  about 20 seconds the first time, a few after that")
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         assert isinstance(pl_module, LitGPT)
