@@ -1,4 +1,4 @@
-"""Choose device, precision and compilation for a machine, before the first step; config.yaml keeps the choice."""
+"""Choose device, precision and compilation for this machine before the first step; config.yaml stores the choice."""
 
 import hashlib
 import json
@@ -16,10 +16,12 @@ from base.options import spell
 from conf.resume import settings
 from conf.schema import Config
 from data.text import Text
+from gpt.config import ModelConfig
 from gpt.model import GPT
 from training.devices import rows_per_device
 
 COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
+LAPTOP_FLOPS = 1.5e11  # per second, of two laptop cores; a constant, so that every machine makes the same choice
 
 
 def device_kind(accelerator: str) -> str:
@@ -32,28 +34,18 @@ def device_kind(accelerator: str) -> str:
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Resolve `trainer.precision=auto` by the features of the hardware, not by timing; return it with the reason."""
+    """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
     if precision != "auto":
         return precision, "as set"
     if device == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16-mixed", "the GPU has bf16"
-        return "32-true", "the GPU has no bf16"
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
     if device == "cpu":
-        flags = torch.cpu.get_capabilities()
         for flag in ("amx_bf16", "avx512_bf16"):
-            if flags.get(flag):
+            if torch.cpu.get_capabilities().get(flag):
                 return "bf16-mixed", f"the CPU has {flag}"
         return "32-true", "the CPU has no bf16 arithmetic"
     return "32-true", "bf16 was not tried on this device"
-
-
-def world_size(devices: Any, num_nodes: int, device: str) -> int:
-    """Return the number of devices on all machines, by `trainer.devices` and `trainer.num_nodes`."""
-    if devices == "auto":
-        devices = torch.cuda.device_count() if device == "cuda" else 1
-    count = len(devices) if isinstance(devices, list) else devices
-    return count * num_nodes
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -67,9 +59,12 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
-    """Resolve `compile=auto` for a run of so many seconds: `true` on a GPU, and on a CPU in long runs.
+    """Return `true`, `false` or `graph` for `compile=asked`, and the reason.
 
-    Return `true`, `false` or `graph`, and the reason. Refuse a typed value that cannot work on this machine.
+    `auto` becomes `true` on a CUDA GPU, and on a CPU in runs of at least `COMPILE_FROM` expected `seconds`.
+
+    Raises:
+        InputError: `true` or `graph` without a compiler or Python.h, or `graph` without CUDA.
     """
     if asked == "graph" and device != "cuda":
         raise InputError(f"compile=graph: needs a CUDA GPU, and this is {device}; compile=true only compiles")
@@ -98,11 +93,6 @@ def missing_to_compile() -> str:
     return ""
 
 
-def expected_seconds(flops: float) -> float:
-    """Estimate the length of a run on two cores of a laptop, at a constant rate: the same on each machine."""
-    return flops / 1.5e11
-
-
 @dataclass(frozen=True)
 class Runtime:
     """The choices for this machine, with their reasons."""
@@ -112,7 +102,7 @@ class Runtime:
     why_precision: str
     compile: str  # as chosen; `minutes` may still set `config.compile` to `false`
     why_compiled: str
-    auto_compile: bool  # whether compiling may be given up: nobody typed it
+    auto_compile: bool  # whether `compile` is `auto`, so that the run may do without it
 
     def describe(self, config: Config) -> str:
         """Return a line with device, precision and compilation."""
@@ -122,21 +112,31 @@ class Runtime:
 
 
 def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
-    """Choose for this machine; return the configuration with precision and compilation, and the reasons."""
-    device = device_kind(config.trainer.accelerator)
-    precision, why_precision = choose_precision(config.trainer.precision, device)
-    if device == "cpu" and isinstance(config.trainer.devices, list):
-        raise InputError(f"trainer.devices={spell(config.trainer.devices)}: a list is for GPUs; a CPU takes a number")
-    seconds = 60 * config.minutes if config.minutes else expected_seconds(flops(config, text))
+    """Return the configuration with the precision and compilation chosen for this machine, and the reasons.
+
+    Raises:
+        InputError: this machine lacks what was typed.
+    """
+    trainer = config.trainer
+    device = device_kind(trainer.accelerator)
+    precision, why_precision = choose_precision(trainer.precision, device)
+    if device == "cpu" and isinstance(trainer.devices, list):
+        raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; a CPU takes a number")
+    per_token = untrained(config.model, text.tokenizer.size).flops_per_token()
+    flops = per_token * float(trainer.max_steps) * config.data.batch * config.model.context
+    seconds = 60 * config.minutes if config.minutes else flops / LAPTOP_FLOPS
     compiled, why_compiled = choose_compile(config.compile, device, seconds)
-    devices = world_size(config.trainer.devices, config.trainer.num_nodes, device)
+    devices: Any = len(trainer.devices) if isinstance(trainer.devices, list) else trainer.devices
+    if devices == "auto":
+        devices = torch.cuda.device_count() if device == "cuda" else 1
+    devices *= trainer.num_nodes
     rows_per_device(config, devices)  # raises where the batch does not divide evenly
     runtime = Runtime(device, devices, why_precision, compiled, why_compiled, config.compile == "auto")
-    return replace(config, trainer=replace(config.trainer, precision=precision), compile=compiled), runtime
+    return replace(config, trainer=replace(trainer, precision=precision), compile=compiled), runtime
 
 
 def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
-    """Return the run fingerprint: all that the bits of a run depend on, by name, as plain data."""
+    """Return the run fingerprint as plain data: everything, by name, that a run's results depend on bit for bit."""
     sharded = config.trainer.strategy == "fsdp" and runtime.devices > 1
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     return settings(config) | {
@@ -147,13 +147,7 @@ def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def untrained(config: Config, text: Text) -> GPT:
-    """Return the model of a configuration on the meta device."""
+def untrained(config: ModelConfig, vocabulary: int) -> GPT:
+    """Return a model on the meta device, to count its weights and operations."""
     with torch.device("meta"):
-        return GPT(config.model, text.tokenizer.size)
-
-
-def flops(config: Config, text: Text) -> float:
-    """Return the floating-point operations of all steps of a run."""
-    per_token = untrained(config, text).flops_per_token()
-    return per_token * float(config.trainer.max_steps) * config.data.batch * config.model.context
+        return GPT(config, vocabulary)

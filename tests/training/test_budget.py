@@ -17,36 +17,41 @@ from tests.conftest import Call, summary
 from tests.faults import faults
 from training import budget
 from training.budget import DROPOUT, OVERHEAD_SECONDS, VALIDATIONS, Budget, Cost, Work, choose_budget, measure
+from training.callbacks.samples import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH
 from training.module import LitGPT
 from training.quiet_lightning import quiet_lightning
 
 SMALL = ModelConfig(layers=2, heads=2, dim=32, context=32)
 LARGE = ModelConfig(layers=2, heads=2, dim=64, context=32)
-NOTHING = Work(0, 0, 0, 0)
+NOTHING = Work(split=0)
 LONG = 10**9  # characters of text
 
 
 def costs(config: ModelConfig) -> Cost:
-    """The cost of a step grows with the square of the width; a character costs 1 ms to score and 3 ms to write."""
-    return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.003)
+    """The cost of a step grows with the square of the width; a character costs 1 ms to score and nothing to write."""
+    return Cost(0.1 * (config.dim / 32) ** 2, 0.001, 0.0)
 
 
 def planned(seconds: float, presets=(SMALL,), measure=costs, work: Work = NOTHING, text: int = LONG) -> Budget:
     return choose_budget(lambda: seconds, list(presets), measure, work, 8, 50, text)
 
 
-def test_steps_evaluations_and_samples_fill_the_time_that_is_left() -> None:
+def test_steps_evaluations_and_samples_fill_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 200)
     made = planned(10.05 + OVERHEAD_SECONDS)
     assert (made.model, made.steps, made.validations, made.cost.step) == (SMALL, 100, VALIDATIONS, 0.1)
     for made in (planned(0.5, [SMALL, LARGE]), planned(-3.0, [SMALL, LARGE])):
         assert (made.model, made.steps) == (SMALL, 0)
-    work = Work(200, 1000, sampled_per_validation=10, finally_sampled=100, sample_length=100)  # as typed
-    besides = OVERHEAD_SECONDS + VALIDATIONS * (200 * 0.001 + 10 * 0.003) + 1000 * 0.001 + 100 * 0.003
-    assert work.seconds(costs(SMALL), VALIDATIONS) == pytest.approx(besides)
-    made = planned(besides + 5.05, work=work)
+    work, cost = Work(split=1200, samples=2, sample_length=10), Cost(0.1, 0.001, 0.003)
+    besides = OVERHEAD_SECONDS + VALIDATIONS * (200 * 0.001 + 20 * 0.003) + 1000 * 0.001 + 10 * 0.003
+    assert work.seconds(cost, VALIDATIONS) == pytest.approx(besides)
+    more = replace(work, before=1, sample_length=None)
+    besides += 200 * 0.001 + (VALIDATIONS * 2 * (SAMPLE_LENGTH - 10) + FINAL_SAMPLE_LENGTH - 10) * 0.003
+    assert more.seconds(cost, VALIDATIONS) == pytest.approx(besides)
+    made = planned(work.seconds(cost, VALIDATIONS) + 5.05, work=work, measure=lambda _: cost)
     assert (made.steps, made.validations) == (50, VALIDATIONS)
     # Fewer validations where time is short. At 0.2 s each and a quarter of the time, four of them need 3.2 s, five 4 s.
-    work = Work(validated=200, finally_evaluated=0, sampled_per_validation=0, finally_sampled=0)
+    work = Work(split=200)
     for seconds, validations in ((100.05, VALIDATIONS), (3.99, 4), (3.19, 3), (1.8, 2), (1.71, 2), (1.5, 1)):
         made = planned(seconds, work=work)
         assert made.validations == validations
@@ -81,7 +86,7 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
 
         def measure(config: ModelConfig) -> Cost:
             measured.append(config.dropout)
-            return Cost(0.2 if config.dropout else 0.1, 0.001, 0.003)
+            return Cost(0.2 if config.dropout else 0.1, 0.001, 0.0)
 
         made = planned(seconds, presets, measure, text=text)
         assert made.steps == int((seconds - OVERHEAD_SECONDS) / made.cost.step)
@@ -94,14 +99,17 @@ def test_dropout_for_a_short_text_that_is_read_often() -> None:
 
 
 def test_fewer_characters_evaluated_and_shorter_samples_where_time_is_short() -> None:
-    work = Work(validated=2**16, finally_evaluated=300_000, sampled_per_validation=200, finally_sampled=500)
+    work = Work(split=2**16 + 300_000, samples=2)
     cost = Cost(0.1, 2**-17, 2**-10)  # 2.8 s for the whole split, 1.7 s for all samples
     assert work.within(20.0, cost) == work
     less = work.within(10.0, cost)
-    assert less.val_tokens == 2.5 * 2**17 == less.validated + less.finally_evaluated and less.validated == 2**16
-    assert less.sample_length == 78 and less.sampled_per_validation == 2 * 78
+    assert (less.val_tokens, less.sample_length) == (2.5 * 2**17, 78)
+    besides = (
+        OVERHEAD_SECONDS + (2**16 * (VALIDATIONS - 1) + 2.5 * 2**17) * 2**-17 + 78 * (2 * VALIDATIONS + 1) * 2**-10
+    )
+    assert less.seconds(cost, VALIDATIONS) == pytest.approx(besides)
     least = work.within(-3.0, cost)
-    assert (least.val_tokens, least.finally_evaluated, least.sample_length) == (budget.MIN_EVALUATED, 0, 20)
+    assert (least.val_tokens, least.sample_length) == (budget.MIN_EVALUATED, 20)
     typed = replace(work, val_tokens=365_536, sample_length=500)
     assert typed.within(-3.0, cost) == typed, "what was typed stays"
     # The least of both before there are too few steps.
