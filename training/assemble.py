@@ -1,4 +1,4 @@
-"""Assemble the parts of a run: the module, the callbacks in their order, the Trainer."""
+"""Build the parts of a run: the module, the callbacks in their order, the Trainer."""
 
 import os
 from dataclasses import dataclass
@@ -35,7 +35,11 @@ from training.study import make_pruner
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of a run. Their order carries meaning, see `in_order`."""
+    """The callbacks of a run; Lightning must call them in the order of the fields.
+
+    `waiting` comes first: it shows what the others do after a validation. `metrics` precedes all callbacks that save,
+    so that its state is complete, and `checkpoints` follows all whose state it saves. `stops` is last: it ends the run.
+    """
 
     waiting: Waiting
     same_start: SameStart
@@ -49,16 +53,9 @@ class Callbacks:
     stops: StopSignals
 
     def in_order(self) -> list[L.Callback]:
-        """Return the callbacks in the order in which Lightning must call them.
-
-        Waiting comes first, to show what the others do after a validation. Metrics comes before all that save, so that
-        its state is complete; Checkpoints after all whose state it saves. StopSignals comes last: it ends the run.
-        """
-        order = [
-            self.waiting, self.same_start, self.metrics, self.step_profiler, *self.configured, self.prune,
-            self.pictures, self.samples, self.checkpoints, self.stops,
-        ]  # fmt: skip
-        return [callback for callback in order if callback is not None]
+        """Return those that the run has, as Lightning takes them."""
+        groups = [each if isinstance(each, list) else [each] for each in vars(self).values()]
+        return [callback for group in groups for callback in group if callback is not None]
 
 
 def build_module(plan: RunPlan) -> LitGPT:
@@ -74,14 +71,13 @@ def build_module(plan: RunPlan) -> LitGPT:
         conditions=plan.conditions,
     )
     if start := plan.init_model:
-        tokenizer = text.tokenizer
-        ids = tokenizer.encode(start.characters) if start.characters else range(tokenizer.size)
+        ids = text.tokenizer.encode(start.characters) if start.characters else range(text.tokenizer.size)
         init_from(module.net, start.model, torch.as_tensor(ids))
     return module
 
 
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
-    """Build the callbacks; `stops` handles signals already."""
+    """Build the callbacks, except `stops`, which handles signals already."""
     config, text, point = plan.config, plan.text, plan.resume_point
     trace = config.trainer.profiler and processes.rank() == 0
     return Callbacks(
@@ -104,7 +100,7 @@ def _build_prune(plan: RunPlan) -> Prune | None:
     trainer, point = plan.config.trainer, plan.resume_point
     if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
         return Prune(make_pruner(plan.directory.parent, int(number), trainer.val_check_interval, trainer.max_steps))
-    if point:  # resumed by hand, it is not pruned; Lightning would miss the callback of this state
+    if point:  # a trial resumed by hand is not pruned; Lightning would warn that this state has no callback
         point.contents["callbacks"].pop("Prune", None)
     return None
 
@@ -112,10 +108,9 @@ def _build_prune(plan: RunPlan) -> Prune | None:
 def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
     """Build the Trainer; raise an `InputError` if Lightning refuses an option."""
     config, point = plan.config, plan.resume_point
-    options: dict[str, Any] = vars(config.trainer) | {
-        "strategy": make_strategy(config.trainer.strategy, plan.runtime.devices)
-    }
+    options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
+    options["strategy"] = make_strategy(config.trainer.strategy, plan.runtime.devices)
     loggers = make("logger", config.logger, save_dir=str(plan.directory))
     try:
         return L.Trainer(

@@ -1,7 +1,7 @@
-"""CUDA graphs: a GPU repeats whole training steps without Python (`compile=graph`).
+"""Capture the training step in a CUDA graph (`compile=graph`).
 
 A step of a small model launches hundreds of kernels of a few microseconds each, and launching takes longer than
-computing. Captured once, all of them are launched by a single call.
+computing. Once they are captured, a single call launches them all.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ WARMUP_STEPS = 3  # eager iterations before capture: kernels compile, cuBLAS all
 def capture(work: Callable[[], None]) -> Callable[[], None]:
     """Capture `work` in a CUDA graph without executing it; return the graph's replay function.
 
-    The graph stores kernels, addresses and the numbers that Python passes. So `work` must read from and write to
-    tensors that stay, and never wait for the GPU. Random numbers are new at each replay: the global generator advances.
+    The graph stores kernels, addresses and the numbers that Python passes. So `work` must read and write tensors that
+    stay allocated, and must never wait for the GPU. Each replay draws new random numbers from the global generator.
     """
     graph = torch.cuda.CUDAGraph()
     torch.clear_autocast_cache()  # the graph would reuse weights that were cast before
@@ -34,7 +34,7 @@ def capture(work: Callable[[], None]) -> Callable[[], None]:
 
 @cache
 def capture_stream(device: int) -> torch.cuda.Stream:
-    """Return one stream for warm-up and capture: cuBLAS allocates memory for each stream."""
+    """Return the stream for warm-up and capture, always the same: cuBLAS allocates memory for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -50,31 +50,30 @@ def warm_up(work: Callable[[], None]) -> None:
 
 
 class CapturedWork:
-    """Work that is warmed up, then captured, then replayed; each call does it once."""
+    """Work that is warmed up, then captured, then replayed."""
 
     def __init__(self, work: Callable[[], None], capture: Capture) -> None:
         self.work, self.capture = work, capture
-        self.warmed_up = 0  # calls
+        self.warmed_up = 0  # eager calls so far
         self.replay: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """Do the work once."""
+        """Do the work once: eagerly in the first `WARMUP_STEPS` calls, then by replaying a graph."""
         if self.warmed_up < WARMUP_STEPS:
             warm_up(self.work)
             self.warmed_up += 1
             return
-        if self.replay is None:
-            self.replay = self.capture(self.work)
+        self.replay = self.replay or self.capture(self.work)
         self.replay()
 
 
 def choose_capture(asked: str, devices: int, inspected: bool) -> Capture | None:
-    """Return what captures whole steps: with `compile=graph` on one GPU, without profiler and anomaly detection."""
+    """Return `capture` if `compile=graph` was chosen, on one GPU and without profiler or anomaly detection."""
     return capture if asked == "graph" and devices == 1 and not inspected else None
 
 
 class CapturedLitGPT(LitGPT):
-    """A `LitGPT` whose whole step is captured: from the batch in `rows` to loss and gradient norm in `outcome`."""
+    """A `LitGPT` that captures its whole step: from the batch, `rows`, to loss and gradient norm, `outcome` (2,)."""
 
     def __init__(self, *args: Any, capture: Capture, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,17 +83,17 @@ class CapturedLitGPT(LitGPT):
 
     @property
     def asynchronous(self) -> bool:
-        """As a GPU is: nothing is read in a captured step."""
+        """Return true, even on a CPU: a captured step must not read results."""
         return True
 
     def on_train_start(self) -> None:
-        """Prepare to capture the step; the first ones are warm-up."""
+        """Define the step to capture, on tensors that stay allocated."""
         super().on_train_start()
         (optimizer,) = self.trainer.optimizers
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        # The graph has their addresses; a number would be part of it.
+        # Learning rates as tensors: the graph would store numbers and replay the same rate forever.
         self.rates = [torch.zeros((), device=self.device) for _ in optimizer.param_groups]
         self.outcome = torch.zeros(2, device=self.device)
 
@@ -112,7 +111,7 @@ class CapturedLitGPT(LitGPT):
         super().on_train_end()
 
     def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
-        """Copy the batch and the learning rates to where the graph reads them, and replay it."""
+        """Copy the batch and the learning rates to the tensors that the graph reads, and take the step."""
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             rate.fill_(group["lr"])
             group["lr"] = rate
@@ -120,12 +119,12 @@ class CapturedLitGPT(LitGPT):
         if self.rows.shape != batch.shape:
             self.rows = torch.empty_like(batch)
         self.rows.copy_(batch)
-        # As a closure, so that Lightning counts the step; the optimizer then finds no gradients.
+        # As a closure, so that Lightning counts the step. The optimizer then finds no gradients.
         optimizer.step(self.captured)
         return self.outcome.clone()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what a run without capturing saves."""
+        """Save the same optimizer state as a run without capture: rates as numbers, `capturable` off."""
         super().on_save_checkpoint(checkpoint)
         for state in checkpoint.get("optimizer_states", []):
             for group in state["param_groups"]:

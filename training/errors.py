@@ -1,4 +1,4 @@
-"""How a run can end early. Imports nothing heavy."""
+"""Errors that end a run early. Imports nothing heavy."""
 
 import signal
 
@@ -12,7 +12,7 @@ class Diverged(Exception):
 
 
 class Stopped(Exception):
-    """A signal has stopped the run, after it has saved."""
+    """A signal has stopped the run."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
         when = "" if step is None else f" after step {step}"

@@ -12,24 +12,23 @@ from conf.schema import Config
 from training.errors import Diverged, RunFailed, Stopped
 from training.run import main
 
-REFUSAL_SECONDS = 5.0  # seconds for rank 0 to print an error first
+REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
 
 
 def run_one(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and return the exit status."""
-    status = 1
+    status: int | None = 1
     try:
         main(typed, keys, started)
         status = 0
     except InputError as error:
         status = refuse(error)
     except Exception as error:
-        known = explain(error)
-        if known is None:
+        status = explain(error)
+        if status is None:
             if processes.started_by_another_rank():
                 traceback.print_exc()  # now: `end_parent` ends this process, too
             raise
-        status = known
     finally:
         run_directory.forget_name()
         run_lock.release()
@@ -41,17 +40,17 @@ def run_one(typed: Config, keys: list[str], started: float) -> int:
 
 
 def refuse(error: Exception) -> int:
-    """Print wrong input in one line; of several ranks, normally rank 0 alone."""
+    """Print an error of the user's input in one line and return the exit status."""
     where = ""
     if not isinstance(error, processes.JobError) and processes.launched() and processes.rank():
-        time.sleep(REFUSAL_SECONDS)  # an error of all ranks is printed by rank 0, and the launcher then ends this one
+        time.sleep(REFUSAL_SECONDS)  # if rank 0 has the error as well, it prints it and the launcher ends this rank
         where = f"rank {processes.rank()} on {platform.node()}: "
     log.error(f"train.py: {where}{one_line(error)}")
     return 2
 
 
 def fail(error: OSError) -> int:
-    """Print an error of a file, terminal or network in one line."""
+    """Print an error of a file, terminal or network in one line and return the exit status."""
     log.error(f"train.py: {describe_os_error(error)}")
     return 1
 
@@ -61,7 +60,7 @@ def explain(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return fail(error)
     if isinstance(error, Diverged | RunFailed):
-        if processes.is_local_rank_0():  # all ranks have much the same
+        if processes.is_local_rank_0():  # the other ranks have nearly the same error
             log.error(f"train.py: {error}")
         return 1
     if not isinstance(error, Stopped):

@@ -1,11 +1,11 @@
-"""Finish a trained run: exact losses, a sample, report.html, the last lines."""
+"""Finish a trained run: evaluate its models, write a sample, summary.json and report.html, log the results."""
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base import processes, run_directory
 from base.errors import one_line
@@ -34,8 +34,7 @@ from training.run_plan import RunPlan
 from training.summary import Summary, hyperparameters, write_summary
 
 
-@dataclass(frozen=True)
-class EvaluatedModel:
+class EvaluatedModel(NamedTuple):
     """A model of a run with its score on the validation split."""
 
     step: int
@@ -44,7 +43,7 @@ class EvaluatedModel:
 
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
-    """Evaluate a model on `count` tokens of the validation split; progress calls the model the `which` checkpoint."""
+    """Evaluate a model on `count` tokens of the validation split, with progress for `which` of the checkpoints."""
     tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
@@ -57,15 +56,14 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 
 
 def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> tuple[EvaluatedModel, EvaluatedModel]:
-    """Evaluate the best and the last model on the whole validation split; write the scores into their files.
+    """Evaluate the best and the last model on the validation split; write the scores into their files.
 
-    A run that has trained on fewer tokens than the split holds evaluates a part of it. `scored` has the scores that the
-    last validation has found already, by step. Training has chosen the best by a part of the split; on the whole split
-    the last may be better.
+    Training has chosen the best model by a part of the split. On the whole split the last one may be better, and is
+    then returned and stored as the best, too. A run that has trained on fewer tokens than the split holds evaluates a
+    part of it. `scored` has the scores that the last validation has computed already, by step.
     """
     device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
-    context = plan.config.model.context
-    data = plan.config.data
+    context, data = plan.config.model.context, plan.config.data
     count = num_validated(len(plan.text.validation), steps * data.batch * context, last=True, most=data.val_tokens)
     for name in ("last", "best"):
         path = run_directory.model_of(plan.directory, name)
@@ -92,7 +90,10 @@ def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> t
 
 
 def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary, module: LitGPT) -> float | None:
-    """Finish a run after training; return the best validation loss, None on other ranks than 0 and if pruned."""
+    """Finish a run after training; raise `Stopped` if a signal came in the last validation.
+
+    Return the validation loss of the best checkpoint; None on ranks other than 0 and for a pruned run.
+    """
     if callbacks.stops.received:
         raise Stopped(callbacks.stops.received, summary.steps)
     if summary.status == "pruned":
@@ -123,13 +124,13 @@ def finish_again(plan: RunPlan) -> float | None:
         write_summary(run, summary)
         return None
     to_file(run / "train.log")
-    return finish(plan, summary, None, {})  # it was stopped during the evaluation
+    return finish(plan, summary, None, {})  # the run was stopped during its evaluation
 
 
 def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: Mapping[int, Score]) -> float:
-    """Evaluate the models, write summary.json and report.html, show a sample; return the best validation loss.
+    """Evaluate the models, write all results and return the validation loss of the best checkpoint.
 
-    `summary` has its fields about training, `pictures` may still be rendering, `scored`: see `evaluate_models`.
+    `summary` has its fields about training already; `pictures` may still be rendering.
     """
     run, config, text = plan.directory, plan.config, plan.text
     callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]
@@ -149,7 +150,7 @@ def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: M
             pictures.finish(partial(append, run))
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.steps or 0, results)
-    write_summary(run, summary)  # last: a run that is stopped before this is finished when it is resumed
+    write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
     return best.score.loss
 
@@ -169,18 +170,18 @@ def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -
 
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
-    """Generate a text after a prompt of the validation text; return [temperature, prompt, text]."""
-    begun, decode, config = prompt(plan.text), plan.text.tokenizer.decode, plan.config
+    """Continue a prompt from the validation text; return [temperature, prompt, text]."""
+    given, decode, config = prompt(plan.text), plan.text.tokenizer.decode, plan.config
     length = config.watch.sample_length or FINAL_SAMPLE_LENGTH
     with Progress("writing a sample"):
-        tokens = generate(model, begun, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
-    return [FINAL_SAMPLE_TEMPERATURE, decode(begun.numpy()), decode(tokens[len(begun) :])]
+        tokens = generate(model, given, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+    return [FINAL_SAMPLE_TEMPERATURE, decode(given.numpy()), decode(tokens[len(given) :])]
 
 
 def write_report(
     plan: RunPlan, summary: Summary, callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
 ) -> Path | None:
-    """Write report.html and return its path; on an error log it and return None: the run has finished all the same."""
+    """Write report.html and return its path; log an error and return None, because the run itself has succeeded."""
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:
         about = {

@@ -1,19 +1,19 @@
-"""Series of bounded length."""
+"""Store a series in bounded memory."""
 
 from typing import Any
 
 
 class History:
-    """A series of at most `size` entries (even): when it is full, every second entry is dropped, old and new.
+    """A series of at most `size` entries, an even number. When it is full, it drops every second one, old and new.
 
-    Which entries stay depends on their number alone, so a resumed run has the same.
+    Which entries stay depends only on how many were added, so a resumed run has the same.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.entries: list[Any] = []
-        self.seen = 0
-        self.every = 1  # one in this many of those seen is stored
+        self.seen = 0  # entries added so far
+        self.every = 1  # one in so many of them is stored
 
     def add(self, entry: Any) -> None:
         """Add the next entry, as plain data."""

@@ -1,4 +1,4 @@
-"""How training ended: for summary.json, for the log, and as an error that says what to change."""
+"""Report how training ended: in summary.json, in the log, and as an error that says what to change."""
 
 import shlex
 from collections.abc import Iterator
@@ -24,31 +24,28 @@ from training.summary import Summary, write_summary
 
 
 def way_on(run: Path, config: Config) -> str:
-    """Return the newest checkpoint of a run and the command that continues from it, for a message."""
+    """Return the part of a message that names a run's newest checkpoint and the command that continues from it."""
     if not (run / "config.yaml").exists():
         return "there is no run yet"
     command = f"{processes.command('python')} {shlex.join(['train.py', f'resume={run}', *typed_again(config)])}"
-    steps = sorted((run / "checkpoints").glob("step-*.ckpt"))
-    return (
-        f"the newest checkpoint is {steps[-1]}: {command}"
-        if steps
-        else f"there is no checkpoint yet, it starts again at step 0: {command}"
-    )
+    newest = max((run / "checkpoints").glob("step-*.ckpt"), default=None)
+    found = f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet, it starts again at step 0"
+    return f"{found}: {command}"
 
 
 @contextmanager
-def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
-    """When memory runs out, raise an `InputError` that names the key to lower and the command of a new run with it."""
+def explaining_out_of_memory(plan: RunPlan) -> Iterator[None]:
+    """When memory runs out, raise an `InputError` with the key to lower and the command of a new run."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         config, vocabulary = plan.config, plan.text.tokenizer.size
-        line, lower = out_of_memory(config.model, vocabulary, rows_per_device(config, devices))
+        line, lower = out_of_memory(config.model, vocabulary, rows_per_device(config, plan.runtime.devices))
         again = [each for each in overrides(config) if not each.startswith(lower.partition("=")[0] + "=")]
         if config.minutes is not None and not any(each.startswith("trainer.max_steps=") for each in again):
-            again.append(f"minutes={config.minutes:g}")  # they were not settled yet
+            again.append(f"minutes={config.minutes:g}")  # memory ran out before `minutes` was turned into steps
         raise InputError(f"{line}: {processes.command('python')} {shlex.join(['train.py', *again, lower])}") from error
 
 
@@ -56,12 +53,13 @@ def explaining_out_of_memory(plan: RunPlan, devices: int) -> Iterator[None]:
 def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterator[Summary]:
     """Write into summary.json how training ended, even by an error.
 
-    Yield the summary; its fields about training are set when the context has ended.
+    Yield the summary; its fields about training are set when the context has ended. Raise a `CheckpointError` if the
+    error came from restoring a checkpoint that does not fit the run.
     """
     summary = Summary("failed")
     stops, point = callbacks.stops, plan.resume_point
     try:
-        with explaining_out_of_memory(plan, plan.runtime.devices):
+        with explaining_out_of_memory(plan):
             yield summary
     except (Stopped, Diverged) as error:
         summary.status = "interrupted" if isinstance(error, Stopped) else "diverged"
@@ -82,7 +80,7 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
     finally:
         callbacks.waiting.end()
         summary.set_training(plan, trainer.global_step, callbacks.metrics.state_dict())
-        # An error that has ended the run goes before one of writing this.
+        # If an error has ended the run, raise that one rather than an error in writing the summary.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if processes.rank() == 0:
                 write_summary(plan.directory, summary)
@@ -90,7 +88,10 @@ def recording(plan: RunPlan, callbacks: Callbacks, trainer: L.Trainer) -> Iterat
 
 @contextmanager
 def explaining_the_end(plan: RunPlan) -> Iterator[None]:
-    """Log or raise how a run ended early, with the command that continues it."""
+    """Add the command that continues the run to the errors that end it early.
+
+    `Stopped` is logged with the command and raised; a `RuntimeError` from a lost rank becomes a `RunFailed`.
+    """
     try:
         yield
     except (Stopped, Diverged) as error:
@@ -102,5 +103,5 @@ def explaining_the_end(plan: RunPlan) -> Iterator[None]:
     except RuntimeError as error:
         if plan.runtime.devices == 1 or not is_lost_process(error):
             raise
-        way = way_on(plan.directory, plan.config)
-        raise RunFailed(f"another process of this run has died or does not answer; {way}") from error
+        line = f"another process of this run has died or does not answer; {way_on(plan.directory, plan.config)}"
+        raise RunFailed(line) from error

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def main(typed: Config, keys: list[str], started: float) -> float | None:
-    """Train, evaluate and report one run, with the `keys` that were typed; the process began at `started`.
+    """Train, evaluate and report the run of the configuration `typed`, in which `keys` were typed.
 
-    Return the validation loss of the best checkpoint in nats per token; None on other ranks than 0 and if pruned.
+    `started` is `time.perf_counter()` when the process began. Return the validation loss of the best checkpoint in nats
+    per token; None on ranks other than 0 and for a pruned run.
     """
     plan = settle(typed, keys, started)
     if plan.is_over:
@@ -36,7 +37,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
 
 def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
-    """Settle a run before it begins: resume, devices, text, machine, compiling, `minutes`. Nothing changes later."""
+    """Settle directory, text, device and checkpoint of a run; raise an `InputError` if what was typed is impossible."""
     config, resumed = resolve(typed, keys)
     config = share_out(config, keys)
     resume, allow = config.resume, config.allow
@@ -51,10 +52,10 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     with Progress("loading the model to start from"):
         start = load_init_model(config.init_from) if config.init_from is not None and not point else None
     if start:
-        settled = list(RULES) if resumed else keys  # the run's config.yaml has every key
-        config = merge_started(config, settled, vars(start.model.config), start.meta["vocabulary"]["kind"])
-    known = point.extra_chars if point else start.characters if start else ""
-    text = open_run_text(config, keys, known, resumed, as_before=resumed is not None and "text" not in allow)
+        given = list(RULES) if resumed else keys  # all keys are given by the config.yaml of a resumed run
+        config = merge_started(config, given, vars(start.model.config), start.meta["vocabulary"]["kind"])
+    known = point.contents["data"].get("known", "") if point else start.characters if start else ""
+    text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
         from training.machine import choose
         from training.run_plan import RunPlan
@@ -75,7 +76,7 @@ def share_compiled(config: Config) -> None:
 
 
 def settle_by_trial(plan: "RunPlan") -> "RunPlan":
-    """Settle what only steps of a throwaway model can tell: whether they compile, and what fits into `minutes`."""
+    """Train a throwaway model for a few steps, to learn whether they compile and what fits into `minutes`."""
     with Progress("loading Lightning"):
         from training.budget import MIN_STEPS, settle_minutes, too_few
         from training.callbacks.stop_signals import StopSignals
@@ -91,8 +92,7 @@ def settle_by_trial(plan: "RunPlan") -> "RunPlan":
     steps, start = plan.config.trainer.max_steps, plan.init_model
     if start:
         plan = replace(plan, notes=(start.describe(plan.text.tokenizer.vocabulary),))
-    devices = plan.runtime.devices
-    with quiet_lightning(), StopSignals(), explaining_the_end(plan), explaining_out_of_memory(plan, devices):
+    with quiet_lightning(), StopSignals(), explaining_the_end(plan), explaining_out_of_memory(plan):
         if plan.config.minutes is not None and not plan.resumed:
             return settle_minutes(plan)
         if steps < MIN_STEPS and not plan.resume_point and not start:
@@ -102,7 +102,7 @@ def settle_by_trial(plan: "RunPlan") -> "RunPlan":
 
 
 def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | None, as_before: bool) -> "Text":
-    """Open the text of a run; where a resumed run does not find it, name the key to type."""
+    """Open the text of a run; if a resumed run does not find it, name the key to type."""
     from data.corpus import DataError
     from data.open_text import open_text
 
@@ -111,12 +111,11 @@ def open_run_text(config: Config, keys: list[str], known: str, resumed: Path | N
     except DataError as error:
         if resumed is None or "data.path" in keys:
             raise
-        where = resumed / "config.yaml"
-        raise DataError(f"{error} (from {where}; type data.path= if the text has moved)") from None
+        raise DataError(f"{error} (from {resumed / 'config.yaml'}; type data.path= if the text has moved)") from None
 
 
 def fit(plan: "RunPlan") -> float | None:
-    """Train a run to its end and finish it; return what `conclude` returns."""
+    """Train and finish a run; return what `main` returns."""
     from data.datamodule import TextDataModule
     from training import assemble
     from training.callbacks.stop_signals import StopSignals
@@ -128,7 +127,7 @@ def fit(plan: "RunPlan") -> float | None:
     config, point = plan.config, plan.resume_point
     to_file(plan.directory / "train.log")
     with quiet_lightning(), StopSignals() as stops, explaining_the_end(plan):
-        with explaining_out_of_memory(plan, plan.runtime.devices):
+        with explaining_out_of_memory(plan):
             module = assemble.build_module(plan)
         callbacks = assemble.build_callbacks(plan, stops)
         with closing(callbacks.pictures):

@@ -14,18 +14,18 @@ from training.resume import ResumePoint
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All that is settled about a run."""
+    """What a run is made of."""
 
     directory: Path  # runs/<name>/
     config: Config
-    keys: list[str]  # that were typed
+    keys: list[str]  # of the configuration, those that were typed
     text: Text
     runtime: Runtime
-    init_model: InitModel | None  # the trained model that a fresh run starts from
-    resume_point: ResumePoint | None  # the checkpoint that a resumed run continues from
+    init_model: InitModel | None
+    resume_point: ResumePoint | None
     resumed: bool  # whether the configuration is based on the run's config.yaml
     fresh: bool  # whether the directory must not exist yet
-    started: float  # `time.perf_counter()` when the process began
+    started: float  # time.perf_counter() when the process began
     notes: tuple[str, ...] = ()  # lines of the run's introduction
 
     @cached_property

@@ -51,11 +51,8 @@ class Summary:
         """Set the fields about training, after `step` steps; `counted` is the state of the callback `Metrics`."""
         config = plan.config
         per_step = config.data.batch * config.model.context
-        stepping, model, peak = (
-            counted["stepping"],
-            untrained(config.model, plan.text.tokenizer.size),
-            counted.get("peak"),
-        )
+        stepping, peak = counted["stepping"], counted.get("peak")
+        model = untrained(config.model, plan.text.tokenizer.size)
         speed = counted["stepped"] * per_step / stepping if stepping else None
         self.steps, self.characters, self.seconds = step, step * per_step, counted["seconds"]
         self.characters_per_second = speed

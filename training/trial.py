@@ -1,4 +1,4 @@
-"""Take a step with a throwaway model, before the run has a directory, to learn whether compiling works here."""
+"""Train a throwaway model before the run has a directory, to learn whether compiling works on this machine."""
 
 import os
 from dataclasses import replace
@@ -19,10 +19,9 @@ from training.run_plan import RunPlan
 
 
 def try_compiling(plan: RunPlan) -> RunPlan:
-    """Compile, and with `compile=graph` capture, a step of the run's shapes; the run's first step finds it compiled.
+    """Compile, or capture, a step with the run's shapes; the run's first step then finds the kernels in the cache.
 
-    One layer is enough, because all blocks share their code. If compiling fails, return the plan with `compile=false`;
-    if it was typed, raise an `InputError`.
+    If this fails, return the plan with `compile=false`, or raise an `InputError` if `compile=` was typed.
     """
     config, runtime = plan.config, plan.runtime
     if config.compile == "false":
@@ -46,7 +45,7 @@ def try_compiling(plan: RunPlan) -> RunPlan:
 
 
 def _take_steps(plan: RunPlan, steps: int) -> None:
-    """Train one layer on this rank's device alone, as the run does."""
+    """Train a model of one layer as the run does, on this rank's device alone. All blocks share their compiled code."""
     config, trainer, device = plan.config, plan.config.trainer, plan.runtime.device
     devices: Any = trainer.devices if plan.runtime.devices == 1 else 1
     if plan.runtime.devices > 1 and device == "cuda":
