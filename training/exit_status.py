@@ -17,18 +17,19 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 
 def run_one(typed: Config, keys: list[str], started: float) -> int:
     """Run one configuration and return the exit status."""
-    status: int | None = 1
+    status = 1
     try:
         main(typed, keys, started)
         status = 0
     except InputError as error:
         status = refuse(error)
     except Exception as error:
-        status = explain(error)
-        if status is None:
+        known = explain(error)
+        if known is None:
             if processes.started_by_another_rank():
                 traceback.print_exc()  # now: `end_parent` ends this process, too
             raise
+        status = known
     finally:
         run_directory.forget_name()
         run_lock.release()
