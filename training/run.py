@@ -37,7 +37,7 @@ def main(typed: Config, keys: list[str], started: float) -> float | None:
 
 
 def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
-    """Settle directory, text, device and checkpoint of a run; raise an `InputError` if what was typed is impossible."""
+    """Settle a run before it begins: resume, devices, text, machine, compiling, `minutes`. Nothing changes later."""
     config, resumed = resolve(typed, keys)
     config = share_out(config, keys)
     resume, allow = config.resume, config.allow
@@ -54,8 +54,8 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     if start:
         given = list(RULES) if resumed else keys  # all keys are given by the config.yaml of a resumed run
         config = merge_started(config, given, vars(start.model.config), start.meta["vocabulary"]["kind"])
-    known = point.contents["data"].get("known", "") if point else start.characters if start else ""
-    text = open_run_text(config, keys, str(known), resumed, as_before=resumed is not None and "text" not in allow)
+    known = point.extra_chars if point else start.characters if start else ""
+    text = open_run_text(config, keys, known, resumed, as_before=resumed is not None and "text" not in allow)
     with Progress("loading PyTorch"):
         from training.machine import choose
         from training.run_plan import RunPlan
