@@ -43,11 +43,7 @@ class Document:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open for reading bytes.
-
-        Raises:
-            DataError: the file cannot be opened or read.
-        """
+        """Open for reading bytes; raise `DataError` if the file cannot be opened or read."""
         if self.fetch:
             with self.fetch(self.path) as file:
                 yield file
@@ -97,10 +93,9 @@ class Corpus:
         return total.hexdigest()
 
     def read(self, document: Document, tick: Callable[[int], object] = lambda size: None) -> Iterator[str | bytes]:
-        """Stream a document: chunks of str, or of bytes where `encoding` is None.
+        """Stream a document: chunks of str, or of bytes if `encoding` is None.
 
-        Raises:
-            DataError: the file cannot be read, or is not in `encoding`; the message has the offset in the file.
+        Raise `DataError` if the file cannot be read or is not in `encoding`; the message has the offset in the file.
         """
         with document.open() as file:
             if self.python:
@@ -123,17 +118,10 @@ def decode(
     tick: Callable[[int], object] = lambda size: None,
     option: str = "data.encoding=",
 ) -> Iterator[str]:
-    """Decode a file in chunks, without byte order mark, with LF line ends.
+    """Decode a file in chunks, without byte order mark, with LF line ends; `tick` gets the number of bytes read.
 
-    Args:
-        file: the open file.
-        name: name of the file, for errors.
-        encoding: encoding of the file.
-        tick: called with the number of bytes after each read.
-        option: option that sets the encoding, for errors.
-
-    Raises:
-        DataError: the file is not in `encoding`, or no such encoding exists.
+    If the file is not in `encoding`, or no such encoding exists, raise a `DataError` with the `name` of the file and
+    the `option` that sets the encoding.
     """
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex

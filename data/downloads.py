@@ -46,11 +46,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def download(name: str, folder: Path) -> Path:
-    """Return the file of `DOWNLOADS[name]` in `folder`. Download it if it is missing, and check its sha256.
-
-    Raises:
-        DataError: one line with the address, the file, the reason and what to do.
-    """
+    """Return the file of `DOWNLOADS[name]` in `folder`. Download it if it is missing, and check its sha256."""
     remote = DOWNLOADS[name]
     file_name = name + (".zip" if remote.member else ".txt")
     pooch.get_logger().setLevel(logging.WARNING)

@@ -88,9 +88,7 @@ def encode_corpus(
 ) -> Encoded:
     """Encode a corpus into `folder`, atomically. `stamps` are those of its files when they were hashed.
 
-    Raises:
-        DataError: the text cannot be read or used.
-        OSError: the cache cannot be written.
+    Raise `DataError` if the text cannot be read or used, `OSError` if the cache cannot be written.
     """
     changed = DataError(f"{corpus.name}: was changed while it was being read; start again")
     try:
@@ -119,11 +117,7 @@ def cannot_save(folder: Path, error: OSError) -> DataError:
 
 
 def save(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write the tokens of the splits into `folder`, atomically.
-
-    Raises:
-        OSError: the cache cannot be written.
-    """
+    """Write the tokens of the splits into `folder`, atomically; raise `OSError` if that fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder.parent, seconds=DAY_SECONDS)
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))

@@ -28,9 +28,6 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_bef
         context: window length in tokens; train and validation must each have at least context + 1 tokens.
         extra_chars: characters to add to the vocabulary, whether the text has them or not.
         as_before: whether to refuse remote documents that have changed; otherwise they are read again.
-
-    Raises:
-        DataError: one line that says what is wrong with the text and what is needed.
     """
     if is_remote(config.path):
         from data.remote.remote_text import open_shards  # loads fsspec, which few runs need

@@ -51,9 +51,6 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
 
     Batches are consecutive slices of an endless sequence of epochs. Epoch e takes the windows that begin at
     phase_e + i * context, in an order of its own. The random phase is the position of the first window.
-
-    Raises:
-        ValueError: the text holds no window of context + 1 tokens.
     """
     if length <= context:
         raise ValueError(f"{length} tokens hold no window of {context} and its targets")

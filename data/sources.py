@@ -64,11 +64,7 @@ def is_remote(path: str | None) -> bool:
 
 
 def entries(path: str) -> list[str]:
-    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]`, and no file has that name.
-
-    Raises:
-        DataError: an entry is empty.
-    """
+    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]`, and no file has that name."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -86,9 +82,6 @@ def find_documents(path: str) -> list[Document]:
     - Else a glob, where `**` stands for any number of directories: the files that match.
 
     Hidden files and directories are left out unless they are named, and so are links to directories.
-
-    Raises:
-        DataError: there is no such file, with the nearest name; or a directory or glob has no files.
     """
     names = entries(path)
     if len(names) > 1:
@@ -124,11 +117,7 @@ def find_documents(path: str) -> list[Document]:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Find the text that `config` names, without reading it; download it if it is missing.
-
-    Raises:
-        DataError: there is no such text; one line.
-    """
+    """Find the text that `config` names, without reading it; download it if it is missing."""
     encoding = None if config.tokenizer == "byte" else "utf-8"
     if config.path is not None:
         documents = tuple(find_documents(config.path))

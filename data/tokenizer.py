@@ -33,11 +33,7 @@ class CharTokenizer:
     """One token per character; token i is the i-th smallest code point of the vocabulary."""
 
     def __init__(self, characters: str) -> None:
-        """Sort the distinct characters.
-
-        Raises:
-            ValueError: no character, a lone surrogate, or more than `MAX_CHARACTERS` distinct ones.
-        """
+        """Sort the distinct characters; refuse none, more than `MAX_CHARACTERS`, and lone surrogates."""
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise ValueError("a vocabulary needs at least one character")
@@ -96,11 +92,7 @@ class CharTokenizer:
         return np.stack((np.ones(self.size, np.int64), octets), axis=1)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode into the smallest type: (characters,) of `dtype`.
-
-        Raises:
-            UnknownCharacter: names the first character that is not in the vocabulary.
-        """
+        """Encode into (characters,) of `dtype`, the smallest type; an unknown character raises `UnknownCharacter`."""
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # nothing is left: all are in the vocabulary
@@ -143,11 +135,7 @@ class ByteTokenizer:
         return np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode into the smallest type: (bytes,) uint8.
-
-        Raises:
-            UnknownCharacter: a lone surrogate, which has no UTF-8.
-        """
+        """Encode into (bytes,) uint8; a lone surrogate, which has no UTF-8, raises `UnknownCharacter`."""
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
@@ -170,11 +158,7 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Make a tokenizer from its `vocabulary`.
-
-    Raises:
-        ValueError: this is no vocabulary, or its characters are not sorted and distinct.
-    """
+    """Make a tokenizer from its `vocabulary`; raise `ValueError` unless its characters are sorted and distinct."""
     match vocabulary:
         case {"kind": "byte"}:
             return ByteTokenizer()

@@ -60,12 +60,7 @@ def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tupl
 
 @contextmanager
 def fetch(scanned: ScannedDocument, copy: Path) -> Iterator[IO[bytes]]:
-    """Download a document of a manifest to `copy` and open it.
-
-    Raises:
-        DataError: the document is missing, cannot be read, or has changed.
-        OSError: `copy` cannot be written.
-    """
+    """Download a document of a manifest to `copy` and open it; raise `DataError` if it is missing or has changed."""
     with _downloaded(scanned.address, copy, scanned.bytes) as (file, _, sha256):
         if sha256 != scanned.sha256:
             raise changed(scanned.address, "its sha256 is another")
@@ -80,21 +75,11 @@ def changed(address: str, how: str) -> DataError:
 def make_manifest(
     path: str, encoding: str | None, folder: Path, room: float, *, as_before: bool
 ) -> list[ScannedDocument]:
-    """Open the manifest of a text, or make it. Read the documents that are new or have changed.
+    """Open the manifest of a text in `folder`, or make it; return all documents, sorted by address.
 
-    Args:
-        path: value of `data.path`.
-        encoding: encoding of the documents; None for bytes.
-        folder: folder of the manifest.
-        room: maximum bytes of temporary copies.
-        as_before: whether to refuse documents that have changed since the manifest was made.
-
-    Returns:
-        All documents, sorted by address.
-
-    Raises:
-        DataError: one line that names the document and says what is wrong.
-        OSError: `folder` cannot be written.
+    Read the documents that are new or have changed, with temporary copies of at most `room` bytes. With `as_before`,
+    refuse documents that have changed since the manifest was made. `path` is the value of `data.path`; `encoding` is
+    None for bytes.
     """
     with Progress("listing the text"):
         listed = list_documents(path)
@@ -184,11 +169,7 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
 
 
 def scan_document(address: str, version: Version, encoding: str | None, copy: Path) -> ScannedDocument:
-    """Read a document for the first time, from a temporary `copy`.
-
-    Raises:
-        DataError: the document cannot be read, is empty, is not in `encoding`, or is not as long as its store says.
-    """
+    """Read a document for the first time, from a temporary `copy`; refuse an empty or damaged document."""
     try:
         with _downloaded(address, copy, version[0]) as (file, size, sha256):
             (tokens,), distinct = scan(Corpus(address, (Document(address, copy, address=address),), encoding))

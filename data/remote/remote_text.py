@@ -24,11 +24,7 @@ from data.text import Text
 
 
 def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
-    """Open a remote text. `data.open_text.open_text` explains the arguments.
-
-    Raises:
-        DataError: one line that says what is wrong and what is needed.
-    """
+    """Open a remote text. `data.open_text.open_text` explains the arguments."""
     assert config.path is not None
     encoding = None if config.tokenizer == "byte" else config.encoding
     folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]

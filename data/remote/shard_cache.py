@@ -48,10 +48,6 @@ class Cache:
             length: number of its items.
             make: called with the path of a temporary file if the array is not cached; yields the items in pieces.
             scratch_bytes: maximum size of this temporary file.
-
-        Raises:
-            DataError: arrays in use leave too little space.
-            OSError: the folder cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # of several processes, one makes the array and the others wait

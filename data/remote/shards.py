@@ -102,11 +102,7 @@ class Shards:
         return whole * np.dtype(self.tokenizer.dtype).itemsize + FETCHING * self.largest
 
     def open(self, shard: int) -> np.ndarray:
-        """Map the tokens of a shard into memory.
-
-        Raises:
-            DataError: a document is missing, has changed or cannot be fetched.
-        """
+        """Map the tokens of a shard into memory."""
 
         def make(copy: Path) -> Iterator[np.ndarray]:
             joined = [(replace(document, path=copy), part) for document, part in self.shards[shard]]

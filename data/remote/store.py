@@ -25,9 +25,6 @@ def list_documents(path: str) -> dict[str, Version]:
 
     An address that exists is never a pattern. A directory stands for its `*.txt` files, or for all files if there are
     none; hidden files are left out. Other addresses are globs, except on the web: web servers list no files.
-
-    Raises:
-        DataError: there is no document, or the store does not answer.
     """
     found: dict[str, Version] = {}
     for entry in entries(path):
@@ -75,12 +72,7 @@ def _version(info: dict[str, Any]) -> Version:
 
 
 def download(address: str, copy: Path) -> None:
-    """Download a file to `copy`. If the store does not answer, retry for `RETRY_SECONDS`.
-
-    Raises:
-        DataError: one line with the address and the reason.
-        OSError: `copy` cannot be written.
-    """
+    """Download a file to `copy`. If the store does not answer, retry for `RETRY_SECONDS`, then raise `DataError`."""
     until, pause = time.monotonic() + RETRY_SECONDS, 0.5
     while True:
         try:
