@@ -7,40 +7,32 @@ import torch
 from torch import Tensor
 
 from gpt.attention_kernels import make_bias
-from gpt.evaluation import surprisals
+from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
 from gpt.position_tables import position_tables
 
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
-    """Return the attention weights of every head, without dropout, over T tokens; T is at most the context length.
-
-    Returns:
-        (layers, H, T, T) float32 on the CPU: row t adds up to 1 over the columns 0 to t.
-    """
-    training, config = model.training, model.config
-    model.eval()
-    try:
-        with torch.autocast(tokens.device.type, enabled=False):
-            x = model.embed(tokens[None])  # (1, T, C)
-            tables = position_tables(config, len(tokens), x.device)
-            positions = torch.arange(len(tokens), device=x.device)  # (T,)
-            slopes = tables[0] if config.positions == "alibi" else None
-            bias, maps = make_bias(positions, positions, config.window, slopes), []  # (1 or H, T, T)
-            for block in model.blocks:
-                assert isinstance(block, Block)
-                q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
-                scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-                maps.append((scores + bias).softmax(-1)[0])  # (H, T, T)
-                x = block(x, tables)  # (1, T, C)
-    finally:
-        model.train(training)
+    """Return every head's attention weights for T tokens, T <= context: (T,) -> (layers, H, T, T) fp32 on the CPU."""
+    config = model.config
+    with exact(model):
+        x = model.embed(tokens[None])  # (1, T, C)
+        tables = position_tables(config, len(tokens), x.device)
+        positions = torch.arange(len(tokens), device=x.device)  # (T,)
+        slopes = tables[0] if config.positions == "alibi" else None
+        bias, maps = make_bias(positions, positions, config.window, slopes), []  # (1 or H, T, T)
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
+            scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
+            maps.append((scores + bias).softmax(-1)[0])  # (H, T, T)
+            x = block(x, tables)  # (1, T, C)
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 
 
 class Costs(NamedTuple):
-    """N consecutive tokens or characters of a text.
+    """The surprisals of N consecutive tokens or characters of a text, and what the model expected instead.
 
     Attributes:
         tokens: (M,) int64; M > N where a character has several tokens.
@@ -60,11 +52,7 @@ class Costs(NamedTuple):
 def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int) -> Iterator[Costs]:
     """Yield the surprisals of a text's tokens, with the k most likely tokens at each position (all V if k > V).
 
-    Args:
-        predicted: logits (N, V) and targets (N,), in the order of the text; see `gpt.evaluation.predictions`.
-        first: the text's first token, which costs ln V.
-        vocabulary: V.
-        k: number of most likely tokens.
+    `predicted` are the text's `gpt.evaluation.predictions`. Its first token, `first`, costs ln V.
     """
     k = min(k, vocabulary)
     begin, none = torch.zeros(1, dtype=torch.int64), torch.zeros(1, k)
@@ -76,12 +64,10 @@ def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: in
 
 
 def by_character(pieces: Iterable[Costs], starts: Tensor, size: int) -> Iterator[Costs]:
-    """Merge the tokens of each character: add up their costs, and take the top tokens of the first one.
+    """Merge the tokens of each character: add up their surprisals, and take the top tokens of the first one.
 
-    Args:
-        pieces: costs of the tokens of a text, in its order.
-        starts: (V,) whether a token begins a character; other tokens continue the character before them.
-        size: characters in each yielded piece; the last piece may have fewer.
+    `starts`, (V,), says whether a token begins a character; other tokens continue the character before them. Each
+    yielded piece has `size` characters, the last one perhaps fewer.
     """
     held: list[Costs] = []
     count = 0

@@ -30,11 +30,7 @@ def choose_kernel(
 ) -> tuple[Kernel, Callable[..., Tensor]]:
     """Choose the kernel, and its pattern: the function below, from `causal_attention` on, that applies the kernel.
 
-    Args:
-        config: the model's configuration.
-        length: T; a symbol while a graph is exported for all lengths, and then no condition may depend on T.
-        device: the type of the device, such as "cpu".
-        training: whether dropout is active and a backward pass follows.
+    While a graph is exported for all lengths, `length` (T) is a symbol, and no condition may depend on its value.
     """
     pattern: Callable[..., Tensor] = causal_attention
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
@@ -59,12 +55,8 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
     On a CPU this is up to three times faster than torch's fused kernel, whose backward is slow there.
 
-    Args:
-        q: queries, (B, H, T, D).
-        k: keys, (B, H, M, D).
-        v: values, (B, H, M, D).
-        bias: added to the scores, (1 or H, T, M), -inf where masked; None applies the causal mask.
-        dropout: probability of setting an attention weight to zero.
+    q is (B, H, T, D), k and v are (B, H, M, D). The bias is (1 or H, T, M), -inf where masked; None applies the causal
+    mask.
     """
     (B, H, T, D), M = q.shape, k.shape[2]
     if bias is None:
@@ -92,7 +84,7 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
 
     Args:
         queries: positions of the queries, (..., T).
-        keys: positions of the keys, (..., M); a padding key has a position below 0 and is masked.
+        keys: positions of the keys, (..., M); those below 0 are padding and masked.
         window: number of positions that a query attends to, including its own; None: all.
         slopes: ALiBi's, (H,); None without ALiBi.
 

@@ -1,8 +1,8 @@
 """Training checkpoints (`.ckpt`), for resuming a run, and the models made from them.
 
-A checkpoint holds `format model_config vocabulary data state_dict global_step val_loss evaluation`, `conditions` (the
-run fingerprint) and what Lightning adds (`optimizer_states loops ...`), all of it plain data and tensors. Checkpoints
-are for your own runs; models from anyone are read by `gpt/model_file.py`.
+A checkpoint is a dict of plain data and tensors: `format model_config vocabulary data state_dict global_step val_loss
+evaluation`, `conditions` (the run fingerprint) and what Lightning adds (`optimizer_states loops ...`). Resume only your
+own checkpoints; `gpt/model_file.py` reads models from strangers.
 """
 
 import re
@@ -29,11 +29,7 @@ REQUIRED = {
 
 
 def save(path: str | Path, contents: dict[str, Any]) -> None:
-    """Write a checkpoint atomically, see `base.files.atomic`.
-
-    Raises:
-        OSError: it could not be written; an old file of that name is untouched.
-    """
+    """Write a checkpoint atomically; if that raises `OSError`, an old file of that name is untouched."""
     path = Path(path)
     try:
         with atomic(path) as temporary, open(temporary, "wb") as file:
@@ -43,13 +39,8 @@ def save(path: str | Path, contents: dict[str, Any]) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a training checkpoint, after checking its checksums, its fields and its format.
-
-    Raises:
-        CheckpointError: missing, damaged or not a chargpt checkpoint.
-    """
-    path = Path(path)
-    if not path.is_file():
+    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not chargpt's."""
+    if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
         with open(path, "rb") as file:
@@ -105,22 +96,17 @@ def is_finite(contents: Any) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Load a model from a model file or a run; `base.run_directory.find_model` says how a run is named.
+    """Load a model and its `gpt.model_file.FIELDS`, from a model file or from a run (`base.run_directory.find_model`).
 
-    Returns:
-        The model on the CPU in evaluation mode, and its `gpt.model_file.FIELDS`. `data.tokenizer.tokenizer_from` makes
-        the tokenizer from the field `vocabulary`.
-
-    Raises:
-        InputError: there is no such model or run.
-        CheckpointError: see `gpt.model_file.read`.
+    The model is on the CPU, in evaluation mode. `data.tokenizer.tokenizer_from` makes its tokenizer from the field
+    `vocabulary`. An `InputError` says which file or run is missing or unusable.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta
 
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
-    """Make a model from the weights of a `model_file.Model`, in evaluation mode."""
+    """Make a model in evaluation mode from the weights in a model file."""
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
     for name, array in state.items():  # load_state_dict takes seconds: its time is quadratic in the number of blocks

@@ -70,7 +70,7 @@ class ModelConfig:
     def rotary_dims(self) -> int:
         """Number of channels of a head that rotary positions rotate; 0 for other positions.
 
-        The offset half of a key is not rotated: a query finds a character there at any distance.
+        With key_offset, the half of a key from the previous position is not rotated: a query finds it at any distance.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
@@ -86,33 +86,22 @@ class ModelConfig:
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the name and shape of each weight in the model file, for a vocabulary of this size."""
-        dim, bias = self.dim, self.bias
-
-        def linear(name: str, width: int, out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-            yield f"{name}.weight", (out, width)
-            if bias:
-                yield f"{name}.bias", (out,)
-
-        def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-            yield f"{name}.weight", (dim,)
-            if bias and self.norm == "layernorm":
-                yield f"{name}.bias", (dim,)
-
+        dim = self.dim
+        block: dict[str, tuple[int, ...]] = {
+            "norm1.weight": (dim,), **{f"attention.taps.{tap}": (dim,) for tap in range(self.conv_taps - 1)},
+            "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
+            "norm2.weight": (dim,), "mlp.up.weight": (4 * dim, dim), "mlp.down.weight": (dim, 4 * dim),
+        }  # fmt: skip
         if self.token_shift:
             yield "shift", (dim,)
         yield "embedding.weight", (vocabulary, dim)
         if self.positions == "learned":
             yield "position_embedding.weight", (self.context, dim)
-        for i in range(self.layers):
-            yield from norm(f"blocks.{i}.norm1")
-            for tap in range(1, self.conv_taps):
-                yield f"blocks.{i}.attention.taps.{tap - 1}", (dim,)
-            yield from linear(f"blocks.{i}.attention.qkv", dim, 3 * dim)
-            yield from linear(f"blocks.{i}.attention.proj", dim, dim)
-            yield from norm(f"blocks.{i}.norm2")
-            yield from linear(f"blocks.{i}.mlp.up", dim, 4 * dim)
-            yield from linear(f"blocks.{i}.mlp.down", 4 * dim, dim)
-        yield from norm("norm")
+        blocks = ((f"blocks.{i}.{name}", shape) for i in range(self.layers) for name, shape in block.items())
+        for name, shape in (*blocks, ("norm.weight", (dim,))):
+            yield name, shape
+            if self.bias and name.endswith("weight") and (len(shape) == 2 or self.norm == "layernorm"):
+                yield name.replace("weight", "bias"), shape[:1]
         if not self.tied:
             yield "head.weight", (vocabulary, dim)
 

@@ -6,11 +6,7 @@ from base.errors import InputError
 
 
 def to_device(thing: Any, name: str) -> Any:
-    """Move a model or a tensor to the device that `--device` names.
-
-    Raises:
-        InputError: this machine does not have the device.
-    """
+    """Move a model or a tensor to the device `--device`; raise `InputError` if this machine does not have it."""
     try:
         return thing.to(name)
     except (RuntimeError, AssertionError) as error:

@@ -8,6 +8,7 @@ int64, the number of characters and UTF-8 bytes of each token.
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,28 +66,31 @@ def score(totals: Tensor) -> Score:
     return Score(nats / tokens, bpc, bits / octets, int(tokens), int(characters), int(octets))
 
 
+@contextmanager
+def exact(model: GPT) -> Iterator[None]:
+    """Run the model in fp32 and without dropout; restore its training mode afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.autocast(model.embedding.weight.device.type, enabled=False):
+            yield
+    finally:
+        model.train(training)
+
+
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run a model over batches of windows, in fp32 and without dropout; the model keeps its training mode.
-
-    Yields:
-        logits (N, V) and targets (N,) of the N counted tokens of a batch, row by row, on the model's device.
-    """
+    """Yield the `exact` logits (N, V) and targets (N,) of each batch's N counted tokens, row by row, on its device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
-        training = model.training
-        model.eval()
-        try:
-            with torch.autocast(device.type, enabled=False):
-                logits = model(inputs.to(device))
-        finally:
-            model.train(training)
+        with exact(model):
+            logits = model(inputs.to(device))
         counted = counted.to(device)
         yield logits[counted], targets.to(device)[counted]
 
 
 def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Score a text whose first token is `first` from the `predictions` of all others; V is `vocabulary`."""
+    """Score a text whose first token is `first` from the `predictions` of all others."""
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
@@ -94,8 +98,5 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 
 
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
-    """Score a model on a text: forward in fp32, sums in float64.
-
-    `windows` are batches that count every token but the first exactly once; `first` is the text's first token.
-    """
+    """Score a model on a text, from batches that count every token but the text's `first` exactly once."""
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)

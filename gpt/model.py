@@ -56,12 +56,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A causal language model over characters: tokens (B, T) int64 -> logits (B, T, V).
-
-    Args:
-        config: shape and parts.
-        vocabulary: number V of distinct tokens.
-    """
+    """A causal language model over a vocabulary of V characters: tokens (B, T) int64 -> logits (B, T, V)."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -82,16 +77,10 @@ class GPT(nn.Module):
             init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next character at each position.
+        """Return the logits of the next character at each position: (B, T) -> (B, T, V), with 1 <= T <= context.
 
-        Args:
-            tokens: (B, T) int64 with 1 <= T <= context and every value in [0, V).
-
-        Returns:
-            (B, T, V); `logits[:, t]` depends on `tokens[:, : t + 1]` alone.
-
-        Raises:
-            ValueError: `tokens` has another shape, type, length or value.
+        `logits[:, t]` depends on `tokens[:, : t + 1]` alone. Tokens of another shape, type or length raise
+        `ValueError`. On a CPU, so do those outside the vocabulary.
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
@@ -121,14 +110,14 @@ class GPT(nn.Module):
         return self.dropout(x)
 
     def num_parameters(self) -> int:
-        """Number of weights; tied ones count once."""
+        """Count the weights; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
         """Return the floating-point operations of forward and backward for one character of a full window.
 
-        Six for each weight of a matrix (embeddings are only looked up), and 12 * S * C for each block's attention to
-        S positions, the context or the window, including the masked half.
+        Six for each weight of a matrix (embeddings are only looked up), and 12 * S * C for each block's attention, with
+        S = `attention_window`. The masked half of the scores counts, too.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
@@ -141,10 +130,14 @@ class GPT(nn.Module):
             raise ValueError(f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)")
         # Reading values would stall a GPU at every step and break a compiled graph; on a CPU it is cheap.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
-            low, high = tokens.aminmax()
-            if low < 0 or high >= self.vocabulary:
-                wrong = int(low) if low < 0 else int(high)
-                raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {self.vocabulary - 1}")
+            self.check_values(tokens)
+
+    def check_values(self, tokens: Tensor) -> None:
+        """Raise `ValueError` if a token is outside the vocabulary."""
+        low, high = map(int, tokens.aminmax())
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {self.vocabulary - 1}")
 
 
 @torch.no_grad()

@@ -51,10 +51,9 @@ class Model(NamedTuple):
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write a model file atomically: the weights that `ModelConfig.shapes` lists, and `FIELDS`.
+    """Write the weights that `ModelConfig.shapes` lists, and `FIELDS`.
 
-    Raises:
-        OSError: it could not be written; an old file of that name is untouched.
+    The write is atomic: if it raises `OSError`, an old file of that name is untouched.
     """
     from safetensors.numpy import save
 
@@ -76,8 +75,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 def read(path: str | Path) -> Model:
     """Read a model file without trusting it.
 
-    Raises:
-        CheckpointError: the file is missing, damaged or of another format, or its parts do not fit together.
+    Raise `CheckpointError` if it is missing, damaged or of another format, or if its parts do not fit together.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -91,7 +89,9 @@ def read(path: str | Path) -> Model:
             text = (file.metadata() or {}).get("chargpt", "")
             described = parse(text) if text else {}
             if described.get("format") in (5, FORMAT):
-                check_fields(described)
+                check_fields(described, FIELDS)
+                if described["evaluation"]:
+                    check_fields(described["evaluation"], EVALUATION)
                 if described["format"] == 5:  # format 5 had no convolution
                     described["format"] = FORMAT
                     described["model_config"]["conv_taps"] = 1
@@ -118,11 +118,7 @@ def other_format(path: str | Path, found: Any) -> CheckpointError:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse the JSON that describes a model.
-
-    Raises:
-        ValueError: too long, not a JSON object, or it holds NaN, infinity or a lone surrogate.
-    """
+    """Parse the JSON that describes a model; raise `ValueError` if it is too long or not a strict JSON object."""
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
@@ -132,27 +128,20 @@ def parse(text: str) -> dict[str, Any]:
     return described
 
 
-def check_fields(described: Mapping[str, Any]) -> None:
-    """Check the types and ranges of `FIELDS`.
-
-    Raises:
-        ValueError: one is missing or wrong.
-    """
-    for values, types in ((described, FIELDS), (described.get("evaluation") or {}, EVALUATION)):
-        for field, kind in types.items():
-            value = values.get(field, ...) if values else None
-            if values and (not isinstance(value, kind) or isinstance(value, bool)):
-                raise ValueError(f"{field} is missing or of a wrong type")
-            if isinstance(value, int) and not 0 <= value < 2**63:
-                raise ValueError(f"{field} is out of range")
+def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a field of `types` is missing, has another type or is a number out of range."""
+    for field, kind in types.items():
+        value = described.get(field, ...)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{field} is missing or of a wrong type")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ValueError(f"{field} is out of range")
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model.
+    """Return the configuration of a model; raise `ValueError` or `TypeError` if a key is missing or unknown.
 
-    Raises:
-        ValueError: a key is missing: the default of this version may be another model.
-        TypeError: a key is unknown.
+    A missing key gets no default: this version's default may mean another model.
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
         raise ValueError(f"model_config has no {', '.join(missing)}")
@@ -160,11 +149,7 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 
 
 def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a vocabulary.
-
-    Raises:
-        ValueError: it is no vocabulary, or its characters are not sorted and distinct, as token numbers need.
-    """
+    """Return the number of tokens; raise `ValueError` unless the characters are sorted and distinct, as tokens need."""
     match vocabulary:
         case {"kind": "byte", **more} if not more:
             return 256
@@ -176,11 +161,7 @@ def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
 
 
 def check_header(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that a file has exactly the weights of its model.
-
-    Raises:
-        ValueError: a weight is missing, superfluous, or of another shape or type.
-    """
+    """Raise `ValueError` if a weight is missing or superfluous, or has another shape or type than the model's."""
     names = set(file.keys())
     if more := names - shapes.keys():
         raise ValueError(f"{min(more)} is no weight of such a model")

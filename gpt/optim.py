@@ -35,11 +35,9 @@ def make_optimizer(model: GPT, config: OptimConfig, muon: "type[Muon] | None" = 
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    groups = [group | {"betas": (first, second)} for group in parameter_groups(model, config.weight_decay)]
     inside = {id(parameter) for parameter in matrices}
-    groups = [
-        group | {"params": [p for p in group["params"] if id(p) not in inside], "betas": (first, second)}
-        for group in parameter_groups(model, config.weight_decay)
-    ]
+    groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in inside]
     hidden = {
         "params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True,
         "beta2": config.muon_beta2,
@@ -63,12 +61,8 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     """Divide each row of an update by its running root mean square, then restore the update's norm. In place.
 
+    `update` is (R, C). `moment`, (R, 1), is the running mean of the rows' sums of squares, with the decay `beta2`.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
-
-    Args:
-        update: (R, C).
-        moment: running mean of the rows' sums of squares, (R, 1).
-        beta2: decay of `moment`.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
     moment.lerp_(squares, 1 - beta2)
@@ -88,12 +82,6 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
         super().__init__(groups, defaults | {"beta2": 0.0})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load a state; checkpoints of versions without `beta2` continue without it."""
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("beta2", 0.0)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """Return all rows of a tensor; a subclass for sharded tensors gathers the rows."""
@@ -155,28 +143,16 @@ class Muon(torch.optim.Optimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
-                state |= {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [self.state[parameter] for parameter in parameters]
-        adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        settings = {key: group[key] for key in ("lr", "weight_decay", "eps")}
+        settings |= {"beta1": beta1, "beta2": beta2, "fused": True, "amsgrad": False, "maximize": False}
+        adamw(parameters, gradients, means, squares, [], steps, **settings)
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int) -> float:

@@ -26,12 +26,8 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     """Compare the logits of two models on random tokens, for several batch sizes and lengths.
 
     The longest text has the length of the context, or less if its attention would have more than `MAX_SCORES` scores.
-
-    Returns:
-        The largest difference of two logits, divided by the largest logit.
-
-    Raises:
-        InputError: the difference exceeds `TOLERANCE` or is NaN.
+    Return the largest difference of two logits, divided by the largest logit. If it is NaN or above `TOLERANCE`, raise
+    `InputError`.
     """
     generator = torch.Generator().manual_seed(0)
     context = max(1, min(model.config.context, isqrt(MAX_SCORES // model.config.heads)))

@@ -23,14 +23,7 @@ State = dict[str, Tensor]
 
 
 def write_hf(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
-
-    Returns:
-        The `largest_difference` of the logits in transformers.
-
-    Raises:
-        InputError: transformers has no equivalent architecture; the message names every option that it lacks.
-    """
+    """Write a folder for `AutoModelForCausalLM` and `AutoTokenizer`."""
     needed, convert = nearest(model.config)
     check(model.config, needed)
     from transformers import AutoModelForCausalLM, GenerationConfig

@@ -21,12 +21,6 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write one .onnx file that maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
 
     The file's `metadata_props` hold `model_config`, `vocabulary` and `step`, in JSON.
-
-    Returns:
-        The `largest_difference` of its logits in onnxruntime.
-
-    Raises:
-        InputError: the weights exceed `MAX_WEIGHTS`.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx

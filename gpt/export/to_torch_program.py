@@ -35,11 +35,7 @@ def trace(model: GPT) -> ExportedProgram:
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file; its extra files are `model_config`, `vocabulary` and `step`, in JSON.
-
-    Returns:
-        The `largest_difference` of its logits.
-    """
+    """Write a .pt2 file, whose extra files are `model_config`, `vocabulary` and `step`, in JSON."""
     described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
     with open(path, "w+b") as file:  # an open file, because torch warns if a path does not end in .pt2
         torch.export.save(trace(model), file, extra_files=described)

@@ -64,14 +64,9 @@ class Decoder:
         self.ring = w.ring(self.slots)  # (H, 1, 2 * slots)
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Read n tokens of each text.
+        """Read n tokens of each text, n >= 1, and return the logits after each: (B, n) int64 -> (B, n, V) float64.
 
-        Args:
-            tokens: (B, n) int64, n at least 1.
-            rows: indices of the texts to which `tokens` belong; None: all texts, in order.
-
-        Returns:
-            (B, n, V) float64, the logits after each token.
+        `rows` are the indices of the texts to which `tokens` belong; None: all texts, in order.
         """
         config = self.weights.config
         rows = np.arange(self.rows) if rows is None else rows
@@ -166,17 +161,17 @@ class Decoder:
         """Apply the whole model and advance the texts: (B, n) -> (B, n, V) float64.
 
         Args:
-            tokens: the tokens to read, (B, n).
+            tokens: (B, n).
             rows: indices of the texts to which the tokens belong, (B,).
-            positions: positions of the tokens, (B, n), or one int if all texts are at the same position.
+            positions: of the tokens, (B, n), or one int if all texts are at the same position.
             bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
             store: `store(i, k, v)` caches block i's keys and values and returns all to attend to, 2 x (B, H, m, D).
         """
         w = self.weights
-        previous = np.concatenate((self.previous[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
         encoding = self._encoding(positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
         if w.config.token_shift:
+            previous = np.concatenate((self.previous[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
             x = x + w.shifted[w.to_array(previous)]
         if w.config.positions == "learned":
             x = x + w.positions[w.to_array(positions) if isinstance(positions, np.ndarray) else positions]
@@ -278,5 +273,5 @@ def first_needed(weights: Weights, length: int) -> int:
         step = T - T // 2
         return -(-max(0, length - T) // step) * step
     # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the convolution. The token
-    # shift reaches back 1.
+    # shift reaches back 1 more. With the last token itself, the sum is layers * (S + K - 1) + 2.
     return max(0, length - config.layers * (config.attention_window + config.conv_taps - 1) - 2)

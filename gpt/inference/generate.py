@@ -55,7 +55,7 @@ def generate(
     """Continue prompts, without dropout.
 
     Args:
-        model: the model.
+        model: the model, whose training mode stays as it is.
         tokens: the prompts, (T0,) or (B, T0) int64 with at least one token.
         count: number of tokens to add, also beyond the context; gpt/inference/decoder.py explains how.
         seed: row i uses seed + i; None: a random seed. No global generator is used.
@@ -74,10 +74,7 @@ def generate(
         raise ValueError("prompt: is empty, must hold at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
-    low, high = tokens.aminmax()
-    if low < 0 or high >= model.vocabulary:
-        wrong = int(low) if low < 0 else int(high)
-        raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {model.vocabulary - 1}")
+    model.check_values(tokens)
     rules, prompts, weights = SamplingParams(**params), tokens.numpy(), weights_of(model)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 

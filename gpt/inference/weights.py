@@ -91,15 +91,16 @@ class Weights:
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
+        convolved = config.conv_taps > 1  # the convolution then takes norm1, and q|k|v follows no norm
         self.layers = [
             Layer(
-                self._convolution(state, f"blocks.{i}") if config.conv_taps > 1 else None,
-                self._after_norm(state, f"blocks.{i}.norm1", f"blocks.{i}.attention.qkv", order, scale),
-                self._to_stream(state, f"blocks.{i}.attention.proj"),
-                self._after_norm(state, f"blocks.{i}.norm2", f"blocks.{i}.mlp.up"),
-                self._to_stream(state, f"blocks.{i}.mlp.down"),
+                self._convolution(state, block) if convolved else None,
+                self._after_norm(state, "" if convolved else f"{block}.norm1", f"{block}.attention.qkv", order, scale),
+                self._to_stream(state, f"{block}.attention.proj"),
+                self._after_norm(state, f"{block}.norm2", f"{block}.mlp.up"),
+                self._to_stream(state, f"{block}.mlp.down"),
             )
-            for i in range(config.layers)
+            for block in (f"blocks.{i}" for i in range(config.layers))
         ]
         self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
         self.embedding = self._centred(embedding)  # (V, C)
@@ -116,16 +117,12 @@ class Weights:
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """Fold a norm into the linear layer that follows it, then reorder and scale its outputs.
-
-        If a convolution stands between the two, `_convolution` has folded the norm already.
-        """
+        """Fold a norm, if any, into the linear layer that follows it, then reorder and scale the layer's outputs."""
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-        convolved = norm.endswith("norm1") and self.config.conv_taps > 1
-        if f"{norm}.bias" in state and not convolved:
+        if f"{norm}.bias" in state:
             shift = weight @ state[f"{norm}.bias"]
             bias = shift if bias is None else bias + shift
-        if not convolved:
+        if norm:
             weight = weight * (state[f"{norm}.weight"] * self.root)
         weight = weight[order].T * scale
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
@@ -201,11 +198,9 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Load a model for decoding, on a CPU without torch; returns the weights and `gpt.model_file.FIELDS`.
+    """Load a model for decoding, on a CPU without torch; return the weights and `gpt.model_file.FIELDS`.
 
-    Raises:
-        CheckpointError: see `gpt.model_file.read`.
-        InputError: this machine does not have the device.
+    The errors are those of `gpt.model_file.read` and `gpt.device.to_device`.
     """
     config, state, meta = model_file.read(path)
     if device != "cpu":
