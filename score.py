@@ -119,7 +119,7 @@ def score_in_detail(
     """Score the text; print a JSON line for each character with `--per-char`, fill the page with `--html`."""
     import torch
 
-    from gpt.evaluation import score, totals
+    from gpt.evaluation import make_score, totals
     from reports.score_page import Columns, page
 
     names = [candidate.tokenizer.names for candidate in candidates]
@@ -137,7 +137,7 @@ def score_in_detail(
             text.write(piece.text)
             for column, costs in zip(columns, piece.costs, strict=True):
                 column.add(costs)
-    scores = [score(total) for total in sums]
+    scores = [make_score(total) for total in sums]
     if page_file:
         models = [
             {"name": one.page_name, "mode": describe(one, mode), "figures": figures(own), "vocabulary": tokens}

@@ -58,7 +58,7 @@ def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
-def score(totals: Tensor) -> Score:
+def make_score(totals: Tensor) -> Score:
     """Turn (4,) totals into a `Score`; `bpc` is NaN if the text has no character, only continuation bytes."""
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
@@ -94,7 +94,7 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
-    return score(total)
+    return make_score(total)
 
 
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:

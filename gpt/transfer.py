@@ -17,12 +17,12 @@ def with_context(model: GPT, context: int) -> GPT:
     if model.config.positions == "learned" and context > model.config.context:
         raise ValueError(f"must be at most {model.config.context}, the number of learned positions")
     other = GPT(replace(model.config, context=context), model.vocabulary).to(model.head.weight)
-    init_from(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
+    copy_weights(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
     return other
 
 
 @torch.no_grad()
-def init_from(model: GPT, trained: GPT, token_map: Tensor) -> None:
+def copy_weights(model: GPT, trained: GPT, token_map: Tensor) -> None:
     """Copy the weights of a trained model, whose vocabulary is a part of this model's.
 
     In a text of trained tokens, the logits of trained tokens stay the same. A new token's rows in embedding and head

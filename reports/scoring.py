@@ -98,7 +98,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
     source, size = open_source(checkpoints, options)
     with source as file, Progress("reading", size, "B") as progress:
-        texts, unknown = encode(file, tokenizers, options, progress)
+        texts, unknown = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if unknown:
@@ -121,7 +121,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
     return candidates
 
 
-def encode(
+def encode_text(
     file: IO[bytes], tokenizers: "list[Tokenizer]", options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytearray], int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.

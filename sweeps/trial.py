@@ -11,7 +11,7 @@ from base import run_directory
 from base.errors import InputError
 from conf.hydra_grammar import parse
 from conf.keys import HOW
-from conf.resume import changed, merge_started, read_config
+from conf.merge import changed, merge_started, read_config
 from conf.schema import Config
 from training.devices import rows_per_device
 

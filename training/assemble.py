@@ -14,7 +14,7 @@ from base.errors import InputError
 from conf.plugins import make
 from conf.schema import to_dict
 from data.passages import prompts
-from gpt.transfer import init_from
+from gpt.transfer import copy_weights
 from reports.picture_data import choose_passage
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.metrics import Metrics
@@ -72,7 +72,7 @@ def build_module(plan: RunPlan) -> LitGPT:
     )
     if start := plan.init_model:
         ids = text.tokenizer.encode(start.characters) if start.characters else range(text.tokenizer.size)
-        init_from(module.net, start.model, torch.as_tensor(ids))
+        copy_weights(module.net, start.model, torch.as_tensor(ids))
     return module
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from gpt.checkpoint import is_finite, read, save, write_model
-from training.errors import Diverged
+from training.endings import Diverged
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

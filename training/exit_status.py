@@ -9,7 +9,7 @@ from base import processes, run_directory, run_lock, slurm
 from base.errors import InputError, describe_os_error, one_line
 from base.log import log
 from conf.schema import Config
-from training.errors import Diverged, RunFailed, Stopped
+from training.endings import Diverged, RunFailed, Stopped
 from training.run import main
 
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first

@@ -27,7 +27,7 @@ from reports.terminal import describe, describe_score, describe_training, farewe
 from training.assemble import Callbacks
 from training.callbacks.pictures import Pictures
 from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
-from training.errors import Stopped
+from training.endings import Stopped
 from training.machine import device_kind
 from training.module import LitGPT
 from training.run_plan import RunPlan

@@ -13,7 +13,7 @@ import torch
 
 from base.errors import InputError
 from base.options import spell
-from conf.resume import settings
+from conf.merge import settings
 from conf.schema import Config
 from data.text import Text
 from gpt.config import ModelConfig

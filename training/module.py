@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from conf.schema import Config
 from data.tokenizer import Tokenizer
-from gpt.evaluation import Score, first_totals, measured, score, window_totals
+from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.model_file import FORMAT
 from gpt.optim import lr_at, make_optimizer
-from training.errors import Diverged
+from training.endings import Diverged
 from training.sharding import ShardedMuon, shard, whole
 
 
@@ -181,7 +181,7 @@ class LitGPT(L.LightningModule):
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
-        self.score = score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
+        self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")

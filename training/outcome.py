@@ -11,13 +11,13 @@ from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
 from base.log import log
 from conf.defaults import overrides
-from conf.resume import typed_again
+from conf.merge import typed_again
 from conf.schema import Config
 from gpt.checkpoint import CheckpointError
 from reports.terminal import out_of_memory
 from training.assemble import Callbacks
 from training.devices import rows_per_device
-from training.errors import Diverged, RunFailed, Stopped, is_lost_process
+from training.endings import Diverged, RunFailed, Stopped, is_lost_process
 from training.module import LitGPT
 from training.run_plan import RunPlan
 from training.summary import Summary, write_summary

@@ -11,8 +11,8 @@ from base.errors import InputError, one_line, printable
 from base.files import remove_unfinished
 from base.log import log
 from base.options import spell
+from conf.merge import check_unchanged, merge_resumed, read_config, settings, typed_again
 from conf.plugins import checked
-from conf.resume import check_unchanged, merge_resumed, read_config, settings, typed_again
 from conf.schema import Config, to_yaml
 
 if TYPE_CHECKING:

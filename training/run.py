@@ -10,7 +10,7 @@ from base import processes, run_directory
 from base.errors import printable
 from base.log import log, to_file
 from base.progress import Progress
-from conf.resume import RULES, merge_started
+from conf.merge import RULES, merge_started
 from conf.schema import Config, to_yaml
 from data.downloads import cache_dir
 from training.devices import share_out

@@ -10,7 +10,7 @@ from typing import Any
 
 from base.files import write_text
 from conf.keys import HOW, leaves
-from conf.resume import settings
+from conf.merge import settings
 from conf.schema import Config, to_dict
 from gpt.evaluation import Score, measured
 from training.machine import untrained

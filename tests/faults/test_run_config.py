@@ -20,8 +20,8 @@ import yaml
 from base import run_lock
 from base.errors import InputError
 from conf.files import CONF
+from conf.merge import read_config
 from conf.plugins import make
-from conf.resume import read_config
 from conf.schema import MAX_YAML, Config, to_yaml
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, one_line

@@ -21,7 +21,7 @@ from gpt.config import ModelConfig, OptimConfig
 from gpt.evaluation import predictions, surprisals
 from gpt.model import GPT
 from gpt.optim import make_optimizer
-from gpt.transfer import init_from
+from gpt.transfer import copy_weights
 from tests.reference.models import MIXED, PLACES, name, tiny
 
 V = 11
@@ -93,7 +93,7 @@ def test_evaluation_brings_its_sums_home(config: ModelConfig) -> None:
 
 def test_a_trained_model_is_taken_over_and_batches_are_made_there() -> None:
     model = build(tiny())
-    init_from(model, build(tiny(context=5)), torch.arange(V, device=DEVICE))
+    copy_weights(model, build(tiny(context=5)), torch.arange(V, device=DEVICE))
     assert model.head.weight.device == DEVICE
     for dtype in (torch.uint8, torch.int32):
         text = torch.empty(500, dtype=dtype, device=DEVICE)

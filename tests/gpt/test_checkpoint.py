@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conf.resume import settings
+from conf.merge import settings
 from conf.schema import Config
 from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_checkpoint, read, save, write_model
 from gpt.config import ModelConfig

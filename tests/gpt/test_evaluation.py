@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.batches import evaluation_windows
-from gpt.evaluation import Score, evaluate, first_totals, predictions, score, surprisals, window_totals
+from gpt.evaluation import Score, evaluate, first_totals, make_score, predictions, surprisals, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference import model as reference
@@ -98,7 +98,7 @@ def test_the_first_character_costs_the_logarithm_of_the_vocabulary() -> None:
     alone = evaluate(build(), iter(()), TOKENS[0], TOKEN_SIZES)  # all of its text
     assert (alone.tokens, alone.characters, alone.bytes) == (1, 1, 1)
     assert alone.loss == pytest.approx(math.log(len(ALPHABET)), rel=1e-12)
-    no_characters = score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))  # of bytes that begin none
+    no_characters = make_score(torch.tensor([3.0, 2, 0, 2], dtype=torch.float64))  # of bytes that begin none
     assert math.isnan(no_characters.bpc) and (no_characters.loss, no_characters.characters) == (1.5, 0)
 
 

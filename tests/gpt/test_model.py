@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpt.config import ModelConfig
 from gpt.model import GPT, Block
-from gpt.transfer import init_from, with_context
+from gpt.transfer import copy_weights, with_context
 from tests.conftest import refusal
 from tests.reference import model as reference
 from tests.reference.models import ALL, SOME, fill, name, normal, tiny, tolerance
@@ -249,7 +249,7 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
         old = trained(tokens)
         for characters in ("bdf", "abdf", "bcdf", "bdfg", "abcdefg"):
             model, places = build(config, 1, len(characters)), torch.tensor([characters.index(old) for old in "bdf"])
-            init_from(model, trained, places)
+            copy_weights(model, trained, places)
             new = model(places[tokens])
             assert old.std() > 0.05
             for place, character in enumerate(characters):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import combinations
+from conf.merge import changed
 from conf.overrides import split_literals
-from conf.resume import changed
 from sweeps.submit import launch_trials
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
 from tests.conf.test_defaults import compose

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from training.errors import Stopped
+from training.endings import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:

@@ -1,4 +1,4 @@
-from conf.resume import check_unchanged, merge_resumed, merge_started, settings
+from conf.merge import check_unchanged, merge_resumed, merge_started, settings
 from conf.schema import Config, from_dict, to_dict
 from gpt.config import ModelConfig
 from tests.conftest import refusal
