@@ -287,7 +287,7 @@ def repeated_exactly(text: str, seed: int, arguments: list[str]) -> dict[str, An
 
 
 def kill(folder: str, *arguments: str) -> None:
-    """InitModel a run and kill it as soon as it has saved for the first time."""
+    """Start a run and kill it as soon as it has saved for the first time."""
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -33,7 +33,7 @@ WORDS = "the of and a to in is you that it he was for on are as with his they I 
 
 
 def start_server() -> subprocess.Popen:
-    """InitModel an empty S3 server and let this process and those that it starts find it."""
+    """Start an empty S3 server and let this process and those that it starts find it."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -75,7 +75,7 @@ def print_communication() -> None:
 
 
 def run(text: Path, place: Path, steps: int, model: str, *arguments: str) -> subprocess.Popen:
-    """InitModel a run with one thread a process."""
+    """Start a run with one thread a process."""
     return subprocess.Popen(
         [
             sys.executable, ROOT / "train.py", f"data.path={text}", "data.split=[0.96,0.02,0.02]", f"model={model}",

@@ -120,7 +120,7 @@ def run_bare(text: str) -> dict[str, float]:
     batches = TextDataModule(data, config.data, config.model.context, config.seed)
     tokens = torch.from_numpy(data.train[: budget.NUM_EVALUATED].astype("int64"))
     precision = machine.choose_precision("auto", "cpu")[0]
-    cost = budget.measure(module, batches, tokens, accelerator="cpu", devices=1, precision=precision)
+    cost = budget.measure(module, batches, tokens, 60.0, accelerator="cpu", devices=1, precision=precision)
     speed = config.data.batch * config.model.context / cost.step
     return {"characters_per_second": speed, "gflops": speed * module.net.flops_per_token() / 1e9, **peak()}
 

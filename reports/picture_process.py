@@ -1,7 +1,7 @@
 """Render plots in another process, so that training does not wait for matplotlib.
 
 `python -m reports.picture_process PARENT NICENESS` reads pickled pairs from standard input: the name of a function in
-reports/pictures.py, and its arguments. For each pair it writes a pickled PNG, or an error as a string.
+reports/pictures.py, and its arguments. For each pair it writes to standard output a pickled PNG, or an error as a str.
 """
 
 import os
@@ -23,7 +23,7 @@ NICENESS = 19  # lowest priority: training comes first
 
 
 def serve(parent: int, niceness: int) -> None:
-    """Render until standard input ends; on Linux, also end when the process `parent` ends, even if it is killed."""
+    """Render until standard input ends. On Linux, also end when the process `parent` ends, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # training handles Ctrl-C and ends this process
     processes.end_with(parent)
     if hasattr(os, "nice"):
@@ -47,14 +47,14 @@ def serve(parent: int, niceness: int) -> None:
 
 
 class Renderer:
-    """The rendering process: `wanted` takes plots of `picture_data.plots`, `drawn` returns them with a PNG or error."""
+    """The rendering process: put plots of `picture_data.plots` into `wanted`, get (plot, PNG or error) from `drawn`."""
 
     def __init__(self) -> None:
         self.complaints = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reports.picture_process", str(os.getpid()), str(NICENESS)],
             cwd=Path(__file__).parents[1],
-            # Use one core; a notebook may have set a matplotlib backend that is not installed.
+            # Use one core. Set the backend: a notebook's MPLBACKEND may name one that is not installed here.
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ class Renderer:
         )
         self.wanted: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.drawn: queue.SimpleQueue[tuple[dict[str, Any], bytes | str]] = queue.SimpleQueue()
-        # Reading and writing the pipes may block, so a thread does both.
+        # A thread reads and writes the pipes, because both may block.
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
 
@@ -78,23 +78,20 @@ class Renderer:
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (OSError, EOFError, pickle.UnpicklingError):
-                self.drawn.put((picture, self._why()))
+                self.complaints.seek(0)
+                last_line = self.complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
+                reason = f": {last_line}" if last_line else ""
+                self.drawn.put((picture, f"the process that draws has ended{reason}"))
                 return
             self.drawn.put((picture, answer))
 
-    def _why(self) -> str:
-        """Return the last line of the process' standard error."""
-        self.complaints.seek(0)
-        said = self.complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
-        return "the process that draws has ended" + (f": {said}" if said else "")
-
     def end(self) -> None:
-        """End the process, whether all is rendered or not."""
+        """End the process; the plots that are not rendered yet are lost."""
         self.wanted.put(None)
         self.process.kill()
-        self.thread.join()  # returns, because the killed process has closed the pipe
+        self.thread.join()  # does not block: the killed process has closed the pipes
         with suppress(BrokenPipeError), self.process, self.complaints:
-            pass  # leaving the block closes the pipes and waits for the process
+            pass  # leaving the block closes the files and waits for the process
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ COLUMNS = ("name", "status", "steps", "loss", "text")
 
 
 def run_list() -> str:
-    """Return a table of all runs, ordered by when their summary.json was written, the newest last."""
+    """Return a table of all runs in the order in which their summary.json was written, the newest last."""
     files = [file for depth in ("*", "*/*") for file in run_directory.RUNS.glob(f"{depth}/summary.json")]
     runs = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
     rows = [COLUMNS, *map(_row, runs)]
@@ -22,7 +22,7 @@ def run_list() -> str:
 def _row(run: Path) -> tuple[str, ...]:
     summary = run_directory.summary_of(run)
     status, loss = str(summary.get("status")), summary.get("val_loss")
-    with suppress(OSError):  # in a read-only directory no lock can be tried
+    with suppress(OSError):  # the lock cannot be tried in a read-only directory
         if status == "running" and not run_lock.in_use(run):
             status = "killed"
     return (

@@ -3,24 +3,21 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from base.log import log
 from base.processes import command
 from conf.schema import Config
+from data.batches import num_validated
+from data.text import Text
 from gpt.config import ModelConfig
 from gpt.evaluation import Score
 
-if TYPE_CHECKING:
-    from data.text import Text
-
-# A window of memorised text costs 11 to 16 nats in all: the first characters do not show which part it is.
+# A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
 MEMORISED_NATS = 25  # with a margin
-CUSTOM_SCALARS = "#custom_scalars&_smoothingWeight=0"  # end of the address of TensorBoard's page CUSTOM SCALARS
 
 
 def describe_score(name: str, score: Score, characters: int, context: int, which: str) -> str:
-    """Return a line with a loss and how it was measured; `which` names the model, the split has `characters`."""
+    """Return a line with a loss and how it was measured: on which model, and on how many `characters` of the split."""
     counted = f"{score.characters:,}"
     part = f"all {counted}" if score.characters == characters else f"{counted} evenly spaced of {characters:,}"
     bits = f"{score.bpc:.4f} bits per character"
@@ -45,12 +42,12 @@ def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> No
     log.info(f"more text  {command('python')} sample.py {shlex.quote(str(run))}")
     if watched:
         log.info(f"watch      {command('tensorboard')} --logdir {shlex.quote(str(run.parent))}")
-        log.info(f"           the curves are at the address that it prints, with {CUSTOM_SCALARS}")
+        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
 
 
 def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[str, str]:
     """Return an error line, and the override to try: a smaller micro-batch, or half the context for a single window."""
-    # Floats per character that the forward pass stores for the backward pass, by the shapes in gpt/model.py
+    # Floats per token that the forward pass stores for the backward pass, by the shapes in gpt/model.py
     floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
     size = 4 * windows * model.context * floats / 2**30
     need = f"{windows} windows of {model.context} need about {size:.2g} GiB for activations"
@@ -62,10 +59,8 @@ def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[st
     return line, f"model.context={max(1, model.context // 2)}"
 
 
-def introduce(run: Path, config: Config, text: "Text", machine: str, parameters: int, notes: list[str]) -> None:
+def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: list[str]) -> None:
     """Log text, model, machine, validation and notes before the first step."""
-    from data.batches import num_validated
-
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
     log.info(
@@ -89,7 +84,7 @@ def introduce(run: Path, config: Config, text: "Text", machine: str, parameters:
     log.info(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
 
 
-def describe(text: "Text") -> str:
+def describe(text: Text) -> str:
     """Return the sizes of the splits and of the vocabulary in one line."""
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"

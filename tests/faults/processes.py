@@ -50,7 +50,7 @@ _server.set_forkserver_preload(
 
 
 def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """InitModel a process of the server's that calls `target`."""
+    """Start a process of the server's that calls `target`."""
     with chdir(ROOT):  # from where the server, at its first start, loads what is ours
         process = _server.Process(target=target, args=arguments)
         process.start()
@@ -231,7 +231,7 @@ def _run(
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
-    """InitModel `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
+    """Start `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *tiny(arguments)],
         stdout=subprocess.PIPE,

@@ -71,7 +71,7 @@ def hosts(workplace: Path) -> Iterator[tuple[Host, Host]]:
 
 
 def job(host: Host, command: str, *arguments: str) -> Process:
-    """InitModel one host's part of a run: a command of the documentation, with the steps cut and one process a host."""
+    """Start one host's part of a run: a command of the documentation, with the steps cut and one process a host."""
     number = int(host.address[-1]) - 1
     given = command.replace("node1", "10.117.0.1").replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
     if "c10d" in command:  # these hosts have addresses, but no names to know themselves by
