@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, sample_speed
-from benchmarks.parse_share import CUTS, cut, interval, parses, table
+from benchmarks.parse_share import CUTS, cut, interval, parses
 from gpt.config import ModelConfig
 from tests.conf.test_defaults import compose
 from tests.reference.capture import record
@@ -43,6 +43,3 @@ def test_pieces_of_source() -> None:
     assert cut("def f():\n    pass\n\n\ndef g():\n    pa", blank) == "def f():\n    pass\n\n\n"
     assert cut("def f(): pass", lines) == cut("def f():\n    pass\n", blank) == ""
     assert interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    good, half, bad = "x = 1\n\n", "x = 1\n\n(\n", "(\n\n"
-    rows = [row.split(" | ")[1:4] for row in table({"some": [good, half, half, bad]}).splitlines()[2:]]
-    assert rows == [["at its last line break", "1 of 4", "25.0%"], ["at its last blank line", "3 of 4", "75.0%"]]

@@ -75,12 +75,8 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.
     Path("runs/evil/pwn.py").write_text("def main(**_): open('got-in', 'w')\n")
     monkeypatch.syspath_prepend(Path.cwd())  # as in the project, whose runs/ it is
     monkeypatch.setenv("CLASS", "runs.evil.pwn.main")
-    whole, files = run.read_text(), set(Path().rglob("*"))
-
-    def left() -> set[Path]:
-        return {path for path in Path().resolve().parent.rglob("*") if path.name in ("got-in", "escaped")}
-
-    before = left()  # of other tests
+    whole, files, around = run.read_text(), set(Path().rglob("*")), Path().resolve().parent
+    before = {*around.rglob("got-in"), *around.rglob("escaped")}  # of other tests
     for group, entries in REFUSED:
         run.write_text(whole)
         changed(run, **{group: entries})
@@ -93,7 +89,7 @@ def test_plug_ins_are_those_of_conf(run: Path, train: Call, monkeypatch: pytest.
         (logger,) = make("logger", read_config(Path("runs/first")).logger, save_dir="runs/first")
         assert type(logger).__name__ in ("TensorBoardLogger", "CSVLogger")
         assert Path(logger.log_dir).resolve().is_relative_to(Path("runs/first").resolve()), entries
-        assert left() == before
+        assert {*around.rglob("got-in"), *around.rglob("escaped")} == before
 
 
 def test_a_callback_of_one_s_own_is_a_file(run: Path, train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
