@@ -64,7 +64,7 @@ def run_sweep(trials: list[Trial], finished: set[str], run: Runner) -> int:
         outcomes[trial.name] = result
         write_table(sweep, trials, outcomes)
         progress.update(1)
-        log.info(f"{number[trial.name]}  {describe(trial, result)}")
+        log.info(f"{number[trial.name]}  {describe(trial, outcomes)}")
 
     fresh = not table.parent.exists()
     table.parent.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,7 @@ class SearchRun:
             self.study.tell(trial.number, state=self.states.PRUNED)
         self.write_table()
         self.progress.update(1)
-        log.info(f"{trial.name} of {self.search.config.trials}  {describe(trial, result)}")
+        log.info(f"{trial.name} of {self.search.config.trials}  {describe(trial, self.outcomes)}")
 
     def write_table(self) -> list[dict[str, str]]:
         """Write sweep.csv and return its rows."""

@@ -75,10 +75,13 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
     log.info(f"table      {table}")
 
 
-def describe(trial: Trial, result: Outcome) -> str:
-    """Describe in one line how a trial has ended."""
+def describe(trial: Trial, outcomes: Mapping[str, Outcome]) -> str:
+    """Describe in one line how a trial has ended; a full or read-only disk, which fails all trials, only once."""
+    result = outcomes[trial.name]
     if result.status == "failed":
-        return f"failed: {result.reason} ({trial.directory / 'console.log'})"
+        others = [each.reason.replace(name, "") for name, each in outcomes.items() if name != trial.name]
+        again = "could not be written" in result.reason and result.reason.replace(trial.name, "") in others
+        return f"failed: {'as before' if again else result.reason} ({trial.directory / 'console.log'})"
     summary = run_directory.summary_of(trial.directory)
     if summary.get("val_loss") is None:
         return result.status
