@@ -4,7 +4,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, one_line, printable
@@ -14,9 +14,6 @@ from base.options import spell
 from conf.merge import check_unchanged, merge_resumed, read_config, settings, typed_again
 from conf.plugins import checked
 from conf.schema import Config, to_yaml
-
-if TYPE_CHECKING:
-    from training.run_plan import RunPlan
 
 
 def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
@@ -141,18 +138,17 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
     return ResumePoint(path, contents)
 
 
-def check_resumed(plan: "RunPlan", allow: list[str]) -> None:
-    """Compare a resumed run with its checkpoint, or else its config.yaml; refuse differences that are not in `allow`.
+def check_resumed(run: Path, now: dict[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
+    """Compare the fingerprint `now` with the checkpoint's, or else config.yaml; refuse differences not in `allow`.
 
-    Then repair its directory: a killed process may have left unfinished files, or models of another step.
+    Then repair the directory: a killed process may have left unfinished files, or models of another step.
     """
     from training.checkpoint_files import restore_names
 
-    now, point = plan.conditions, plan.resume_point
-    before = point.conditions if point else now | settings(read_config(plan.directory))
+    before = point.conditions if point else now | settings(read_config(run))
     if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
-    remove_leftovers(plan.directory)
+    remove_leftovers(run)
     if point:
         restore_names(point.path, point.contents)
 

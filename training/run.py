@@ -64,7 +64,7 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     config = replace(config, name=name, resume=None, allow=[])
     plan = RunPlan(run, config, keys, text, runtime, start, point, resumed is not None, resume is None, started)
     if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
-        check_resumed(plan, allow)
+        check_resumed(run, plan.conditions, point, allow)
     return plan if plan.is_over else settle_by_trial(plan)
 
 
