@@ -55,10 +55,10 @@ def occurrences(text: Text) -> Tensor:
 
 
 def to_guess(text: str, trained: str, characters: str) -> list[str]:
-    """Choose passages of `characters` only, from an unindented line on. No quarter of a passage occurs in `trained`."""
+    """Choose passages of `characters` only that begin at a line. No quarter of a passage occurs in `trained`."""
     found: list[str] = []
     free = 0  # first position of the next passage, so that passages are spread over the text
-    for line in re.finditer(r"(?<=\n)\S", text):
+    for line in re.finditer(r"(?<=\n).", text):
         passage = text[line.start() : line.start() + TO_GUESS]
         usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
         if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):

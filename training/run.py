@@ -96,7 +96,8 @@ def settle_by_trial(plan: "RunPlan") -> "RunPlan":
         if plan.config.minutes is not None and not plan.resumed:
             return settle_minutes(plan)
         if steps < MIN_STEPS and not plan.resume_point and not start:
-            note = f"trainer.max_steps={steps}: {too_few(steps)}; {MIN_STEPS} would be enough to begin with"
+            enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
+            note = f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
             plan = replace(plan, notes=(note,))
         return try_compiling(plan)
 

@@ -26,10 +26,8 @@ def try_compiling(plan: RunPlan) -> RunPlan:
     config, runtime = plan.config, plan.runtime
     if config.compile == "false":
         return plan
-    if config.minutes is None:  # the time budget has its own line
-        log.info("compiling  about 20 seconds the first time, a few after that")
     try:
-        with Progress("compiling"):
+        with Progress("compiling, about 20 seconds the first time"):
             _take_steps(plan, WARMUP_STEPS + 1 if config.compile == "graph" else 1)
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):

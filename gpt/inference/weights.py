@@ -91,7 +91,7 @@ class Weights:
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
-        convolved = config.conv_taps > 1  # the convolution then takes norm1, and q|k|v follows no norm
+        convolved = config.conv_taps > 1  # norm1 is then folded into the convolution, not into q|k|v
         self.layers = [
             Layer(
                 self._convolution(state, block) if convolved else None,
@@ -119,10 +119,10 @@ class Weights:
     ) -> Linear:
         """Fold a norm, if any, into the linear layer that follows it, then reorder and scale the layer's outputs."""
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-        if f"{norm}.bias" in state:
-            shift = weight @ state[f"{norm}.bias"]
-            bias = shift if bias is None else bias + shift
         if norm:
+            if f"{norm}.bias" in state:
+                shift = weight @ state[f"{norm}.bias"]
+                bias = shift if bias is None else bias + shift
             weight = weight * (state[f"{norm}.weight"] * self.root)
         weight = weight[order].T * scale
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)

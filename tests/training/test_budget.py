@@ -105,7 +105,7 @@ def test_fewer_characters_evaluated_and_shorter_samples_where_time_is_short() ->
     less = work.within(10.0, cost)
     assert (less.val_tokens, less.sample_length) == (2.5 * 2**17, 78)
     besides = (
-        OVERHEAD_SECONDS + (2**16 * (VALIDATIONS - 1) + 2.5 * 2**17) * 2**-17 + 78 * (2 * VALIDATIONS + 1) * 2**-10
+        OVERHEAD_SECONDS + (2**15 * (VALIDATIONS - 1) + 2.5 * 2**17) * 2**-17 + 78 * (2 * VALIDATIONS + 1) * 2**-10
     )
     assert less.seconds(cost, VALIDATIONS) == pytest.approx(besides)
     least = work.within(-3.0, cost)
