@@ -15,7 +15,7 @@ from data.text import ShardedTokens
 
 CHUNK = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
-VALIDATION_CHARACTERS = 2**15  # tokens of the validation split that are evaluated before the last step
+VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
 EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
@@ -24,11 +24,8 @@ def train_batch(
 ) -> torch.Tensor:
     """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
 
-    `tokens` is one-dimensional, of any integer type, or in shards. `batch` counts the windows of a step over all
-    micro-batches and ranks, of which `rows` are returned: (rows, context + 1) int64.
-
-    Raises:
-        ValueError: the text holds no window of context + 1 tokens.
+    `tokens` is one-dimensional, of any integer type, or in shards, and longer than `context`. `batch` is the number of
+    windows of a step over all micro-batches and ranks. The result is (rows, context + 1) int64.
     """
     if not isinstance(tokens, np.ndarray):
         return torch.from_numpy(tokens.windows(seed, step, batch, context, rows))
@@ -38,23 +35,22 @@ def train_batch(
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
     """Copy a text to a GPU with 1 or 4 bytes per token. Return `tokens` if the copy would exceed `max_bytes`."""
-    narrow = tokens.dtype == np.uint8
-    if len(tokens) * (1 if narrow else 4) > max_bytes:
-        return tokens
     # CUDA has no gather for uint16.
-    resident = torch.empty(len(tokens), dtype=torch.uint8 if narrow else torch.int32, device=device)
+    dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
+    if len(tokens) * size > max_bytes:
+        return tokens
+    resident = torch.empty(len(tokens), dtype=torch.uint8 if size == 1 else torch.int32, device=device)
     for start in range(0, len(tokens), CHUNK):
-        piece = np.array(tokens[start : start + CHUNK], np.uint8 if narrow else np.int32)
-        resident[start : start + CHUNK] = torch.from_numpy(piece)
+        resident[start : start + CHUNK] = torch.from_numpy(np.array(tokens[start : start + CHUNK], dtype))
     return resident
 
 
 def batches_on_device(
     tokens: torch.Tensor, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches that `train_batch` returns from `step` on, from a text on a GPU.
+    """Yield the batches of `train_batch` for `step`, `step` + 1 and so on, from a text on a GPU.
 
-    Only the starts of the windows are copied to the GPU, for many steps at once.
+    The windows are gathered on the GPU: only their starts are copied there, for `STEPS` steps at once.
     """
     window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
     while True:
@@ -66,9 +62,10 @@ def batches_on_device(
 
 
 def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of a validation split to evaluate: at most `most`.
+    """Return how many of the `split` tokens of a validation split to evaluate, at most `most`.
 
-    The last validation covers the whole split if the run has trained on at least as many tokens.
+    Validations during training evaluate at most `VALIDATION_CHARACTERS`. The last one evaluates the whole split if the
+    run has trained on at least as many tokens.
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
@@ -98,17 +95,15 @@ def evaluation_windows(
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: tokens from one window to the next; None is `context`.
+        stride: tokens from one window to the next, at least 1; None, like the maximum, is `context`.
         rank: rank of this process; together the ranks count every target once.
         ranks: number of processes that share the work.
-        most: maximum number of counted targets. The first window is always taken, the others are evenly spaced.
+        most: maximum number of counted targets; the windows are then evenly spaced. The first one is always included,
+            with all its targets.
 
     Yields:
         inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
         same number of batches. Padding holds any tokens of the text and is not counted.
-
-    Raises:
-        ValueError: a stride below 1 or above `context`.
     """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:

@@ -1,4 +1,4 @@
-"""Options of the text. Imports nothing heavy."""
+"""Define the options of the text and its batches. Imports nothing heavy."""
 
 import codecs
 from dataclasses import dataclass

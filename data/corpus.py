@@ -19,7 +19,9 @@ from typing import IO
 from base.errors import InputError, printable
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
-Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # downloads a file to a path; deletes it when it is closed
+RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks
+Tick = Callable[[int], object]  # called after each read with the number of bytes
+Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # opens a downloaded copy; deletes it at the end
 
 
 class DataError(InputError):
@@ -31,10 +33,10 @@ class Document:
     """One text of a corpus."""
 
     name: str  # path within the corpus
-    path: Path  # of the file; where to put the temporary copy of a remote document
-    member: str | None = None  # name of the document inside the zip `path`
+    path: Path  # path of the file; for a remote document, of the temporary copy
+    member: str | None = None  # name of the document if `path` is a zip
     address: str = ""  # address of a remote document
-    fetch: Fetch | None = None  # downloads a remote document
+    fetch: Fetch | None = None  # downloads a remote document to `path` and opens it
 
     @property
     def label(self) -> str:
@@ -43,7 +45,7 @@ class Document:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open for reading bytes; raise `DataError` if the file cannot be opened or read."""
+        """Open the document for reading bytes."""
         if self.fetch:
             with self.fetch(self.path) as file:
                 yield file
@@ -67,19 +69,19 @@ class Corpus:
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
     documents: tuple[Document, ...]  # sorted by name
     encoding: str | None  # of the files; None reads bytes
-    python: str = ""  # version of Python if this is its standard library; `without_rulers` then drops some lines
+    python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
 
     def size(self) -> int:
-        """Bytes of all files; a zip counts with its compressed size."""
-        return sum(document.path.stat().st_size for document in self.documents)
+        """Return the number of bytes of all files; of a zip, the compressed size."""
+        return sum(size for size, _ in self.stamps())
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Size and modification time of each file: they differ when a file has changed."""
+        """Return the size and modification time of each file; comparing them detects a changed file."""
         stats = [document.path.stat() for document in self.documents]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
-    def digest(self, tick: Callable[[int], object] = lambda size: None) -> str:
-        """SHA-256 of the names and bytes of all documents, in hexadecimal; of a single document, without its name."""
+    def digest(self, tick: Tick = lambda size: None) -> str:
+        """Hash the names and bytes of all documents: SHA-256 in hexadecimal. A single document's name is left out."""
         total = hashlib.sha256()
         for document in self.documents:
             with document.open() as file:
@@ -88,15 +90,12 @@ class Corpus:
                     hashed.update(chunk)
                     tick(len(chunk))
                 content = hashed.hexdigest()
-            name = document.name if len(self.documents) > 1 else ""  # a renamed file is the same text
+            name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
             total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
 
-    def read(self, document: Document, tick: Callable[[int], object] = lambda size: None) -> Iterator[str | bytes]:
-        """Stream a document: chunks of str, or of bytes if `encoding` is None.
-
-        Raise `DataError` if the file cannot be read or is not in `encoding`; the message has the offset in the file.
-        """
+    def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
+        """Read a document in chunks: str, or bytes if `encoding` is None."""
         with document.open() as file:
             if self.python:
                 source = file.read()
@@ -112,16 +111,11 @@ class Corpus:
 
 
 def decode(
-    file: IO[bytes],
-    name: Path | str,
-    encoding: str,
-    tick: Callable[[int], object] = lambda size: None,
-    option: str = "data.encoding=",
+    file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
 ) -> Iterator[str]:
-    """Decode a file in chunks, without byte order mark, with LF line ends; `tick` gets the number of bytes read.
+    """Decode a file in chunks, without byte order mark, with LF line ends.
 
-    If the file is not in `encoding`, or no such encoding exists, raise a `DataError` with the `name` of the file and
-    the `option` that sets the encoding.
+    `name` is the name of the file and `option` the option that sets the encoding, both for error messages.
     """
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
@@ -141,7 +135,7 @@ def decode(
         yield decoder.decode(b"", final=True)
         return
     except UnicodeDecodeError as error:
-        # error.object may begin with the end of the chunk before. It ends at `offset`, where reading stopped.
+        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
@@ -159,7 +153,7 @@ def decode(
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Return `le` or `be` if every second byte is often NUL, as in UTF-16 without a byte order mark; else nothing."""
+    """Guess the byte order of UTF-16 without a byte order mark, where every second byte is often NUL: le, be or ""."""
     first, second = chunk[::2].count(0), chunk[1::2].count(0)
     if bool(first) == bool(second) or first + second < len(chunk) / 100:
         return ""
@@ -167,15 +161,12 @@ def utf16_order(chunk: bytes) -> str:
 
 
 def is_binary(chunk: bytes) -> bool:
-    """Whether bytes hold a NUL or more than 1 % control characters, as text in a superset of ASCII does not."""
+    """Whether bytes hold a NUL or over 1 % control characters, which a text in a superset of ASCII does not."""
     controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
-RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal punctuation marks of ASCII
-
-
 def without_rulers(source: str) -> str:
-    """Drop comment lines and rulers (five or more equal punctuation marks): models repeat them endlessly in samples."""
+    """Drop lines with a comment only or with a ruler, such as `-----`: models repeat them endlessly in samples."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))

@@ -15,11 +15,11 @@ from data.config import DataConfig
 from data.text import Text
 
 ENDLESS = 2**40
-RESIDENT = 0.25  # fraction of a GPU's free memory that a text may take
+RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
 
 
 class _Batches(IterableDataset):
-    """Iterate over the batches that `make` returns; each pass calls `make` once."""
+    """Make an iterable dataset from a function; each pass iterates over the result of a new call."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -30,14 +30,14 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """Return a constant. There is one endless epoch, and Lightning can resume within it only if it has a length."""
+        """Return a constant. Training is one endless epoch, in which Lightning resumes only if it has a length."""
         return ENDLESS
 
 
 class TextDataModule(L.LightningDataModule):
     """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
 
-    If the text fits into the memory of a CUDA GPU, it is copied to the GPU, and the GPU gathers the batches.
+    A training text of at most `RESIDENT` of a CUDA GPU's free memory is copied to the GPU, which gathers the batches.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -46,7 +46,7 @@ class TextDataModule(L.LightningDataModule):
         self.first_validation_token = int(text.validation[0])
 
     def train_dataloader(self) -> DataLoader:
-        """Load this device's rows of every batch from the current step on."""
+        """Load this device's rows of every batch, starting at the current step."""
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)

@@ -17,8 +17,8 @@ class Download:
     """A built-in corpus on the web."""
 
     url: str
-    sha256: str  # of the file
-    member: str | None = None  # name of the text if the file is a zip
+    sha256: str  # of the downloaded file
+    member: str | None = None  # name of the text in the file, if that is a zip
 
 
 DOWNLOADS = {
@@ -37,7 +37,7 @@ DOWNLOADS = {
         "text8",
     ),
 }
-NAMES = {"shakespeare": "tiny Shakespeare"}  # in messages, if not the key
+NAMES = {"shakespeare": "tiny Shakespeare"}  # names in messages, where they differ from the key
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -46,22 +46,15 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def download(name: str, folder: Path) -> Path:
-    """Return the file of `DOWNLOADS[name]` in `folder`. Download it if it is missing, and check its sha256."""
+    """Return the path of the corpus `name` in `folder`. Download it if it is missing or its sha256 is wrong."""
     remote = DOWNLOADS[name]
     file_name = name + (".zip" if remote.member else ".txt")
     pooch.get_logger().setLevel(logging.WARNING)
     try:
         with Progress(f"downloading {name}", unit="B") as progress:
-            return Path(
-                pooch.retrieve(
-                    remote.url,
-                    known_hash=f"sha256:{remote.sha256}",
-                    fname=file_name,
-                    path=folder,
-                    downloader=pooch.HTTPDownloader(progressbar=progress, timeout=30, chunk_size=CHUNK),
-                )
-            )
-    except (OSError, ValueError) as error:  # every error of requests is an OSError; ValueError: a wrong checksum
+            downloader = pooch.HTTPDownloader(progressbar=progress, timeout=30, chunk_size=CHUNK)
+            return Path(pooch.retrieve(remote.url, f"sha256:{remote.sha256}", file_name, folder, downloader=downloader))
+    except (OSError, ValueError) as error:  # requests raises OSErrors, pooch a ValueError for a wrong checksum
         raise DataError(
             f"data.corpus={name}: cannot download {remote.url} to {printable(folder / file_name)}: {_reason(error)}; "
             "or get the text in another way and name it with data.path="

@@ -1,44 +1,52 @@
 """Read a corpus twice: first to make the tokenizer, then to encode the text into files.
 
-The folder of an encoded text has `meta.json` and `train.bin`, `validation.bin`, `test.bin`: the tokens as uint8 or
-uint16.
+The folder of an encoded text has `meta.json` and, with the tokens as uint8 or uint16, `train.bin`, `validation.bin` and
+`test.bin`.
 """
 
+import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from base.errors import printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress
-from data.corpus import Corpus, DataError
+from data.corpus import Corpus, DataError, Tick
 from data.splits import SPLITS, Part, split_documents
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
-FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
+FORMAT = 1  # part of `fingerprint_of`: raise it when the same text would be split or encoded differently
 DAY_SECONDS = 86_400
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]]  # tokens and number of characters of each split
 
 
-def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> tuple[list[int], str]:
+def fingerprint_of(*settings: Any) -> str:
+    """Hash what determines an encoded text."""
+    return hashlib.sha256(json.dumps([FORMAT, *settings]).encode()).hexdigest()
+
+
+def scan(corpus: Corpus, tick: Tick = lambda size: None) -> tuple[list[int], str]:
     """First pass: return the length of each document, and the sorted distinct characters (or bytes) of all."""
-    sizes, single, seen = [], b"", np.zeros(0x110000, bool)  # `single`: distinct bytes of ASCII or binary chunks
+    sizes, seen = [], np.zeros(0x110000, bool)  # `seen`: whether each code point occurs
+    single = b""  # distinct characters of ASCII chunks, or distinct bytes
     for document in corpus.documents:
         size = 0
         for chunk in corpus.read(document, tick):
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                if not seen.take(points, mode="clip").all():  # far faster than writing each time
+                if not seen.take(points, mode="clip").all():  # reading is far faster than writing
                     seen[points] = True
             else:
                 raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # `translate` deletes the bytes that are in `single` already, which is far faster than a set of all.
+                # First delete the bytes that are in `single` already: far faster than a set of the whole chunk.
                 single += bytes(set(raw.translate(None, single)))
         sizes.append(size)
     seen[list(single)] = True
@@ -46,7 +54,7 @@ def scan(corpus: Corpus, tick: Callable[[int], object] = lambda size: None) -> t
 
 
 def make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bool) -> Tokenizer:
-    """Make the tokenizer of a corpus. If documents are `joined`, its vocabulary has the newline between them."""
+    """Make the tokenizer of a corpus. If documents are `joined`, add the newline that separates them."""
     if not characters:
         raise DataError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -62,11 +70,11 @@ def make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bo
 
 
 def encode_parts(
-    corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Callable[[int], object] = lambda size: None
+    corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick = lambda size: None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Second pass: yield (split, tokens) in the order of the text, with a newline between the documents of a split.
+    """Second pass: yield (split, tokens) in the order of the text, with a newline between the parts of a split.
 
-    `parts_of` has the parts of each document.
+    `parts_of` lists the parts of each document.
     """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
@@ -86,10 +94,7 @@ def encode_parts(
 def encode_corpus(
     corpus: Corpus, stamps: list[tuple[int, int]], shares: list[float], extra_chars: str, folder: Path
 ) -> Encoded:
-    """Encode a corpus into `folder`, atomically. `stamps` are those of its files when they were hashed.
-
-    Raise `DataError` if the text cannot be read or used, `OSError` if the cache cannot be written.
-    """
+    """Encode a corpus into `folder`, atomically. `stamps` are the corpus's stamps from before its files were hashed."""
     changed = DataError(f"{corpus.name}: was changed while it was being read; start again")
     try:
         with Progress("encoding", 2 * corpus.size(), "B") as progress:
@@ -103,7 +108,7 @@ def encode_corpus(
                     raise changed
 
             save(folder, tokenizer, encoded())
-    except UnknownCharacter:  # was not there in the first pass
+    except UnknownCharacter:  # the first pass did not see this character
         raise changed from None
     return load_saved(folder)
 
@@ -117,7 +122,7 @@ def cannot_save(folder: Path, error: OSError) -> DataError:
 
 
 def save(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write the tokens of the splits into `folder`, atomically; raise `OSError` if that fails."""
+    """Write the (split, tokens) of `encoded` into `folder`, atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder.parent, seconds=DAY_SECONDS)
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
@@ -133,20 +138,20 @@ def save(folder: Path, tokenizer: Tokenizer, encoded: Iterable[tuple[str, np.nda
                     counts[split] += count_characters(piece, isinstance(tokenizer, ByteTokenizer))
             meta = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
             (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
-            if load(folder) is None:  # damaged, not the work of another process
+            if load(folder) is None:  # keep a valid folder: another process has just written the same text
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        if load(folder) is None:  # else another process has written the same text
+        if load(folder) is None:  # a valid folder cannot be replaced, and need not be
             raise
 
 
 def count_characters(tokens: np.ndarray, are_bytes: bool) -> int:
-    """Count characters: each token is one, but bytes 10xxxxxx of UTF-8 continue a character."""
+    """Count the characters of tokens. With bytes as tokens, 10xxxxxx continues a character and is not counted."""
     return len(tokens) - (int(np.count_nonzero((tokens & 0xC0) == 0x80)) if are_bytes else 0)
 
 
 def load_saved(folder: Path) -> Encoded:
-    """Open what `save` has just written; raise `DataError` if it is damaged."""
+    """Open a folder that `save` has just written; see `load`."""
     with Progress("checking the encoded text"):
         opened = load(folder)
     if opened is None:
@@ -155,7 +160,7 @@ def load_saved(folder: Path) -> Encoded:
 
 
 def load(folder: Path) -> Encoded | None:
-    """Open what `save` has written, mapped into memory; return None if it is missing, incomplete or damaged."""
+    """Map the files of an encoded text into memory; return None if the folder is missing, incomplete or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])

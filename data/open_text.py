@@ -1,17 +1,15 @@
-"""Open a text: split and encode it once, then map it from `<cache>/encoded/<fingerprint>/`.
+"""Open a text: split and encode it once, then map it into memory from `<cache>/encoded/<fingerprint>/`.
 
 The fingerprint includes a hash of the text, which is computed at every start. So a changed text is encoded again.
 """
 
-import hashlib
-import json
 from dataclasses import replace
 
 from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import DataError
 from data.downloads import cache_dir
-from data.encode import FORMAT, cannot_save, encode_corpus, load
+from data.encode import cannot_save, encode_corpus, fingerprint_of, load
 from data.sources import is_remote, open_corpus
 from data.splits import SPLITS, check_lengths
 from data.text import Text
@@ -39,11 +37,11 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "", *, as_bef
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Use the first `length` training tokens as validation and test split, and to train on."""
+    """Limit all three splits to the first `length` training tokens; training gets a few more."""
     if length <= context:
         raise DataError(f"data.overfit={length}: must be above model.context={context}")
     part = text.train[:length]
-    # An epoch starts at a random phase and may miss the last `context` tokens. So keep 2 * context extra tokens.
+    # An epoch begins at a random token and may miss the last `context` tokens. So keep 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     return replace(text, train=train, validation=part, test=part, characters=characters)
@@ -54,16 +52,15 @@ def _open_local(config: DataConfig, context: int, extra_chars: str) -> Text:
     corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digest = corpus.stamps(), corpus.digest(progress.update)
-    settings = [FORMAT, digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
-    settings += [extra_chars] if extra_chars else []
-    fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    settings = [digest, corpus.encoding, corpus.python, [float(share) for share in config.split]]
+    fingerprint = fingerprint_of(*settings, *([extra_chars] if extra_chars else []))
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = load(folder)
     if opened is None:
         try:
             opened = encode_corpus(corpus, stamps, config.split, extra_chars, folder)
-        except OSError as error:  # of the cache: reading raises DataError
+        except OSError as error:  # the cache cannot be written: a text that cannot be read is a DataError
             raise cannot_save(folder, error) from None
     arrays, tokenizer, characters = opened
     check_lengths(arrays, config, context, corpus)

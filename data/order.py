@@ -1,6 +1,6 @@
 """Choose the windows of training batch k from the seed and k alone.
 
-This file is for a text in one array: an epoch takes all its windows in random order. For a text in shards see
+This file is for a text in one array: an epoch takes all windows of the text in random order. For a text in shards see
 data/remote/epoch.py.
 """
 
@@ -20,8 +20,8 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Apply a pseudorandom permutation of 0..size-1 to each number in `index`.
 
     A Feistel network permutes 0..2^bits-1 with the fewest bits that hold `size` numbers. A result of at least `size` is
-    permuted again until it is smaller ("cycle walking", Black and Rogaway 2002). Each row has a permutation of its own,
-    by its `key`. All arrays are (rows,) uint64.
+    permuted again until it is smaller ("cycle walking", Black and Rogaway 2002). The key of a row chooses the row's
+    permutation. All arrays are (rows,) uint64.
     """
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
@@ -33,7 +33,7 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     while not inside.all():
         low, high = index & low_mask, index >> low_bits
         for even, odd in zip(keys[::2], keys[1::2], strict=True):
-            # Each line is invertible, so the whole is a permutation whatever `mix` is.
+            # Each of these lines is invertible, whatever `mix` returns. So together they are a permutation.
             high = high ^ (mix(low + even) & high_mask)
             low = low ^ (mix(high + odd) & low_mask)
         index = np.where(inside, index, high << low_bits | low)
@@ -42,7 +42,7 @@ def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """Return the number of windows in an epoch of `length` tokens, which is the same at every phase."""
+    """Return the number of windows in an epoch of `length` tokens, the same at every phase (see `window_starts`)."""
     return (length - min(context, length - context)) // context
 
 
@@ -50,7 +50,7 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
     """Return where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
 
     Batches are consecutive slices of an endless sequence of epochs. Epoch e takes the windows that begin at
-    phase_e + i * context, in an order of its own. The random phase is the position of the first window.
+    phase_e + i * context, in an order of its own. The phase is random: the position of the first window of the text.
     """
     if length <= context:
         raise ValueError(f"{length} tokens hold no window of {context} and its targets")

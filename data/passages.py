@@ -9,21 +9,27 @@ from torch import Tensor
 from data.text import Text
 
 PROMPT = 200  # tokens of a prompt, at most
-ATTENDED = 30  # tokens of a passage whose attention is plotted
-SEARCHED = 2**12  # tokens in which this passage is searched
+ATTENDED = 30  # tokens of the passage whose attention is plotted
+SEARCHED = 2**12  # tokens that are searched for the line where this passage begins
 COUNTED = 2**20  # tokens that `occurrences` counts
-NUM_TO_GUESS = 6  # parts of a text over which the passages to guess are spread
+NUM_TO_GUESS = 6  # maximum number of passages to guess
 TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt of whole lines that begins after the fraction `at` of the validation split: (T0,) int64."""
+    """Return a prompt from the validation split, after its fraction `at`, if possible of whole lines: (T0,) int64."""
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
-    breaks = [i for i in range(len(tokens)) if text.tokenizer.decode(tokens[i : i + 1]) == "\n"]
-    if len(breaks) > 1:
-        tokens = tokens[breaks[0] + 1 : breaks[-1] + 1]
+    starts = _line_starts(text, tokens)
+    if len(starts) > 1:
+        tokens = tokens[starts[0] : starts[-1]]
     return torch.from_numpy(tokens.astype("int64"))
+
+
+def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
+    """Return the positions in `tokens` that follow a newline."""
+    names = text.tokenizer.names
+    return (np.flatnonzero(tokens == names.index("\n")) + 1).tolist() if "\n" in names else []
 
 
 def prompts(text: Text) -> Tensor:
@@ -34,12 +40,10 @@ def prompts(text: Text) -> Tensor:
 
 
 def varied_line(text: Text) -> int:
-    """Return the start of a line of the validation split: of those near its middle, the one with most characters."""
-    tokens, names = text.validation, text.tokenizer.names
-    middle = max(1, len(tokens) // 2 - SEARCHED // 2)
-    stretch = tokens[middle : middle + SEARCHED]
-    breaks = np.flatnonzero(stretch[:-ATTENDED] == names.index("\n")) if "\n" in names else ()
-    starts = [int(i) + 1 for i in breaks] or [0]
+    """Find the line near the middle of validation that begins with the most distinct tokens; return where it starts."""
+    middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
+    stretch = text.validation[middle : middle + SEARCHED]
+    starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
     return middle + max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
 
 
@@ -55,9 +59,9 @@ def occurrences(text: Text) -> Tensor:
 
 
 def to_guess(text: str, trained: str, characters: str) -> list[str]:
-    """Choose passages of `characters` only that begin at a line. No quarter of a passage occurs in `trained`."""
+    """Choose passages of `characters` only that begin with a line. No quarter of a passage occurs in `trained`."""
     found: list[str] = []
-    free = 0  # first position of the next passage, so that passages are spread over the text
+    free = 0  # earliest position of the next passage, which spreads the passages over the text
     for line in re.finditer(r"(?<=\n).", text):
         passage = text[line.start() : line.start() + TO_GUESS]
         usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)

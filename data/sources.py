@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import sysconfig
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from base.errors import nearest, printable
@@ -39,23 +40,23 @@ def _stdlib(encoding: str | None) -> Corpus:
     return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
 
 
-def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> list[Document]:
-    """List the files below `root`, sorted, without hidden ones and directories named in `without`."""
+def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
+    """Return the files below `root` as documents, without hidden ones and directories named in `without`."""
 
     def fail(error: OSError) -> None:
         raise DataError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
 
-    documents = []
+    paths = []
     for folder, folders, files in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        paths = [Path(folder, name) for name in files if not name.startswith(".")]
-        documents += [_named(path, root) for path in paths if os.path.isfile(path)]
+        paths += [Path(folder, name) for name in files if not name.startswith(".")]
+    return _documents(filter(os.path.isfile, paths), root)
+
+
+def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
+    """Make a document of each file, named by its path below `root`; sort the documents by name."""
+    documents = [Document(path.relative_to(root).as_posix(), path) for path in paths]
     return sorted(documents, key=lambda document: document.name)
-
-
-def _named(path: Path, root: Path) -> Document:
-    """Make the document of a file, named by its path below `root`."""
-    return Document(path.relative_to(root).as_posix(), path)
 
 
 def is_remote(path: str | None) -> bool:
@@ -64,7 +65,7 @@ def is_remote(path: str | None) -> bool:
 
 
 def entries(path: str) -> list[str]:
-    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]`, and no file has that name."""
+    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]` and no file has that name."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -76,22 +77,21 @@ def entries(path: str) -> list[str]:
 def find_documents(path: str) -> list[Document]:
     """Find the files that `data.path` names, sorted by name.
 
-    - A list, `[a.txt,b.txt]`: the files of its entries, each once. A comma in a name is written `?`.
+    - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write a comma in a name as `?`.
     - A file: that file. A name that exists is never a pattern, so `[a].txt` is found.
     - A directory: the files in it and below; those named `*.txt` if there are any, else all.
     - Else a glob, where `**` stands for any number of directories: the files that match.
 
-    Hidden files and directories are left out unless they are named, and so are links to directories.
+    Hidden files and directories, and links to directories, are left out unless they are named.
     """
     names = entries(path)
     if len(names) > 1:
         found = {document.path.absolute() for name in names for document in find_documents(name)}
-        root = Path(os.path.commonpath([each.parent for each in found]))
-        return sorted((_named(each, root) for each in found), key=lambda document: document.name)
+        return _documents(found, Path(os.path.commonpath([each.parent for each in found])))
     path = names[0]
     typed = os.path.expanduser(path)
     whole = Path(os.path.abspath(typed))
-    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some of their files never end or wait for ever
+    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end or block for ever
         raise DataError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
     if os.path.isdir(typed):
         documents = _walk(Path(typed))
@@ -100,7 +100,7 @@ def find_documents(path: str) -> list[Document]:
         texts = [document for document in documents if document.name.lower().endswith(".txt")]
         return texts or documents
     if os.path.isfile(typed):
-        return [_named(Path(typed), Path(typed).parent)]
+        return _documents([Path(typed)], Path(typed).parent)
     if os.path.exists(typed):
         raise DataError(f"data.path={printable(path)}: is neither a file nor a directory")
     if not glob.has_magic(path):
@@ -113,11 +113,11 @@ def find_documents(path: str) -> list[Document]:
     if not matches:
         raise DataError(f"data.path={printable(path)}: no file matches")
     fixed = Path(typed[: re.search(r"[*?[]", typed).start()] + "_").parent  # type: ignore[union-attr]
-    return sorted((_named(match, fixed) for match in matches), key=lambda document: document.name)
+    return _documents(matches, fixed)
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Find the text that `config` names, without reading it; download it if it is missing."""
+    """Find the text that `config` names, without reading it; download a built-in corpus if it is missing."""
     encoding = None if config.tokenizer == "byte" else "utf-8"
     if config.path is not None:
         documents = tuple(find_documents(config.path))

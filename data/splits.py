@@ -7,12 +7,12 @@ from data.config import DataConfig
 from data.corpus import Corpus, DataError
 
 SPLITS = ("train", "validation", "test")
-BY_FILE = 40  # with at least this many documents, each whole document belongs to one split
+BY_FILE = 40  # with at least this many documents, none is divided: each belongs to one split
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Raise `DataError` for a split that is shorter than a window."""
+    """Raise `DataError` if train or validation holds no window, or if a test split that is wanted has no two tokens."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
     if whole <= context:
@@ -22,7 +22,7 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         )
     for split, share in zip(SPLITS, config.split, strict=True):
         length = len(arrays[split])
-        # The test split is only evaluated, where windows may be shorter: two tokens make one prediction.
+        # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
         needed = context + 1 if split != "test" else 2 if share > 0 else 0
         if length < needed:
             way = f"lower model.context={context} or " if split != "test" else ""
@@ -35,8 +35,8 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, str]:
     """Assign each document, by name, to one split. The result depends on names and sizes alone.
 
-    Documents are taken in the order of a hash of their names. They fill validation up to its share of the characters,
-    then test; the rest is train. A document that is more than twice as long as the room that is left is skipped.
+    Documents, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest
+    is train. A document that is more than twice as long as what is missing from a split goes to a later one.
     """
     left = sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest())
     whole = sum(sizes.values())
@@ -52,20 +52,17 @@ def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, st
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Return where validation and test begin in a document of `size` characters."""
+    """Return where validation and test begin in a document of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     first = int(size * shares[0] + 1e-6)
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
 
 
 def split_documents(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[Part]]:
-    """Divide documents of `sizes` characters into parts; return the parts of each document."""
+    """Divide documents of `sizes` tokens into parts; return the parts of each document."""
     if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
-    parts: list[list[Part]] = []
-    for size in sizes:
-        second, third = split_within(size, shares)
-        parts.append([("train", 0, second), ("validation", second, third), ("test", third, size)])
-    return parts
+    borders = [(0, *split_within(size, shares), size) for size in sizes]
+    return [list(zip(SPLITS, border, border[1:], strict=False)) for border in borders]

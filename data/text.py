@@ -10,7 +10,7 @@ from data.tokenizer import Tokenizer
 
 
 class ShardedTokens(Protocol):
-    """Training tokens that need not fit on this disk, such as `data.remote.shards.Shards`."""
+    """Training tokens that need not fit on this disk: `data.remote.shards.Shards`."""
 
     def __len__(self) -> int: ...
 
@@ -25,10 +25,10 @@ class Text:
     """An encoded corpus."""
 
     train: np.ndarray | ShardedTokens  # one-dimensional, uint8 or uint16, mapped into memory
-    validation: np.ndarray  # the same type, never in shards
-    test: np.ndarray  # the same type, empty if its fraction is 0
-    tokenizer: Tokenizer  # its vocabulary is from the whole corpus
+    validation: np.ndarray  # the same dtype, never in shards
+    test: np.ndarray  # the same dtype, empty if its fraction is 0
+    tokenizer: Tokenizer  # has the characters of all splits
     name: str  # name of the corpus, for messages
     fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
-    characters: Mapping[str, int]  # characters of each split; with bytes as tokens, fewer than its tokens
-    extra_chars: str  # characters of the vocabulary that the corpus may lack
+    characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
+    extra_chars: str  # added to the vocabulary, whether the corpus has them or not

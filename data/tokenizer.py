@@ -1,6 +1,6 @@
 """Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
-A tokenizer is fully described by its `vocabulary`: plain data, stored in checkpoints; see `tokenizer_from`.
+A tokenizer's `vocabulary` describes it completely, as plain data. Checkpoints store it; `tokenizer_from` reads it.
 """
 
 import unicodedata
@@ -33,7 +33,6 @@ class CharTokenizer:
     """One token per character; token i is the i-th smallest code point of the vocabulary."""
 
     def __init__(self, characters: str) -> None:
-        """Sort the distinct characters; refuse none, more than `MAX_CHARACTERS`, and lone surrogates."""
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise ValueError("a vocabulary needs at least one character")
@@ -45,22 +44,22 @@ class CharTokenizer:
         self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
             raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
-        # The last entry, -1, is for all code points beyond the largest: `take` clips them to it.
+        # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
-        # ASCII characters have the smallest tokens, which fit into a byte even if the vocabulary is large.
+        # ASCII characters have the smallest tokens. So these fit into a byte even if the vocabulary is large.
         self._ascii = self.characters.encode("ascii", "ignore")
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return a form of a character that is in the vocabulary: itself, other case, without accent. Else nothing."""
+        """Return the character, or a form without accent or in other case, that is in the vocabulary; else ""."""
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
         forms += [form.swapcase() for form in forms]
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Leave out the characters that are not in the vocabulary, or replace them by the nearest form."""
+        """Drop the characters that are not in the vocabulary, or replace them by the nearest form if there is one."""
         known = set(self.characters)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
@@ -72,7 +71,7 @@ class CharTokenizer:
 
     @property
     def dtype(self) -> type[np.unsignedinteger]:
-        """Smallest type that holds a token."""
+        """Smallest dtype that holds every token."""
         return np.uint8 if self.size <= 256 else np.uint16
 
     @property
@@ -92,10 +91,10 @@ class CharTokenizer:
         return np.stack((np.ones(self.size, np.int64), octets), axis=1)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode into (characters,) of `dtype`, the smallest type; an unknown character raises `UnknownCharacter`."""
+        """Encode as (characters,) of `dtype`; raise `UnknownCharacter` for the first one outside the vocabulary."""
         if text.isascii():
             raw = text.encode("ascii")
-            if not raw.translate(None, self._ascii):  # nothing is left: all are in the vocabulary
+            if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
                 return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
@@ -135,7 +134,7 @@ class ByteTokenizer:
         return np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode into (bytes,) uint8; a lone surrogate, which has no UTF-8, raises `UnknownCharacter`."""
+        """Encode as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
@@ -146,7 +145,7 @@ class ByteTokenizer:
         return self.pack(text).astype(np.int64)
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Leave out lone surrogates, or replace them by U+FFFD: they have no UTF-8."""
+        """Drop lone surrogates, which have no UTF-8, or replace them by U+FFFD."""
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -158,7 +157,7 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Make a tokenizer from its `vocabulary`; raise `ValueError` unless its characters are sorted and distinct."""
+    """Make a tokenizer from its `vocabulary`; raise `ValueError` if this is none."""
     match vocabulary:
         case {"kind": "byte"}:
             return ByteTokenizer()

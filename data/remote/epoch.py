@@ -1,7 +1,7 @@
 """Order the windows of an epoch of a remote text.
 
-Not all shards fit on the disk. So an epoch puts the shards in a random order and groups them into blocks. It then takes
-one block after the other, and the windows of a block in a random order.
+Not all shards fit on the disk. So an epoch puts the shards in a random order and groups consecutive ones into blocks.
+Training takes one block after the other, and the windows of a block in a random order.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from data.order import GOLDEN, mix, permute
 class Epoch:
     """The order of one epoch, which takes each window of each shard once."""
 
-    key: np.ndarray  # key of the epoch, (1,) uint64
+    key: np.ndarray  # seeds the random choices of the epoch, (1,) uint64
     context: int  # window length
     order: np.ndarray  # numbers of the shards, in the order of the epoch, (shards,) int64
-    ends: np.ndarray  # windows of the epoch up to the end of each shard of `order`, (shards,) int64
-    blocks: np.ndarray  # windows of the epoch up to the end of each block, (blocks,) int64
+    ends: np.ndarray  # number of windows up to the end of each shard of `order`, (shards,) int64
+    blocks: np.ndarray  # number of windows up to the end of each block, (blocks,) int64
     phase: np.ndarray  # first token of the first window of shards 0, 1, ..., (shards,) int64
 
     def shards_of(self, block: int) -> list[int]:
@@ -44,17 +44,10 @@ class Epoch:
 
 
 def plan_epoch(lengths: np.ndarray, seed: int, epoch: int, context: int, block: int) -> Epoch:
-    """Order the shards of a text for an epoch and group them into blocks.
+    """Order the shards of a text for epoch 0, 1, ... and group them into blocks of about `block` tokens.
 
-    Every epoch has the same number of windows. Because the phases are random, every token of a shard but the first is a
-    target in some epochs.
-
-    Args:
-        lengths: tokens of each shard, more than `context`, (shards,) int64.
-        seed: seed of the run.
-        epoch: number of the epoch, from 0.
-        context: window length.
-        block: tokens of a block; its last shard may end later.
+    `lengths` are the tokens of each shard, more than `context`: (shards,) int64. Every epoch has the same number of
+    windows. Because the phases are random, every token of a shard but the first is a target in some epochs.
     """
     windows = (lengths - np.minimum(context, lengths - context)) // context
     number = np.arange(len(lengths), dtype=np.uint64)
@@ -62,7 +55,7 @@ def plan_epoch(lengths: np.ndarray, seed: int, epoch: int, context: int, block: 
     order = permute(number, len(lengths), np.repeat(key, len(lengths))).astype(np.int64)
     ends = np.cumsum(windows[order])
     begins = ends - windows[order]
-    # Of the shards with the same block number, the last ends the block: the first one in reversed order.
+    # The last shard with a block number ends the block: `unique` finds the first one of the reversed order.
     _, last = np.unique((begins // max(1, block // context))[::-1], return_index=True)
     phase = mix(mix(key) + number * GOLDEN) % (lengths - windows * context).astype(np.uint64)
     return Epoch(key, context, order, ends, ends[::-1][last], phase.astype(np.int64))

@@ -1,7 +1,7 @@
-"""Make the manifest of a remote text, `<cache>/shards/<path>/manifest.jsonl`: a line for each document.
+"""Make the manifest of a remote text, `<cache>/shards/<hash>/manifest.jsonl`: a line for each document.
 
-Several processes read every document once. Until all lines are finished, the finished ones are in `scanned.jsonl`:
-after a kill, only the documents without a line are read again.
+Several processes read the documents, each document once. The lines are collected in `scanned.jsonl`: after a kill, only
+the documents without a line are read again.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from data.corpus import Corpus, DataError, Document
 from data.encode import cannot_save, count_characters, scan
 from data.remote.store import Version, download, list_documents
 
-MIN_BYTES = 2**27  # another process is started for this many bytes to read
+MIN_BYTES = 2**27  # bytes to read for which another process is worth starting
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ScannedDocument:
     sha256: str
     tokens: int
     characters: int
-    distinct: str  # its distinct characters, sorted; of bytes, the characters with these code points
+    distinct: str  # distinct characters, sorted; with bytes as tokens, `chr` of the distinct bytes
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _downloaded(address: str, copy: Path, expected: int | None) -> Iterator[tupl
 
 @contextmanager
 def fetch(scanned: ScannedDocument, copy: Path) -> Iterator[IO[bytes]]:
-    """Download a document of a manifest to `copy` and open it; raise `DataError` if it is missing or has changed."""
+    """Download a document of a manifest to `copy` and open it; raise `DataError` if it has changed."""
     with _downloaded(scanned.address, copy, scanned.bytes) as (file, _, sha256):
         if sha256 != scanned.sha256:
             raise changed(scanned.address, "its sha256 is another")
@@ -77,9 +77,8 @@ def make_manifest(
 ) -> list[ScannedDocument]:
     """Open the manifest of a text in `folder`, or make it; return all documents, sorted by address.
 
-    Read the documents that are new or have changed, with temporary copies of at most `room` bytes. With `as_before`,
-    refuse documents that have changed since the manifest was made. `path` is the value of `data.path`; `encoding` is
-    None for bytes.
+    Documents that are new or have changed since the manifest was made are read; with `as_before` they are an error.
+    Temporary copies take at most `room` bytes. An `encoding` of None reads bytes.
     """
     with Progress("listing the text"):
         listed = list_documents(path)
@@ -96,16 +95,16 @@ def make_manifest(
         raise DataError(f"{differing[0]}{more}; allow=[text] continues with the text as it is now")
     if differing:
         log.info(f"text       {differing[0]}, {len(differing):,} of {len(listed):,} in all: read again")
-    scans = before | _read(scanned)
-    done = {address: scans[address] for address in listed if address in scans}
+    scans = (before | _read(scanned)).items()
+    done = {address: each for address, each in scans if listed.get(address) == each.version}
     todo = {address: version for address, version in listed.items() if address not in done}
-    todo |= {address: listed[address] for address in done if done[address].version != listed[address]}
-    folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     for left in folder.glob("*.copy"):  # by processes that were killed
         left.unlink()
-    with open(scanned, "a", encoding="ascii") as file:
+    total = sum(size or 0 for size, _ in todo.values())
+    with open(scanned, "a", encoding="ascii") as file, Progress("reading", total, "B") as progress:
         for each in _scan_all(todo, encoding, folder, room):
+            progress.update(each.bytes)
             done[each.address] = each
             file.write(f"\n{json.dumps(asdict(each))}\n")  # begins a new line: a kill may have cut the last one
             file.flush()
@@ -138,7 +137,7 @@ def _differing(before: dict[str, ScannedDocument], listed: dict[str, Version]) -
 
 
 def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room: float) -> Iterator[ScannedDocument]:
-    """Read documents in at most one process per CPU, and in as few as the bytes to read and `room` ask for."""
+    """Read documents in several processes: fewer if there is little to read, few CPUs or little `room` for copies."""
     sizes = [size or 0 for size, _ in todo.values()]
     processors = getattr(os, "process_cpu_count", os.cpu_count)() or 1
     workers = max(1, min(processors, len(todo), 1 + sum(sizes) // MIN_BYTES, int(room // max([1, *sizes]))))
@@ -146,30 +145,24 @@ def _scan_all(todo: dict[str, Version], encoding: str | None, folder: Path, room
         (address, version, encoding, folder / f"{number}.copy")
         for number, (address, version) in enumerate(todo.items())
     ]
-    with Progress("reading", sum(sizes), "B") as progress:
-
-        def counted(each: ScannedDocument) -> ScannedDocument:
-            progress.update(each.bytes)
-            return each
-
-        if workers == 1:
-            yield from (counted(scan_document(*job)) for job in jobs)
-            return
-        others = multiprocessing.active_children()
-        # A forked process would lack the threads of fsspec.
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), init_worker) as pool:
-            try:
-                for done in as_completed([pool.submit(scan_document, *job) for job in jobs]):
-                    yield counted(done.result())
-            except BaseException:
-                for process in set(multiprocessing.active_children()) - set(others):
-                    process.terminate()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    if workers == 1:
+        yield from (scan_document(*job) for job in jobs)
+        return
+    others = multiprocessing.active_children()
+    # A forked process would lack the threads of fsspec.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), init_worker) as pool:
+        try:
+            for done in as_completed([pool.submit(scan_document, *job) for job in jobs]):
+                yield done.result()
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def scan_document(address: str, version: Version, encoding: str | None, copy: Path) -> ScannedDocument:
-    """Read a document for the first time, from a temporary `copy`; refuse an empty or damaged document."""
+    """Read a document for the first time, from a temporary `copy`."""
     try:
         with _downloaded(address, copy, version[0]) as (file, size, sha256):
             (tokens,), distinct = scan(Corpus(address, (Document(address, copy, address=address),), encoding))

@@ -1,11 +1,9 @@
 """Open a remote text: make its manifest, plan its shards, encode validation and test."""
 
-import hashlib
-import json
 import math
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -15,7 +13,7 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import Corpus, DataError, Document
 from data.downloads import cache_dir
-from data.encode import FORMAT, cannot_save, load, load_saved, make_tokenizer, save
+from data.encode import cannot_save, fingerprint_of, load, load_saved, make_tokenizer, save
 from data.remote.manifest import ScannedDocument, fetch, make_manifest
 from data.remote.shard_cache import GB, Cache
 from data.remote.shards import BLOCK, SHARD, Shards, fetch_parts, group_into_shards, length_of
@@ -24,10 +22,10 @@ from data.text import Text
 
 
 def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before: bool) -> Text:
-    """Open a remote text. `data.open_text.open_text` explains the arguments."""
+    """Open a remote text; see `data.open_text.open_text`."""
     assert config.path is not None
     encoding = None if config.tokenizer == "byte" else config.encoding
-    folder = cache_dir(config) / "shards" / _digest([FORMAT, config.path, encoding])[:16]
+    folder = cache_dir(config) / "shards" / fingerprint_of(config.path, encoding)[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # of several processes, one makes the manifest and the others wait
@@ -39,12 +37,12 @@ def open_shards(config: DataConfig, context: int, extra_chars: str, *, as_before
 
 
 def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[ScannedDocument], copy: Path) -> Text:
-    """Open a text with a manifest. Each document is downloaded to `copy` while it is read."""
+    """Open a text whose documents are `scanned`. Each document that must be read is downloaded to `copy`."""
     names = _names([each.address for each in scanned])
     encoding = None if config.tokenizer == "byte" else config.encoding
     contents = [[name, each.sha256] for name, each in zip(names, scanned, strict=True)]
     shares = [float(share) for share in config.split]
-    fingerprint = _digest([FORMAT, SHARD, BLOCK, contents, encoding, shares, extra_chars])
+    fingerprint = fingerprint_of(SHARD, BLOCK, contents, encoding, shares, extra_chars)
     documents = tuple(
         Document(name, copy, address=each.address, fetch=partial(fetch, each))
         for name, each in zip(names, scanned, strict=True)
@@ -59,11 +57,11 @@ def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scan
         for split, begin, end in cut
         if begin < end
     ]
-    joined = {name: [(document, part) for document, part in whole if part[0] == name] for name in SPLITS}
-    shards = group_into_shards(joined["train"])
+    by_split = {name: [(document, part) for document, part in whole if part[0] == name] for name in SPLITS}
+    shards = group_into_shards(by_split["train"])
 
     largest = max(each.bytes for each in scanned)
-    held_out = {split: range(length_of(joined[split])) for split in SPLITS[1:]}
+    held_out = {split: range(length_of(by_split[split])) for split in SPLITS[1:]}  # as long as the tokens of the split
     reserved = sum(map(len, held_out.values())) * np.dtype(tokenizer.dtype).itemsize
     cache = Cache(cache_dir(config) / "shards", config.cache_gb * GB - reserved)
     train = Shards(shards, cache, cache.root / fingerprint, encoding, tokenizer, largest)
@@ -82,29 +80,17 @@ def _open(config: DataConfig, context: int, extra_chars: str, scanned: list[Scan
             save(folder, tokenizer, fetch_parts(held_out_parts, encoding, tokenizer))
         opened = load_saved(folder)
     arrays, _, characters = opened
-    # The parts of a split, or of a shard, are joined by newlines, which are characters of no document.
-    newlines = len(joined["train"]) - len(shards) + sum(max(0, len(joined[split]) - 1) for split in SPLITS[1:])
+    # The newlines that join the parts of a shard, of validation or of test are in no document.
+    newlines = len(by_split["train"]) - len(shards) + sum(max(0, len(by_split[split]) - 1) for split in SPLITS[1:])
     characters["train"] = sum(each.characters for each in scanned) + newlines - sum(characters.values())
     return Text(
-        train=train,
-        validation=arrays["validation"],
-        test=arrays["test"],
-        tokenizer=tokenizer,
-        name=corpus.name,
-        fingerprint=fingerprint,
-        characters=characters,
-        extra_chars=extra_chars,
-    )
-
-
-def _digest(settings: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+        train, arrays["validation"], arrays["test"], tokenizer, name=corpus.name, fingerprint=fingerprint,
+        characters=characters, extra_chars=extra_chars,
+    )  # fmt: skip
 
 
 def _names(addresses: list[str]) -> list[str]:
-    """Strip the directories that all addresses share, so that a moved text keeps its fingerprint."""
+    """Strip the directories that all addresses share: a text keeps its fingerprint when it is moved."""
     parts = [address.split("/") for address in addresses]
-    common = min(map(len, parts)) - 1
-    while len({tuple(each[:common]) for each in parts}) > 1:
-        common -= 1
+    common = len(os.path.commonprefix([each[:-1] for each in parts]))
     return ["/".join(each[common:]) for each in parts] if len(parts) > 1 else [""]

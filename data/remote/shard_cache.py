@@ -1,8 +1,8 @@
 """Cache arrays on disk with a size limit. All processes that use the folder share the cache.
 
-Array `7` is the file `7.bin`: its items, then their crc32. It is written atomically. A process that makes it locks
-`7.lock`. It reserves space with `7.room`, a sparse file of that size, and may use a temporary file `7.copy`. The next
-process removes the files that a killed process has left.
+Array `7` is the file `7.bin`: its items, then their crc32. The file is written atomically. While a process makes the
+array, it locks `7.lock`, reserves space with `7.room`, a sparse file of that size, and may write a temporary file
+`7.copy`. If it is killed, the next process that needs space removes these files.
 """
 
 import os
@@ -28,7 +28,7 @@ except ImportError:  # Windows
 
 GB = 10**9
 CRC = struct.Struct("<I")
-WAIT_SECONDS = 60.0  # for other processes to release the arrays they use
+WAIT_SECONDS = 60.0  # how long to wait until other processes release the arrays that they use
 
 
 class Cache:
@@ -40,14 +40,10 @@ class Cache:
     def open(
         self, path: Path, dtype: type, length: int, make: Callable[[Path], Iterable[np.ndarray]], scratch_bytes: int
     ) -> np.ndarray:
-        """Open an array, (length,) mapped read-only; its file is not deleted while it is in use.
+        """Map the array of `path`.bin, (length,), read-only. Its file is not deleted while the array is in use.
 
-        Args:
-            path: path of the array below the folder, without a suffix.
-            dtype: type of its items.
-            length: number of its items.
-            make: called with the path of a temporary file if the array is not cached; yields the items in pieces.
-            scratch_bytes: maximum size of this temporary file.
+        If the array is not cached, `make` yields its items in pieces. The argument of `make` is the path of a temporary
+        file, which may take `scratch_bytes`. If arrays in use leave too little space, raise `DataError`.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # of several processes, one makes the array and the others wait
@@ -67,7 +63,7 @@ class Cache:
             with open(f"{path}.bin", "rb") as file:
                 if fcntl:
                     fcntl.flock(file, fcntl.LOCK_SH)  # the mapping keeps the lock after the file is closed
-                os.utime(file.fileno())  # `_make_room` deletes the files with the oldest times
+                os.utime(file.fileno())  # `_make_room` deletes the files with the oldest modification times
                 array: np.ndarray = np.memmap(file, np.uint8, mode="r")
         except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
             return None
@@ -93,23 +89,23 @@ class Cache:
             _remove_leftovers(room)
 
     def _make_room(self, room: Path, size: int) -> None:
-        """Reserve `size` bytes; delete arrays until they fit."""
+        """Reserve `size` bytes. Delete arrays that are not in use, the least recently used first, until they fit."""
         until = time.monotonic() + WAIT_SECONDS
         while True:
             with FileLock(self.root / ".lock"):
                 self._remove_dead()
-                kept = sorted(
+                arrays = sorted(
                     (file.stat().st_mtime_ns, file.stat().st_size, file) for file in self.root.glob("*/*.bin")
                 )
-                used = sum(each for _, each, _ in kept)
+                used = sum(array_size for _, array_size, _ in arrays)
                 used += sum(file.stat().st_size for file in self.root.glob("*/*.room"))
-                for _, each, file in kept:
+                for _, array_size, file in arrays:
                     if used + size <= self.max_bytes:
                         break
                     if _is_free(file):
-                        with suppress(PermissionError):  # Windows, where it is mapped
+                        with suppress(PermissionError):  # Windows does not delete a mapped file
                             file.unlink()
-                            used -= each
+                            used -= array_size
                 if used + size <= self.max_bytes:
                     room.touch()
                     os.truncate(room, size)
@@ -123,7 +119,7 @@ class Cache:
             time.sleep(0.2)
 
     def _remove_dead(self) -> None:
-        """Remove the files of processes that died while they made an array. A living process holds the array's lock."""
+        """Remove what dead processes left of arrays they were making. A living process holds the array's lock."""
         for room in self.root.glob("*/*.room"):
             with suppress(Timeout), FileLock(room.with_suffix(".lock"), blocking=False):
                 _remove_leftovers(room)
@@ -137,7 +133,7 @@ def _remove_leftovers(room: Path) -> None:
 
 
 def _is_free(file: Path) -> bool:
-    """Return whether no process has mapped a file. Return True on Windows, which refuses to delete a mapped file."""
+    """Return whether no process has mapped a file; on Windows always True."""
     if fcntl is None:
         return True
     with open(file, "rb") as opened, suppress(BlockingIOError):

@@ -8,22 +8,24 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from data.corpus import Corpus, DataError, Document
 from data.encode import encode_parts
-from data.remote.epoch import Epoch, plan_epoch
+from data.remote.epoch import plan_epoch
 from data.remote.shard_cache import Cache
 from data.splits import Part
 from data.tokenizer import Tokenizer
 
 SHARD = 2**22  # minimum tokens of a shard; smaller documents are joined
-BLOCK = 2**27  # tokens of a block, whose windows are shuffled together
+BLOCK = 2**27  # approximate tokens of a block, whose windows are shuffled together
 FETCHING = 2  # shards of a block that a process fetches at a time
 DocumentPart = tuple[Document, Part]
+BlockKey = tuple[int, int, int, int]  # seed, epoch, context, number of the block in the epoch
 
 
 def length_of(joined: list[DocumentPart]) -> int:
@@ -35,12 +37,12 @@ def group_into_shards(train: list[DocumentPart]) -> list[list[DocumentPart]]:
     """Group consecutive parts into shards of at least `SHARD` tokens."""
     shards: list[list[DocumentPart]] = [[]]
     length = 0
-    for document, (split, begin, end) in train:
+    for document, part in train:
         if length >= SHARD:
             shards.append([])
             length = 0
-        shards[-1].append((document, (split, begin, end)))
-        length += end - begin
+        shards[-1].append((document, part))
+        length += length_of([(document, part)])
     if len(shards) > 1 and length < SHARD:
         last = shards.pop()
         shards[-1] += last
@@ -50,42 +52,31 @@ def group_into_shards(train: list[DocumentPart]) -> list[list[DocumentPart]]:
 def fetch_parts(
     joined: list[DocumentPart], encoding: str | None, tokenizer: Tokenizer
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Download the documents of these parts one after the other; yield (split, tokens)."""
+    """Download the documents of `joined` one after the other; yield (split, tokens) of the parts."""
     parts: dict[Document, list[Part]] = {}
     for document, part in joined:
         parts.setdefault(document, []).append(part)
     return encode_parts(Corpus("", tuple(parts), encoding), list(parts.values()), tokenizer)
 
 
+@dataclass(eq=False, repr=False)
 class Shards:
-    """The training tokens of a text in shards: the length, slices and batches of them.
+    """The training tokens of a text in shards: their number, slices and batches."""
 
-    Args:
-        shards: the parts of documents that form each shard.
-        cache: cache of the shards.
-        folder: folder of this text in the cache.
-        encoding: encoding of the documents; None for bytes.
-        tokenizer: tokenizer of the text.
-        largest: bytes of the largest document.
-    """
+    shards: list[list[DocumentPart]]  # parts of documents that each shard consists of
+    cache: Cache
+    folder: Path  # folder of this text in the cache
+    encoding: str | None  # encoding of the documents; None for bytes
+    tokenizer: Tokenizer
+    largest: int  # bytes of the largest document
 
-    def __init__(
-        self,
-        shards: list[list[DocumentPart]],
-        cache: Cache,
-        folder: Path,
-        encoding: str | None,
-        tokenizer: Tokenizer,
-        largest: int,
-    ) -> None:
-        self.shards, self.cache, self.folder = shards, cache, folder
-        self.encoding, self.tokenizer, self.largest = encoding, tokenizer, largest
-        self.lengths = np.array([length_of(each) for each in shards], np.int64)
-        self._plans: dict[tuple[int, int, int], Epoch] = {}
-        self._blocks: dict[tuple[int, int, int, int], _Block] = {}
+    def __post_init__(self) -> None:
+        self.lengths = np.array([length_of(each) for each in self.shards], np.int64)
+        # Not a method: a reference to `self` would keep mapped shards until the garbage collector runs.
+        self._plan = lru_cache(4)(partial(plan_epoch, self.lengths, block=BLOCK))
+        self._blocks: dict[BlockKey, _Block] = {}
 
     def __len__(self) -> int:
-        """Number of tokens of all shards."""
         return int(self.lengths.sum())
 
     def __getitem__(self, part: slice) -> np.ndarray:
@@ -97,12 +88,12 @@ class Shards:
         return np.concatenate([np.zeros(0, self.tokenizer.dtype), *gathered])[::step]
 
     def room_needed(self) -> int:
-        """Return the bytes that the cache needs: for the two blocks of a batch, the next block and the downloads."""
+        """Return the bytes that the cache needs for the two blocks of a batch, the next block and the downloads."""
         whole = min(len(self), 3 * (BLOCK + int(self.lengths.max())))
         return whole * np.dtype(self.tokenizer.dtype).itemsize + FETCHING * self.largest
 
     def open(self, shard: int) -> np.ndarray:
-        """Map the tokens of a shard into memory."""
+        """Map the tokens of a shard into memory; fetch and encode the shard if it is not in the cache."""
 
         def make(copy: Path) -> Iterator[np.ndarray]:
             joined = [(replace(document, path=copy), part) for document, part in self.shards[shard]]
@@ -116,28 +107,24 @@ class Shards:
         row = step * batch + np.arange(batch)[rows]
         epoch = row // self._plan(seed, 0, context).blocks[-1]
         gathered = np.empty((len(row), context + 1), np.int64)
-        used: dict[tuple[int, int, int, int], _Block] = {}
+        used: dict[BlockKey, _Block] = {}
         for number in np.unique(epoch).tolist():
             plan, inside = self._plan(seed, number, context), np.flatnonzero(epoch == number)
             blocks, shards, starts = plan.locate(row[inside] - number * plan.blocks[-1])
             for block, shard in sorted({*zip(blocks.tolist(), shards.tolist(), strict=True)}):
-                key = (seed, context, number, block)
-                used[key] = used.get(key) or self._blocks.get(key) or _Block(self.open, plan.shards_of(block))
+                key = (seed, number, context, block)
+                used[key] = used.get(key) or self._block(key)
                 here = (blocks == block) & (shards == shard)
                 index = starts[here][:, None] + np.arange(context + 1)  # (windows in this shard, context + 1)
                 gathered[inside[here]] = used[key].tokens(shard)[index]
-        if all(block.is_fetched() for block in used.values()):  # begin to fetch the next block
-            key = (seed, context, number, block + 1) if block + 1 < len(plan.blocks) else (seed, context, number + 1, 0)
-            used[key] = self._blocks.get(key) or _Block(self.open, self._plan(seed, key[2], context).shards_of(key[3]))
+        if all(each.is_fetched() for each in used.values()):  # begin to fetch the next block
+            key = (seed, number, context, block + 1) if block + 1 < len(plan.blocks) else (seed, number + 1, context, 0)
+            used[key] = self._block(key)
         self._blocks = used  # the shards of all other blocks may be deleted from the cache
         return gathered
 
-    def _plan(self, seed: int, epoch: int, context: int) -> Epoch:
-        key = (seed, epoch, context)
-        if key not in self._plans:
-            self._plans = dict(list(self._plans.items())[-3:])
-            self._plans[key] = plan_epoch(self.lengths, seed, epoch, context, BLOCK)
-        return self._plans[key]
+    def _block(self, key: BlockKey) -> "_Block":
+        return self._blocks.get(key) or _Block(self.open, self._plan(*key[:3]).shards_of(key[3]))
 
 
 class _Block:
@@ -146,7 +133,7 @@ class _Block:
     def __init__(self, open: Callable[[int], np.ndarray], shards: list[int]) -> None:
         self.open = open
         self.fetched: dict[int, Future[np.ndarray]] = {shard: Future() for shard in shards}
-        # In random order: processes that share a cache then fetch different shards.
+        # The order is random, so that processes that share a cache fetch different shards.
         self.waiting = iter(random.Random().sample(shards, len(shards)))
         for _ in range(min(FETCHING, len(shards))):
             threading.Thread(target=self._fetch, daemon=True).start()
@@ -155,7 +142,7 @@ class _Block:
         for shard in self.waiting:  # the threads share this iterator
             try:
                 self.fetched[shard].set_result(self.open(shard))
-            except Exception as error:  # `tokens` raises it in the main thread
+            except Exception as error:  # `tokens` handles it in the main thread
                 self.fetched[shard].set_exception(error)
 
     def is_fetched(self) -> bool:

@@ -15,16 +15,16 @@ from data.sources import entries
 RETRY_SECONDS = 60.0  # how long to retry a store that does not answer
 NO_MATCH = "no file matches"
 NO_LIST = "a web server lists no files; name each"
-BUGS = (AssertionError, AttributeError, NameError, TypeError)
-EXTRAS = {"s3fs": "s3", "aiohttp": "https"}
+BUGS = (AssertionError, AttributeError, NameError, TypeError)  # programming errors: never turned into a message
+EXTRAS = {"s3fs": "s3", "aiohttp": "https"}  # package: extra of this project that installs it
 Version = list[Any]  # [size, tag] of a document in its store; they differ when the document has changed
 
 
 def list_documents(path: str) -> dict[str, Version]:
     """List the documents at the addresses of `data.path` and their versions; read none of them.
 
-    An address that exists is never a pattern. A directory stands for its `*.txt` files, or for all files if there are
-    none; hidden files are left out. Other addresses are globs, except on the web: web servers list no files.
+    An address that exists is never a glob. A directory stands for its `*.txt` files or, without any, for all its files;
+    hidden files are left out. An address that does not exist is a glob, except on the web: web servers list no files.
     """
     found: dict[str, Version] = {}
     for entry in entries(path):
@@ -40,12 +40,13 @@ def list_documents(path: str) -> dict[str, Version]:
 
 def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
     store.invalidate_cache()
-    if _protocol(store) == "https" and root.endswith("/"):  # the server would send an HTML page
+    is_web = "https" in store.protocol  # a string or a tuple of strings
+    if is_web and root.endswith("/"):  # the server would send an HTML page
         raise FileNotFoundError(NO_LIST)
     try:
         info = store.info(root)
     except FileNotFoundError:
-        if not glob.has_magic(root) or _protocol(store) == "https":
+        if is_web or not glob.has_magic(root):
             raise
         found = store.glob(root, detail=True)
     else:
@@ -61,18 +62,16 @@ def _find(store: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, An
     return found
 
 
-def _protocol(store: fsspec.AbstractFileSystem) -> str:
-    names = (store.protocol,) if isinstance(store.protocol, str) else store.protocol
-    return "https" if "https" in names else names[0]
-
-
 def _version(info: dict[str, Any]) -> Version:
     tags = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")
     return [info.get("size"), next((str(info[tag]) for tag in tags if info.get(tag)), None)]
 
 
 def download(address: str, copy: Path) -> None:
-    """Download a file to `copy`. If the store does not answer, retry for `RETRY_SECONDS`, then raise `DataError`."""
+    """Download a file to `copy`. If the store does not answer, retry for `RETRY_SECONDS`.
+
+    Raise `DataError` if the file cannot be read, and `OSError` if `copy` cannot be written.
+    """
     until, pause = time.monotonic() + RETRY_SECONDS, 0.5
     while True:
         try:
@@ -92,7 +91,7 @@ def download(address: str, copy: Path) -> None:
 
 
 def _reason(error: Exception, address: str) -> str:
-    """Explain in a few words why an address cannot be read."""
+    """Say in a few words why an address cannot be read."""
     cause = error.__cause__ or error
     if isinstance(error, ImportError):
         package = next((package for package in EXTRAS if package in str(error)), None)
