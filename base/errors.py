@@ -11,7 +11,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the second is torch's, on a GPU
         return True
-    # Messages of torch's CPU allocator, on Windows and elsewhere.
+    # Messages from torch's CPU allocator, on Windows and elsewhere.
     return re.search("not enough memory|can't allocate memory", str(error)) is not None
 
 

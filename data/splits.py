@@ -65,4 +65,4 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float]) -> li
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
     borders = [(0, *split_within(size, shares), size) for size in sizes]
-    return [list(zip(SPLITS, border, border[1:], strict=False)) for border in borders]
+    return [list(zip(SPLITS, border[:-1], border[1:], strict=True)) for border in borders]

@@ -13,7 +13,7 @@ class History:
         self.size = size
         self.entries: list[Any] = []
         self.seen = 0  # entries added so far
-        self.every = 1  # one in so many of them is stored
+        self.every = 1  # every how many entries one is stored
 
     def add(self, entry: Any) -> None:
         """Add the next entry, as plain data."""
