@@ -9,7 +9,7 @@ from typing import Any
 
 from base import run_directory
 from base.command_line import Parser, add_overwrite, answer, output_path
-from base.errors import InputError, printable
+from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
 from base.progress import Progress
 from gpt.export.formats import FORMATS, load_writer
@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> None:
     """Check the options, export the model and print one line: file, size, and how to load it."""
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
+    if options.overwrite and not suffix:
+        raise InputError(f"--overwrite: is for a file; --to {options.to} writes a new folder")
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if options.guess is not None and options.to != "web":
@@ -61,7 +63,11 @@ def run(options: argparse.Namespace) -> None:
 
     try:
         with atomic(target) as new:
-            (new.touch if suffix else new.mkdir)()  # fails here, before the slow work, if the folder is read-only
+            try:
+                (new.touch if suffix else new.mkdir)()  # fails here, before the slow work, if the folder is read-only
+            except OSError as error:
+                error.filename = options.out
+                raise InputError(f"OUT {describe_os_error(error)}") from None
             note = export(options, file, new)
             size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -74,6 +74,8 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
+    if options.overwrite and options.output is None:
+        raise InputError("--overwrite: is for --output")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
     from data.tokenizer import tokenizer_from
@@ -243,9 +245,11 @@ def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
         key, before = name.replace("-", "_"), vars(options).copy()
         setattr(options, key, parser.get_default(key))
         try:
-            parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except SystemExit:  # the parser has printed what is wrong
+            with redirect_stderr(io.StringIO()) as said:
+                parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
+        except SystemExit:
             vars(options).update(before)
+            raise InputError(said.getvalue().replace("sample.py: argument --", ":set ")) from None
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))
     else:

@@ -12,9 +12,9 @@ from base import run_directory
 from base.command_line import Parser, add_overwrite, add_unknown, answer, device, number, writing_to
 from base.errors import InputError, nearest, printable
 from base.processes import keep_freed_memory
-from base.progress import hidden
+from base.progress import count, hidden
 from reports.run_text import save_test_score
-from reports.score_lines import count, difference, figures, json_lines, row
+from reports.score_lines import difference, figures, json_lines, row
 from reports.scoring import Candidate, describe, display_name, measure, pieces, read
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--encoding {options.encoding}: is for a text file; --split takes the encoding from the run")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
+    if options.overwrite and options.html is None:
+        raise InputError("--overwrite: is for --html")
     if options.html is None:
         return print_scores(checkpoints, options, None)
     with writing_to(options.html, "--html", [*checkpoints, text], overwrite=options.overwrite) as page:
@@ -139,9 +141,10 @@ def score_in_detail(
                 column.add(costs)
     scores = [make_score(total) for total in sums]
     if page_file:
+        modes = [describe(candidate, mode, page=True) for candidate in candidates]
         models = [
-            {"name": one.page_name, "mode": describe(one, mode), "figures": figures(own), "vocabulary": tokens}
-            for one, own, tokens in zip(candidates, scores, names, strict=True)
+            {"name": one.page_name, "mode": described, "figures": figures(own), "vocabulary": tokens}
+            for one, described, own, tokens in zip(candidates, modes, scores, names, strict=True)
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None

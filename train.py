@@ -44,6 +44,8 @@ def dispatch(arguments: list[str]) -> int:
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return answer("train.py", lambda: print(usage("--help=all" in wanted)), out_of_memory="")
     if "--runs" in arguments:
+        if len(arguments) > 1:
+            return refuse(InputError(f"--runs: goes alone, not with {' '.join(set(arguments) - {'--runs'})}"))
         return answer("train.py", lambda: print(run_list()), out_of_memory="")
     try:
         processes.adopt_srun()

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Iterable
 from typing import TextIO
@@ -26,14 +27,17 @@ def describe_os_error(error: OSError, path: object = None) -> str:
     """
     name = str(error.filename or path or "")
     name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
-    if not name or not error.strerror:
-        return one_line(error.strerror or error)
     helps = {
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
         **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),
     }
-    what = f"could not be written: {error.strerror}; {helps[error.errno]}" if error.errno in helps else error.strerror
-    return one_line(f"{name}: {what}")
+    if error.errno not in helps or not error.strerror:
+        return one_line(f"{name}: {error.strerror}" if name and error.strerror else error.strerror or error)
+    folder = os.path.dirname(name) or "."
+    closed = any(os.path.exists(one) and not os.access(one, mode) for one, mode in ((folder, os.X_OK), (name, os.R_OK)))
+    if closed and error.errno in (errno.EACCES, errno.EPERM):
+        return one_line(f"{name}: cannot be read: {error.strerror}; make it readable for you")
+    return one_line(f"{f'{name}:' if name else 'a file'} could not be written: {error.strerror}; {helps[error.errno]}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -56,5 +60,5 @@ def for_output(text: str, out: TextIO) -> str:
 
 
 def one_line(text: object) -> str:
-    """Put a message on one line."""
-    return printable(" ".join(str(text).split()))
+    """Put a message on one line; of an `OSError`, only what the system says."""
+    return printable(" ".join(str(getattr(text, "strerror", None) or text).split()))

@@ -17,6 +17,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+def count(number: int, what: str) -> str:
+    """Format a number of things: 1 byte, 2,000 bytes."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 PATIENCE_SECONDS = 2.0  # seconds before anything is shown
 LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 

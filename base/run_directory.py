@@ -96,7 +96,11 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         run = RUNS / str(name)
         _check_place(run, str(name))
         _check_checkpoints(run, f"name={name}")
-        return run if (run / "config.yaml").exists() or any((run / "checkpoints").glob("*.ckpt")) else None
+        if (run / "config.yaml").exists() or any((run / "checkpoints").glob("*.ckpt")):
+            return run
+        if (run / "summary.json").exists():
+            raise InputError(f"name={name}: {run} has lost its config.yaml; use another name")
+        return None
     if name is not None:
         raise InputError(f"name={name}: cannot be given with resume={resume}, which continues in that run's directory")
     path = Path(resume)
@@ -104,7 +108,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
-        raise InputError(f"resume={resume[:80]}: {one_line(getattr(error, 'strerror', None) or error)}") from None
+        raise InputError(f"resume={resume[:80]}: {one_line(error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
         raise InputError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
@@ -126,7 +130,9 @@ def check_free(name: str) -> None:
         return
     if (run / "config.yaml").exists():
         typed = shlex.quote(f"name={name}")
-        raise InputError(f"name={name}: {run} exists; {typed} resume=auto continues it, another name starts afresh")
+        finished = summary_of(run).get("status") == "finished"
+        found, does = ("exists and is finished", "says how to continue it") if finished else ("exists", "continues it")
+        raise InputError(f"name={name}: {run} {found}; {typed} resume=auto {does}, another name starts afresh")
     raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 

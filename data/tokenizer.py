@@ -32,6 +32,8 @@ class UnknownCharacter(InputError):
 class CharTokenizer:
     """One token per character; token i is the i-th smallest code point of the vocabulary."""
 
+    unit = "character"  # what a token is, for messages
+
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
@@ -115,6 +117,7 @@ class CharTokenizer:
 class ByteTokenizer:
     """One token per byte of UTF-8: 256 tokens encode every text."""
 
+    unit = "byte"
     size = 256
     dtype: type[np.unsignedinteger] = np.uint8
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from base import run_directory
-from base.errors import one_line, printable
+from base.errors import describe_os_error, one_line, printable
 from base.files import atomic
 from gpt import model_file
 from gpt.config import ModelConfig
@@ -49,6 +49,8 @@ def read(path: str | Path) -> dict[str, Any]:
                     raise ValueError(f"checksum of {damaged!r}")
             file.seek(0)
             contents = torch.load(file, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise CheckpointError(describe_os_error(error, path)) from None
     except Exception as error:  # zipfile and pickle raise many types on damaged files
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.errors import InputError, one_line, printable
+from base.errors import InputError, describe_os_error, one_line, printable
 from base.files import atomic
 from gpt.config import ModelConfig
 
@@ -104,6 +104,8 @@ def read(path: str | Path) -> Model:
                 if not all(np.isfinite(array).all() for array in state.values()):
                     raise ValueError("weights that are NaN or infinite")
                 return Model(config, state, {field: described[field] for field in FIELDS})
+    except PermissionError as error:
+        raise CheckpointError(describe_os_error(error, path)) from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
     if not described:

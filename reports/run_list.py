@@ -21,14 +21,15 @@ def run_list() -> str:
 
 def _row(run: Path) -> tuple[str, ...]:
     summary = run_directory.summary_of(run)
-    status, loss = str(summary.get("status")), summary.get("val_loss")
+    status, loss = str(summary.get("status", "unreadable")), summary.get("val_loss")
+    saved = [int(path.stem[5:]) for path in run.glob("checkpoints/step-[0-9]*.ckpt")]
     with suppress(OSError):  # the lock cannot be tried in a read-only directory
         if status == "running" and not run_lock.in_use(run):
             status = "killed"
     return (
         printable(run_directory.name_of(run)),
         status,
-        str(summary.get("steps") or ""),
+        str(summary.get("steps") or max(saved, default="")),
         f"{loss:.4f}" if isinstance(loss, float) else "",
         printable(summary.get("text") or ""),
     )

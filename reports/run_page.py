@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from base.html import embedded
-from base.progress import clock
+from base.progress import clock, count
 from data.tokenizer import Tokenizer
 from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
 from reports.html_template import ASSETS, MAX_MILLINATS, fill
-from reports.score_lines import count
 
 MAX_HEADS = 64  # heads in the plot of attention
 NUM_ATTENDED = 64  # tokens of the passage in the plot of attention
@@ -46,14 +45,13 @@ def page(
         tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
-    unit = "character" if all(tokenizer.token_sizes[:, 0].tolist()) else "byte"
+    unit = tokenizer.unit
     history = callbacks["Watch"]["history"]
-    entries = history["validations"]["entries"]  # [step, nats, bits per character]
-    validations = [[step, loss, bits if math.isfinite(bits) else None] for step, loss, bits in entries]
+    validations = [[step, loss] for step, loss, _ in history["validations"]["entries"]]  # [step, nats]
     data = {
         **about,
         "figures": figures(summary, model.config, unit),
-        "measured": evaluation_note(summary),
+        "measured": evaluation_note(summary, unit),
         "made": origin(summary),
         "curves": {
             "losses": history["losses"]["entries"],  # [step, nats]
@@ -70,26 +68,27 @@ def page(
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page: name, value, unit and notes."""
-    nats, bits = summary["val_loss"], summary["val_bpc"]
-    value = f"{bits:.4f}" if math.isfinite(bits) else "–"  # NaN if the bytes of the text have no whole character
+    nats = summary["val_loss"]
     step = f"best checkpoint, step {summary['best_step']:,}"
-    found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({value} bits per character)", step]]
+    found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
     read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second during steps" if speed else "")
-    time_unit = "minutes" if seconds < 3599.5 else "hours"
-    found.append(["Training", clock(seconds), time_unit, read, f"{summary['steps']:,} steps"])
+    time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
+    time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)
+    found.append(["Training", time, time_unit, read, count(summary["steps"], "step")])
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
     shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
     found.append(["Model", size, "parameters", shape, f"context {config.context}"])
     return found
 
 
-def evaluation_note(summary: Mapping[str, Any]) -> str:
+def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
     """Describe how the losses were measured; add the last checkpoint's loss if another checkpoint is the best."""
     measured = summary["evaluation"]
-    count, split = f"{measured['characters']:,}", measured["split_characters"]
-    part = f"all {count}" if measured["characters"] == split else f"{count} evenly spaced of {split:,}"
-    note = f"Exact: {part} characters of the validation split, in {measured['mode']} windows of {measured['context']}."
+    number, split = f"{measured['characters']:,}", measured["split_characters"]
+    part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
+    windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
+    note = f"Exact: {part} characters of the validation split, in {windows}."
     if summary["last_val_loss"] != summary["val_loss"]:
         note += f" The last checkpoint has {summary['last_val_loss']:.4f} nats."
     return note

@@ -39,11 +39,6 @@ def difference(a: "Score", b: "Score") -> list[str]:
     return [f"{value:+.6f}" for value in ((b.bpc - a.bpc) * math.log(2), b.bpc - a.bpc, b.bpb - a.bpb)]
 
 
-def count(number: int, what: str) -> str:
-    """Write a number of things, such as `1 byte` or `2,000 bytes`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def row(name: str, cells: list[str]) -> str:
     """Format a row of the table."""
     return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

@@ -161,11 +161,15 @@ def encode_text(
     return texts, unknown
 
 
-def describe(candidate: Candidate, mode: str) -> str:
-    """Describe a mode with context and stride, such as `strided windows of 256, stride 128`."""
-    context = candidate.model.config.context
-    words = {"strided": f", stride {candidate.stride}", "sample": ", as sample.py reads"}.get(mode, "")
-    return f"{mode} windows of {context}{words}"
+def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
+    """Describe a mode with context and stride, such as `strided windows of 256, stride 128`; a page explains it."""
+    context, stride = candidate.model.config.context, candidate.stride
+    words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
+    why = {
+        "strided": f"; the model reads at least {context - stride} {candidate.tokenizer.unit}s before each",
+        "disjoint": "; the model begins each window anew",
+    }
+    return f"{mode} windows of {context}{words}{why.get(mode, '') if page else ''}"
 
 
 def predicted(candidate: Candidate, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":

@@ -1,11 +1,13 @@
 """Compose the lines that a run logs: introduction, results, and what to change when memory runs out."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from base.log import log
 from base.processes import command
+from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
 from data.text import Text
@@ -16,20 +18,25 @@ from gpt.evaluation import Score
 MEMORISED_NATS = 25  # with a margin
 
 
-def describe_score(name: str, score: Score, characters: int, context: int, which: str) -> str:
-    """Return a line with a loss and how it was measured: on which model, and on how many `characters` of the split."""
-    counted = f"{score.characters:,}"
-    part = f"all {counted}" if score.characters == characters else f"{counted} evenly spaced of {characters:,}"
-    bits = f"{score.bpc:.4f} bits per character"
+def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
+    """Return a line with a loss and how it was measured: on which model, and on how much of the validation split."""
+    unit, split = text.tokenizer.unit, len(text.validation)
+    part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
+    found = f"{in_nats(score.loss)} per {unit}"
     if score.bytes != score.characters:
-        bits += f", {score.bpb:.4f} bits per byte"
-    return f"{name:10} loss {score.loss:.4f} nats, {bits} ({which}; {part} characters, disjoint windows of {context})"
+        found += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
+    return f"{name:10} loss {found}: {which}, {part} {unit}s in disjoint windows of {context}"
 
 
-def describe_training(losses: Sequence[float], speed: float | None) -> list[str]:
-    """Return a line with the first and last training loss, and one with the speed in characters per second if known."""
+def in_nats(loss: float) -> str:
+    """Format a loss in nats, with bits in brackets."""
+    return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
+
+
+def describe_training(losses: Sequence[float], speed: float | None, unit: str) -> list[str]:
+    """Return a line with the first and last training loss, and one with the speed in tokens per second if known."""
     lines = [f"training   loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
-    return lines + ([f"speed      {speed:,.0f} characters/s"] if speed else [])
+    return lines + ([f"speed      {speed:,.0f} {unit}s/s"] if speed else [])
 
 
 def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> None:
@@ -64,28 +71,33 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
     log.info(
-        f"model      {shape.layers} layers, {shape.heads} heads, {shape.dim} wide, context {shape.context}"
-        f"{f', window {shape.window}' if shape.window else ''}: "
+        f"model      {count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide, "
+        f"context {shape.context}{f', window {shape.window}' if shape.window else ''}: "
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
     log.info(f"machine    {machine}")
     split, trained = len(text.validation), config.trainer.max_steps * config.data.batch * shape.context
-    part, end = (num_validated(split, trained, last, config.data.val_tokens) for last in (False, True))
-    which = "the whole split" if part == split else f"{part:,} evenly spaced characters of the split"
+    # Whole windows, and the first token, which is counted, too.
+    part, end = (
+        number if number == split else max(1, number // shape.context) * shape.context + 1
+        for number in (num_validated(split, trained, last, config.data.val_tokens) for last in (False, True))
+    )
+    unit = text.tokenizer.unit
+    which = "the whole split" if part == split else f"{part:,} evenly spaced {unit}s of the split"
     more = f"; at the last step {'the whole split' if end == split else f'{end:,}'}" if part < end else ""
     log.info(f"validation {which}, disjoint windows of {shape.context}{more}")
     if config.data.overfit is not None:
         log.info(
-            f"overfit    the first {len(text.validation):,} characters of training text are also validation and test: "
+            f"overfit    the first {len(text.validation):,} {unit}s of training text are also validation and test: "
             f"a model that has memorised them has a loss below {MEMORISED_NATS / shape.context:.1g} nats"
         )
     for note in notes:
         log.info(note)
-    log.info(f"run        {run}: {config.trainer.max_steps} steps of {config.data.batch} windows, seed {config.seed}")
+    steps = f"{count(config.trainer.max_steps, 'step')} of {count(config.data.batch, 'window')}"
+    log.info(f"run        {run}: {steps}, seed {config.seed}")
 
 
 def describe(text: Text) -> str:
     """Return the sizes of the splits and of the vocabulary in one line."""
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
-    unit = "characters" if text.tokenizer.vocabulary["kind"] == "char" else "bytes"
-    return f"{', '.join(sizes)} {unit}, {text.tokenizer.size} distinct"
+    return f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"

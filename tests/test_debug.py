@@ -55,7 +55,8 @@ def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(
     assert sorted(Path("runs/debug-fast").rglob("*")) == before
     shutil.move("runs/debug-fast", "runs/mine")
     ended = train("debug=fast", "name=mine", *SMALL, defaults=False)
-    assert ended.status == 2 and "runs/mine exists; name=mine resume=auto continues it" in ended.err
+    said = "runs/mine exists and is finished; name=mine resume=auto says how to continue it"
+    assert ended.status == 2 and said in ended.err
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     assert len(texts) == 3 and texts[0] == texts[1]
     assert re.search("^(> )*  The", ended.out, re.MULTILINE), "with the white space that it begins with"
     assert "; :set unknown skip drops it, :set unknown replace takes" in ended.out and "--unknown" not in ended.out
-    assert "hot: must be a number" in ended.err
+    assert "\n> :set temperature: hot: must be a number" in ended.out
     assert ":set colour 3: must be :set NAME VALUE" in ended.out and "nearest: temperature" in ended.out
     assert ended.out.count("is not in the vocabulary") == 2
     assert re.search(r"^temperature +0\.0$", ended.out, re.MULTILINE)

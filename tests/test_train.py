@@ -146,7 +146,7 @@ def test_what_is_said_while_it_trains(trained: Path, train: Call, monkeypatch: p
     out = train("name=a").out
     lines = [line for line in out.splitlines() if re.match("step .*characters/s", line)]
     assert len(lines) == 6
-    assert re.fullmatch(r"step 5/30  loss \d\.\d{4}  bpc \d\.\d{4}  [\d,]+ characters/s  \d:\d\d left", lines[0])
+    assert re.fullmatch(r"step 5/30  loss \d\.\d{4} nats \(\d\.\d+ bits\)  [\d,]+ characters/s  \d:\d\d left", lines[0])
 
 
 def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +211,10 @@ def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
 def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
     name = "it's my [book], a=b (1) Ἰλιάς.txt"
     Path(name).write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    for tokenizer in ("char", "byte"):
+    for tokenizer, unit in (("char", "character"), ("byte", "byte")):
         given = [f"name={tokenizer}", f"data.tokenizer={tokenizer}", "trainer.max_steps=1"]
-        assert train(f"data.path={name}", *given).status == 0
+        ended = train(f"data.path={name}", *given)
+        assert ended.status == 0 and f" bits) per {unit}" in ended.out
         assert from_yaml(Path(f"runs/{tokenizer}/config.yaml").read_text("utf-8")).data.path == name
     char, byte = summary("char"), summary("byte")
     assert char["val_bpc"] == pytest.approx(char["val_loss"] / math.log(2)) and char["val_bpb"] < char["val_bpc"]

@@ -85,7 +85,9 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
         same_start=SameStart(
             plan.conditions | {"run": plan.directory.name, "step": point.step if point else 0}, config.trainer.timeout
         ),
-        metrics=Metrics(config.data.batch * config.model.context, len(text.train) / text.characters["train"]),
+        metrics=Metrics(
+            config.data.batch * config.model.context, len(text.train) / text.characters["train"], text.tokenizer.unit
+        ),
         step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
         configured=make("callbacks", config.callbacks),
         prune=_build_prune(plan),

@@ -71,7 +71,7 @@ class Cost:
 
 
 class _Clock(L.Callback):
-    """Time training steps. Stop after `TIMED_SECONDS` of them, or if those after compilation take over `limit`."""
+    """Time training steps. Stop after `TIMED_SECONDS`, or `late` if those after compilation take over `limit`."""
 
     def __init__(self, limit: float, compiling: int) -> None:
         self.steps: list[float] = []
@@ -84,8 +84,9 @@ class _Clock(L.Callback):
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
         enough = sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
-        late = len(self.steps) > 1 and sum(self.steps[self.compiling :]) > self.limit
-        trainer.should_stop = enough or late
+        # The first step is slower than the others; it is enough if it takes far too long.
+        self.late = sum(self.steps[self.compiling :]) > self.limit * (1 if len(self.steps) > 1 else 4)
+        trainer.should_stop = enough or self.late
 
 
 def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, limit: float, **trainer: Any) -> Cost:
@@ -107,7 +108,7 @@ def measure(module: LitGPT, data: L.LightningDataModule, tokens: torch.Tensor, l
     with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
         timing.fit(module, data)
         net.to(device)  # Lightning has moved it to the CPU
-        windows = windows.to(device)
+        windows = windows[: 1 if clock.late else count].to(device)
         net.eval()
         with torch.inference_mode():
             if not net(windows[:1]).isfinite().all():
@@ -271,7 +272,10 @@ def settle_minutes(plan: RunPlan) -> RunPlan:
     if settled.steps < MIN_STEPS:
         seconds = 60 * minutes - left() + work.seconds(settled.cost, 1) + MIN_STEPS * settled.cost.step
         enough = f"minutes={math.ceil(seconds / 6 + 1) / 10:g} would be enough here"
-        log.info(f"minutes={minutes:g}: {too_few(max(1, settled.steps))}; {enough}")
+        steps, other = max(1, settled.steps), settled.work.seconds(settled.cost, settled.validations)
+        over = 60 * minutes - left() + other + steps * settled.cost.step
+        long = f"; the run takes about {over:.0f} s" if over > 66 * minutes else ""
+        log.info(f"minutes={minutes:g}: {too_few(steps)}{long}; {enough}")
     return _take(replace(plan, config=config), settled)
 
 

@@ -113,8 +113,10 @@ def finish_again(plan: RunPlan) -> float | None:
     """Finish a resumed run that has no steps left; return what `conclude` returns."""
     run, point = plan.directory, plan.resume_point
     assert point
-    way = "trainer.max_steps=N" if point.step >= plan.config.trainer.max_steps else "callbacks=[] allow=[callbacks]"
-    log.info(f"{run} is finished: step {point.step} of {plan.config.trainer.max_steps}; {way} continues it")
+    steps = plan.config.trainer.max_steps
+    way = f"trainer.max_steps={2 * point.step}" if point.step >= steps else "callbacks=[] allow=[callbacks]"
+    command = f"{processes.command('python')} train.py {shlex.quote(f'resume={run}')} {way}"
+    log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     loss = run_directory.summary_of(run).get("val_loss")
     if loss is not None or processes.rank():
         return loss
@@ -137,7 +139,7 @@ def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: M
     best, last = evaluate_models(plan, summary.steps or 0, scored)
     describe_result(plan, best, last)
     losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
-    for line in describe_training(losses, summary.characters_per_second):
+    for line in describe_training(losses, summary.characters_per_second, text.tokenizer.unit):
         log.info(line)
     if "tensorboard" in config.logger:
         write_projector(run, best.model.embedding.weight, text.tokenizer.names, occurrences(text))
@@ -157,15 +159,15 @@ def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: M
 
 def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -> None:
     """Log the exact losses, and how to score the splits that were not evaluated."""
-    context, characters = plan.config.model.context, plan.text.characters["validation"]
+    text, context = plan.text, plan.config.model.context
     log.info("")
-    log.info(describe_score("validation", best.score, characters, context, f"best checkpoint, step {best.step}"))
+    log.info(describe_score("validation", best.score, text, context, f"best checkpoint, step {best.step}"))
     if last is not best:
-        log.info(describe_score("", last.score, characters, context, f"last checkpoint, step {last.step}"))
+        log.info(describe_score("", last.score, text, context, f"last checkpoint, step {last.step}"))
     command = f"{processes.command('python')} score.py {shlex.quote(str(plan.directory))} --split"
-    if best.score.characters < characters:
+    if best.score.tokens < len(text.validation):
         log.info(f"           all of it: {command} validation")
-    if len(plan.text.test):
+    if len(text.test):
         log.info(f"test       {command} test")
 
 

@@ -36,7 +36,7 @@ def device_kind(accelerator: str) -> str:
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
     """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
     if precision != "auto":
-        return precision, "as set"
+        return precision, "as configured"
     if device == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
@@ -81,7 +81,7 @@ def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
         return "true", "saves time in a run this long"
     if asked != "false" and missing:
         raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as set"
+    return asked, "as configured"
 
 
 def missing_to_compile() -> str:

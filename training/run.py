@@ -43,9 +43,6 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
-    if resume == "auto":
-        what = f"continuing {run}" if resumed else f"there is no run {run} yet, starting it"
-        log.info(f"resume: {printable(what)}")
     share_compiled(config)
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
@@ -65,6 +62,9 @@ def settle(typed: Config, keys: list[str], started: float) -> "RunPlan":
     plan = RunPlan(run, config, keys, text, runtime, start, point, resumed is not None, resume is None, started)
     if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
         check_resumed(run, plan.conditions, point, allow)
+    if resume == "auto":
+        what = f"continuing {run}" if resumed else f"there is no run {run} yet, starting it"
+        log.info(f"resume: {printable(what)}")
     return plan if plan.is_over else settle_by_trial(plan)
 
 

@@ -10,6 +10,7 @@ from string import Template
 from typing import Any
 
 from base.html import SCRIPT, embedded, sha256
+from base.progress import count
 from gpt.model import GPT
 
 PAGE = Path(__file__).with_name("web_page")
@@ -25,13 +26,15 @@ def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None
     style = (PAGE / "style.css").read_text("utf-8")
     scripts = [SCRIPT, *(PAGE / name for name in ("gpt.js", "game.js", "page.js"))]
     script = "".join(path.read_text("utf-8") for path in scripts)
-    weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in model.named_parameters()}
+    tensors = {name: tensor.detach().cpu().float().numpy() for name, tensor in model.named_parameters()}
+    weights, unit = model.num_parameters(), unit_of(meta)
     described = {
         "config": vars(model.config),
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
-        "tensors": [(name, tensor.size) for name, tensor in weights.items()],
+        "tensors": [(name, tensor.size) for name, tensor in tensors.items()],
         "name": text_name(meta["text"]),
+        "weightCount": f"{weights / 1e6:.2g} M weights" if weights >= 1e5 else count(weights, "weight"),
         "facts": facts(model, meta),
         "passages": passages,
     }
@@ -39,10 +42,12 @@ def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None
     policy = f"default-src 'none'; img-src data:; style-src {sha256(style)}; script-src {sha256(script)}"
     return Template((PAGE / "index.html").read_text("utf-8")).substitute(
         policy=f"{policy}; base-uri 'none'; form-action 'none'",
+        unit=unit,
+        Units=f"{unit}s".title(),
         style=style,
         script=script,
         model=embedded(described),
-        weights=base64.b64encode(b"".join(tensor.astype("<f4").tobytes() for tensor in weights.values())).decode(),
+        weights=base64.b64encode(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values())).decode(),
     )
 
 
@@ -52,14 +57,17 @@ def text_name(text: str) -> str:
     return text if set(name) & set("*?[],") else name
 
 
+def unit_of(meta: dict[str, Any]) -> str:
+    """Return what a token of a model is: `byte` or `character`."""
+    return "byte" if meta["vocabulary"]["kind"] == "byte" else "character"
+
+
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
-    """Return short phrases that describe the model: its size, vocabulary, training steps and validation loss."""
-    config = model.config
-    unit = "byte" if meta["vocabulary"]["kind"] == "byte" else "character"
+    """Return short phrases that describe the model: its shape, vocabulary, training steps and validation loss."""
+    config, unit = model.config, unit_of(meta)
     loss = meta["val_loss"]
     return [
-        f"{model.num_parameters():,} parameters",
-        f"{config.layers} layers, {config.heads} heads, {config.dim} wide",
+        f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide",
         f"context {config.context}" + (f", window {config.window}" if config.window else ""),
         f"{model.vocabulary:,} {unit}s",
         f"trained for {meta['step']:,} steps",

@@ -12,7 +12,7 @@ from base.errors import describe_os_error
         (errno.EACCES, "runs/x/.lock", "runs/x: could not be written: Permission denied; work in a folder that"),
         (errno.ENOSPC, "a/.b.st.0123abcd.tmp/part", "a/b.st: could not be written: No space left on device; free"),
         (errno.ENOTDIR, "runs", "runs: Not a directory"),
-        (errno.EROFS, None, "Read-only file system"),
+        (errno.EROFS, None, "a file could not be written: Read-only file system; work"),
     ],
 )
 def test_what_is_said_of_an_error_of_a_file(number: int, file: str | None, said: str) -> None:

@@ -9,13 +9,14 @@ from tests.conftest import refusal
 
 
 def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("model", "bare", "sweep"):
+    for name in ("model", "bare", "sweep", "lost"):
         Path("runs", name, "checkpoints").mkdir(parents=True)
     Path("runs/begun").mkdir()
     Path("elsewhere/checkpoints").mkdir(parents=True)
     for file in ("runs/model/config.yaml", "elsewhere/config.yaml", "runs/sweep/sweep.csv", "runs/begun/config.yaml"):
         Path(file).touch()
-    Path("runs/model/checkpoints/best.safetensors").touch()
+    for file in ("runs/model/checkpoints/best.safetensors", "runs/lost/summary.json"):
+        Path(file).touch()
     for file in ("config.yaml", "checkpoints/best.safetensors"):
         os.utime(Path("runs/model", file), (0, 1))
     Path("loop").symlink_to("loop")
@@ -25,7 +26,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
         ("runs/none", None, "no such run or checkpoint; the newest are runs/first"),
         ("runs/bare", None, "is not a run that can continue (without runs/bare/config.yaml)"),
         ("runs/model", None, "has a model but no checkpoint; init_from=runs/model starts another run from its model"),
-        ("auto", "model", "name=model: has a model but no checkpoint"),
+        ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "is a sweep; repeat its command, or resume=runs/sweep/TRIAL for one trial"),
         ("auto", "sweep", "name=sweep: is a sweep"), ("auto", "first/x", "runs/first is a run and cannot contain"),
     ):  # fmt: skip

@@ -27,7 +27,7 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
     assert chosen == "false" and "saves time on a CPU only in runs of more than" in why
     assert choose_compile("auto", "cuda", 1.0)[0] == "true"
     for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0), ("graph", "cuda", 1.0)):
-        assert choose_compile(asked, device, seconds) == (asked, "as set")
+        assert choose_compile(asked, device, seconds) == (asked, "as configured")
     for device in ("cpu", "mps"):
         with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
             choose_compile("graph", device, 1.0)
@@ -52,7 +52,7 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     ):  # fmt: skip
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: flags)
         assert choose_precision("auto", "cpu") == (precision, f"the CPU has {has}")
-    assert choose_precision("64-true", "cpu") == ("64-true", "as set")
+    assert choose_precision("64-true", "cpu") == ("64-true", "as configured")
     assert choose_precision("auto", "mps")[0] == "32-true"
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)

@@ -14,6 +14,7 @@ from base.log import log
 from base.progress import LINE_SECONDS, clock
 from gpt.optim import lr_at
 from reports.tensorboard import layout
+from reports.terminal import in_nats
 from training.callbacks.samples import boards
 from training.callbacks.weight_updates import relative_updates
 from training.captured_step import WARMUP_STEPS, CapturedLitGPT
@@ -30,9 +31,10 @@ class Metrics(L.Callback):
     Must come before the callbacks that save, so that its state in a checkpoint includes the step.
     """
 
-    def __init__(self, tokens_per_step: int, tokens_per_character: float) -> None:
+    def __init__(self, tokens_per_step: int, tokens_per_character: float, unit: str) -> None:
         self.tokens_per_step = tokens_per_step  # over all devices
         self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
+        self.unit = unit  # what a token is
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.losses = History(1000)  # [step, training loss]
         self.validations = History(1000)  # [step, loss, bits per character]
@@ -127,9 +129,7 @@ class Metrics(L.Callback):
         score = pl_module.score
         self.validations.add([trainer.global_step, score.loss, score.bpc])
         if trainer.is_global_zero:
-            log.info(
-                f"step {trainer.global_step}/{trainer.max_steps}  validation loss {score.loss:.4f}  bpc {score.bpc:.4f}"
-            )
+            log.info(f"step {trainer.global_step}/{trainer.max_steps}  validation loss {in_nats(score.loss)}")
         self.last_line = time.perf_counter()
 
     def on_train_end(self, *_: Any) -> None:
@@ -186,12 +186,12 @@ class Metrics(L.Callback):
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         self.logged = self.stepping, self.stepped
         speed = steps * self.tokens_per_step / seconds if steps else None
-        shown = f"loss {loss:.4f}  bpc {bits:.4f}"
+        shown = f"loss {in_nats(loss)}"
         if speed:
             values["perf/chars_per_s"] = speed
             if self.peak:
                 values["perf/mfu"] = speed * self.flops_per_token / self.peak
-            shown += f"  {speed:,.0f} characters/s"
+            shown += f"  {speed:,.0f} {self.unit}s/s"
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
         if self.bar is not None:

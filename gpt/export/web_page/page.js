@@ -6,7 +6,7 @@ const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
 const GREETING = 200; // characters that the page writes when it opens
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
 
-const { config, vocabulary, size, tensors, name, facts, passages } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, name, weightCount, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
@@ -159,7 +159,7 @@ async function write(length = whole("length")) {
   speed = () => {
     const written = model.tokens.length - first;
     const rate = (1000 * written) / (performance.now() - begun);
-    return `${count(written, "character")}, ${Math.round(rate).toLocaleString("en")} a second`;
+    return `${count(written, vocabulary.kind === "byte" ? "byte" : "character")}, ${Math.round(rate).toLocaleString("en")} a second`;
   };
   looked = null;
   setStatus("Writing…");
@@ -325,9 +325,10 @@ function listen() {
 async function start() {
   document.title = `${name} · chargpt`;
   element("name").textContent = name;
+  element("size").textContent = weightCount;
   element("facts").textContent = facts.join(" · ");
   for (const [id, number] of [["layer", config.layers], ["head", config.heads]])
-    for (let n = 1; n <= number; n++) element(id).add(new Option(n));
+    for (let n = 0; n < number; n++) element(id).add(new Option(n));
   element("layer").selectedIndex = config.layers - 1;
   element("bars").append(...Array.from({ length: Math.min(BARS, size) }, makeButton));
   const weights = await loadWeights();
