@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from gpt.config import NORM_EPS
 from gpt.inference.weights import Array, Convolution, Layer, Weights
 
 CHUNK = 256  # tokens worth reading at once, slots of a new cache, positions in a table of encodings
@@ -43,8 +42,9 @@ class Decoder:
         # With key_offset, channels from `own` on belong to the next position's key, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
-        # The normalised inputs of attention of the positions that the next one's convolution reaches, newest last.
-        self.recent = [weights.zeros(rows, config.conv_taps - 1, config.dim) for _ in range(config.layers)]
+        # What the tokens read so far add to the convolution at the next K - 1 positions.
+        self.pending = [weights.zeros(config.conv_taps - 1, rows, config.dim) for _ in range(config.layers)]
+        self.all_rows = np.arange(rows)
         self.position = np.zeros(rows, np.int64)  # of the next token of each text
         self.previous = np.full(rows, -1)  # the last token of each text; -1: no token yet
         self.block, self.table = -1, np.empty(0)  # the encodings of CHUNK positions from block * CHUNK on
@@ -69,7 +69,7 @@ class Decoder:
         `rows` are the indices of the texts to which `tokens` belong; None: all texts, in order.
         """
         config = self.weights.config
-        rows = np.arange(self.rows) if rows is None else rows
+        rows = self.all_rows if rows is None else rows
         logits, start = [], 0
         while start < tokens.shape[1]:
             self._restart_full(rows)
@@ -88,18 +88,19 @@ class Decoder:
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Read one token of each text: (B,) int64 -> (B, V) float64, as `read` does, but faster."""
         w, S = self.weights, self.weights.config.attention_window
-        rows = np.arange(self.rows)
+        rows = self.all_rows
         self._restart_full(rows)
-        self._grow(int(self.position.max()) + 1)
         position: Any = self.position
         if (position == position[0]).all():
             position = int(position[0])
+            self._grow(position + 1)
             filled, bias = min(position + 1, S), None
             if w.slopes is not None:
                 newest = self.slots - position % S
                 bias = self.ring[:, :, newest : newest + filled]  # (H, 1, m)
             at: Any = (slice(None), slice(None), position % S)
         else:
+            self._grow(int(position.max()) + 1)
             filled = min(int(position.max()) + 1, S)
             slots = np.arange(filled)
             distance = (position[:, None] - slots) % S  # (B, m)
@@ -167,11 +168,14 @@ class Decoder:
             bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
             store: `store(i, k, v)` caches block i's keys and values and returns all to attend to, 2 x (B, H, m, D).
         """
-        w = self.weights
+        w, n = self.weights, tokens.shape[1]
+        row: Any = slice(None) if rows is self.all_rows else rows  # slices are faster
         encoding = self._encoding(positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
         if w.config.token_shift:
-            previous = np.concatenate((self.previous[rows][:, None], tokens[:, :-1]), axis=1)  # (B, n)
+            previous = self.previous[row][:, None]  # (B, 1)
+            if n > 1:
+                previous = np.concatenate((previous, tokens[:, :-1]), axis=1)  # (B, n)
             x = x + w.shifted[w.to_array(previous)]
         if w.config.positions == "learned":
             x = x + w.positions[w.to_array(positions) if isinstance(positions, np.ndarray) else positions]
@@ -188,9 +192,9 @@ class Decoder:
             x = x + self._mlp(layer, x)
         logits = w.head(self._norm(x))  # (B, n, V)
         if w.config.absolute:
-            self.tokens[rows[:, None], self.position[rows][:, None] + np.arange(tokens.shape[1])] = tokens
-        self.position[rows] += tokens.shape[1]
-        self.previous[rows] = tokens[:, -1]
+            self.tokens[rows[:, None], self.position[rows][:, None] + np.arange(n)] = tokens
+        self.position[row] += n
+        self.previous[row] = tokens[:, -1]
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
     def _restart_full(self, rows: np.ndarray) -> None:
@@ -200,8 +204,8 @@ class Decoder:
             return
         full = rows[self.position[rows] == T]
         self.position[full], self.previous[full] = 0, -1
-        for cached in (*self.moved, *self.recent):
-            cached[self.weights.to_array(full)] = 0
+        for moved, pending in zip(self.moved, self.pending, strict=True):
+            moved[self.weights.to_array(full)] = pending[:, self.weights.to_array(full)] = 0
         if T > 1:
             self._read(self.tokens[full, T - T // 2 :], full)
 
@@ -216,17 +220,26 @@ class Decoder:
 
     def _norm(self, x: Array) -> Array:
         """Return x / sqrt(sum of squares + C * eps): RMS norm without its factor sqrt(C), which is in the weights."""
-        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + x.shape[-1] * NORM_EPS)[..., None]
+        return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
     def _convolve(self, i: int, convolution: Convolution, h: Array, rows: np.ndarray, positions: Any) -> Array:
         """Apply block i's convolution to its normalised input, and keep what the next positions need: (B, n, C)."""
         w, n, reach = self.weights, h.shape[1], len(convolution.taps) - 1
-        row = w.to_array(rows)
-        window = w.xp.concatenate((self.recent[i][row], h), axis=1)  # (B, K - 1 + n, C)
-        self.recent[i][row] = window[:, n:]
-        mixed = h * convolution.taps[0]
-        for back in range(1, reach + 1):
-            mixed += window[:, reach - back : reach - back + n] * convolution.taps[back]
+        h = h.swapaxes(0, 1)  # (n, B, C)
+        if n == 1:
+            mixed = h * convolution.taps  # (K, B, C): for this position and the next K - 1
+        else:
+            mixed = w.zeros(n + reach, *h.shape[1:])
+            for back, tap in enumerate(convolution.taps):
+                mixed[back : back + n] += h * tap
+        if rows is self.all_rows and n == 1:
+            mixed[:reach] += self.pending[i]
+            self.pending[i] = mixed[1:]
+        else:
+            row = w.to_array(rows)
+            mixed[:reach] += self.pending[i][:, row]
+            self.pending[i][:, row] = mixed[n:]
+        mixed = mixed[:n].swapaxes(0, 1)  # (B, n, C)
         if convolution.bias is not None:
             mixed += convolution.bias[w.to_array(np.atleast_1d(np.minimum(positions, reach)))]
         return mixed
