@@ -13,8 +13,6 @@ from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
-ITERATED_IN = torch.bfloat16  # Newton-Schulz needs no more precision
-
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split the parameters into those with weight decay (matrices, embeddings) and those without (scales, biases)."""
@@ -25,8 +23,17 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: GPT, config: OptimConfig, muon: "type[Muon] | None" = None) -> torch.optim.Optimizer:
-    """Make the optimizer of `config` for all weights of the model; `muon` is a subclass to use instead of `Muon`."""
+def make_optimizer(
+    model: GPT, config: OptimConfig, muon: "type[Muon] | None" = None, bf16_on_cpu: bool = False
+) -> torch.optim.Optimizer:
+    """Make the optimizer of `config` for all weights of the model.
+
+    Args:
+        model: before it is sharded.
+        config: settings.
+        muon: a subclass to use instead of `Muon`.
+        bf16_on_cpu: see `Muon`.
+    """
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
@@ -42,7 +49,7 @@ def make_optimizer(model: GPT, config: OptimConfig, muon: "type[Muon] | None" = 
         "params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True,
         "beta2": config.muon_beta2,
     }  # fmt: skip
-    return (muon or Muon)([group for group in [hidden, *groups] if group["params"]], lr=config.lr)
+    return (muon or Muon)([group for group in [hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -75,13 +82,15 @@ class Muon(torch.optim.Optimizer):
     """Muon for parameter groups with `muon=True`, which hold matrices only, and AdamW for the others.
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
-    the iteration together, in bf16; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows`
-    follows.
+    the iteration together; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows.
+    The iteration needs no more precision than bf16. On a CPU it runs in fp32 unless `bf16_on_cpu`: one that has to
+    emulate bf16 takes 60 times as long.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
         super().__init__(groups, defaults | {"beta2": 0.0})
+        self.bf16_on_cpu = bf16_on_cpu
 
     def whole(self, tensor: Tensor) -> Tensor:
         """Return all rows of a tensor; a subclass for sharded tensors gathers the rows."""
@@ -124,7 +133,9 @@ class Muon(torch.optim.Optimizer):
                 wide = part.mT if part.shape[0] > part.shape[1] else part
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
         for shape, stack in stacks.items():
-            stacked = torch.empty(len(stack), *shape, dtype=ITERATED_IN, device=stack[0][0].device)  # (N, R, C)
+            device = stack[0][0].device
+            dtype = torch.bfloat16 if self.bf16_on_cpu or device.type != "cpu" else torch.float32
+            stacked = torch.empty(len(stack), *shape, dtype=dtype, device=device)  # (N, R, C)
             foreach_copy_(list(stacked), [wide for wide, _ in stack])
             for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
                 wide.copy_(result)  # into its update

@@ -61,7 +61,7 @@ class LitGPT(L.LightningModule):
             shard(self.net, self.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.net, self.optim_config, ShardedMuon)
+        return make_optimizer(self.net, self.optim_config, ShardedMuon, "bf16" in str(self.trainer.precision))
 
     def on_train_start(self) -> None:
         """Compile each block by itself: equal blocks share the code, and the names in checkpoints do not change."""

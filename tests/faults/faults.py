@@ -298,11 +298,6 @@ def in_fetch(number: int) -> None:
     after(data.remote.manifest, "download", the(number, cut))
 
 
-def iterate_in_fp32() -> None:
-    """Have Muon orthogonalise in fp32, where the order of a sum hardly shows."""
-    gpt.optim.ITERATED_IN = torch.float32
-
-
 def orthogonalise_shards() -> None:
     """Have Muon take the rows that a device has for a matrix."""
     ShardedMuon.whole = staticmethod(lambda tensor: tensor.to_local())

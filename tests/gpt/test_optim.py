@@ -71,7 +71,7 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks() -> None:
     """torch.optim.Muon treats a packed q|k|v as one matrix, so there it is given the three apart."""
     config = OptimConfig(name="muon", lr=0.01, muon_lr=0.05, weight_decay=0.3, muon_beta2=0)
     model = fill(GPT(tiny(layers=2, heads=2, dim=8, context=6, bias=True), 7))
-    ours = make_optimizer(model, config)
+    ours = make_optimizer(model, config, bf16_on_cpu=True)
     names = [name for name, value in model.blocks.named_parameters() if value.ndim == 2]
     parts = {
         (name, index): torch.nn.Parameter(part.detach().clone())
