@@ -1,6 +1,7 @@
 """Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
 A tokenizer's `vocabulary` describes it completely, as plain data. Checkpoints store it; `tokenizer_from` reads it.
+Row i of `token_sizes` is the number of characters and of UTF-8 bytes that token i stands for: (V, 2) int64.
 """
 
 import unicodedata
@@ -46,6 +47,12 @@ class CharTokenizer:
         self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
             raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
+        self.size = len(self.characters)  # number of tokens, V
+        self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
+        self.names = list(self.characters)  # each token as text
+        self.vocabulary: dict[str, Any] = {"kind": "char", "characters": self.characters}
+        utf8_bytes = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
+        self.token_sizes = np.stack((np.ones(self.size, np.int64), utf8_bytes), axis=1)  # (V, 2)
         # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
@@ -65,32 +72,6 @@ class CharTokenizer:
         known = set(self.characters)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
-
-    @property
-    def size(self) -> int:
-        """Number of tokens, V."""
-        return len(self.characters)
-
-    @property
-    def dtype(self) -> type[np.unsignedinteger]:
-        """Smallest dtype that holds every token."""
-        return np.uint8 if self.size <= 256 else np.uint16
-
-    @property
-    def names(self) -> list[str]:
-        """Each token as text."""
-        return list(self.characters)
-
-    @property
-    def vocabulary(self) -> dict[str, Any]:
-        """The tokenizer as plain data."""
-        return {"kind": "char", "characters": self.characters}
-
-    @property
-    def token_sizes(self) -> np.ndarray:
-        """How many characters and how many UTF-8 bytes each token stands for: (V, 2) int64."""
-        octets = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
-        return np.stack((np.ones(self.size, np.int64), octets), axis=1)
 
     def pack(self, text: str) -> np.ndarray:
         """Encode as (characters,) of `dtype`; raise `UnknownCharacter` for the first one outside the vocabulary."""
@@ -120,21 +101,10 @@ class ByteTokenizer:
     unit = "byte"
     size = 256
     dtype: type[np.unsignedinteger] = np.uint8
-
-    @property
-    def names(self) -> list[str]:
-        r"""Each token as text: an ASCII character, or the byte's number, such as \xff."""
-        return [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
-
-    @property
-    def vocabulary(self) -> dict[str, Any]:
-        """The tokenizer as plain data."""
-        return {"kind": "byte"}
-
-    @property
-    def token_sizes(self) -> np.ndarray:
-        """How many characters and bytes each token stands for: (256, 2) int64. Bytes 10xxxxxx continue a character."""
-        return np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)
+    names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]  # such as a and \xff
+    vocabulary: dict[str, Any] = {"kind": "byte"}
+    # Bytes 10xxxxxx continue a character.
+    token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
 
     def pack(self, text: str) -> np.ndarray:
         """Encode as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""

@@ -38,7 +38,7 @@ EXACT = (
 COMPARED = (
     f"trainer.max_steps={STEPS} trainer.val_check_interval=10 trainer.log_every_n_steps=1 optim.warmup=5 logger=csv"
 ).split()
-OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # Muon iterates in bf16, whatever the precision
+OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # on a GPU, Muon iterates in bf16
 # How far the losses of the first 20 steps may be apart, relative to them. Two devices sum in another order, which
 # rounds otherwise, by 2^-24 each time; AdamW makes more of it where a gradient is tiny, since it divides by its size.
 # bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
