@@ -56,7 +56,7 @@ class TrainerConfig:
     num_nodes: int = option(1, "number of machines", least=1)
     timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
     precision: str = option(
-        "auto", "precision; auto: bf16-mixed where the hardware is faster with it, else 32-true", choices=PRECISIONS, on_resume="allow"
+        "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS, on_resume="allow"
     )
     val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
     checkpoint_minutes: float = option(
