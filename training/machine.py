@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import math
 import shutil
 import sys
 import sysconfig
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,20 +33,8 @@ def device_kind(accelerator: str) -> str:
     return wanted[0]
 
 
-def bf16_is_faster() -> bool:
-    """Whether this CPU multiplies matrices of the default shape faster in bf16 than in fp32; takes 20 ms."""
-    fastest = dict.fromkeys((torch.bfloat16, torch.float32), math.inf)
-    for _ in range(5):  # in turn, and the fastest of each: other work may run on this machine
-        for dtype in fastest:
-            left, right = torch.ones(2048, 128, dtype=dtype), torch.ones(128, 512, dtype=dtype)
-            started = time.perf_counter()
-            torch.mm(left, right)
-            fastest[dtype] = min(fastest[dtype], time.perf_counter() - started)
-    return fastest[torch.bfloat16] < fastest[torch.float32]
-
-
-def choose_precision(precision: str, device: str, several: bool = False) -> tuple[str, str]:
-    """Return the precision, for `auto` the best for one or `several` processes on this machine, and the reason."""
+def choose_precision(precision: str, device: str) -> tuple[str, str]:
+    """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
     if precision != "auto":
         return precision, "as configured"
     if device == "cuda":
@@ -60,9 +46,11 @@ def choose_precision(precision: str, device: str, several: bool = False) -> tupl
             return "bf16-mixed", "the CPU has amx_bf16"
         if not flags.get("avx512_bf16"):
             return "32-true", "the CPU has no bf16 arithmetic"
-        if several or bf16_is_faster():  # several processes must not choose differently
-            return "bf16-mixed", "the CPU has avx512_bf16"
-        return "32-true", "the CPU is slower with its avx512_bf16"
+        # A Xeon that could have AMX multiplies half as fast in bf16 as in fp32 without it (docs/experiments.md). Cores
+        # with avx512_bf16 and without avx512_fp16, such as Zen 4, are faster in bf16.
+        if flags.get("avx512_fp16"):
+            return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
+        return "bf16-mixed", "the CPU has avx512_bf16"
     return "32-true", "bf16 was not tried on this device"
 
 
@@ -147,7 +135,7 @@ def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
     if devices == "auto":
         devices = torch.cuda.device_count() if device == "cuda" else 1
     devices *= trainer.num_nodes
-    precision, why_precision = choose_precision(trainer.precision, device, devices > 1)
+    precision, why_precision = choose_precision(trainer.precision, device)
     rows_per_device(config, devices)  # raises where the batch does not divide evenly
     runtime = Runtime(device, devices, why_precision, compiled, why_compiled, config.compile == "auto")
     return replace(config, trainer=replace(trainer, precision=precision), compile=compiled), runtime
