@@ -1,5 +1,6 @@
 """Find, name and compare run directories, `runs/<name>/`. Imports nothing heavy: errors come before torch is loaded."""
 
+import errno
 import hashlib
 import itertools
 import json
@@ -118,6 +119,12 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         raise InputError(f"resume={resume}: is not a run that can continue (without {run / 'config.yaml'})")
     _check_checkpoints(run, f"resume={resume}")
     return run
+
+
+def check_writable() -> None:
+    """Raise a `PermissionError` if no run can be made here, before slow work."""
+    if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
 
 
 def check_free(name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import processes, run_directory
-from base.errors import one_line
+from base.errors import InputError, one_line
 from base.files import link, write_text
 from base.log import log, to_file
 from base.progress import Progress
@@ -114,6 +114,10 @@ def finish_again(plan: RunPlan) -> float | None:
     run, point = plan.directory, plan.resume_point
     assert point
     steps = plan.config.trainer.max_steps
+    if point.step > steps:
+        raise InputError(
+            f"trainer.max_steps={steps}: {run} has taken {point.step} steps; {point.step} finishes it there"
+        )
     way = f"trainer.max_steps={2 * point.step}" if point.step >= steps else "callbacks=[] allow=[callbacks]"
     command = f"{processes.command('python')} train.py {shlex.quote(f'resume={run}')} {way}"
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
@@ -126,6 +130,7 @@ def finish_again(plan: RunPlan) -> float | None:
         write_summary(run, summary)
         return None
     to_file(run / "train.log")
+    write_text(run / "config.yaml", to_yaml(plan.config))
     return finish(plan, summary, None, {})  # the run was stopped during its evaluation
 
 

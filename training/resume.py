@@ -23,6 +23,7 @@ def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
     if typed.resume is None:
         if typed.allow:
             raise InputError(f"allow={spell(typed.allow)}: goes with resume=, has no meaning without")
+        run_directory.check_writable()
         if typed.name is not None and processes.rank() == 0:
             run_directory.check_free(typed.name)
         return typed, None

@@ -4,6 +4,7 @@ The page is plain HTML, CSS and JavaScript from `web_page/`; `web_page/gpt.js` c
 """
 
 import base64
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -71,5 +72,5 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
         f"context {config.context}" + (f", window {config.window}" if config.window else ""),
         f"{model.vocabulary:,} {unit}s",
         f"trained for {meta['step']:,} steps",
-        *([] if loss is None else [f"validation loss {loss:.4f} nats per {unit}"]),
+        *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
     ]

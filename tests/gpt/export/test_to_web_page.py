@@ -497,5 +497,5 @@ def test_what_is_known_of_the_model() -> None:
     assert "context 7" in known and "10 characters" in known
     assert not any("loss" in fact for fact in known), "saved between two validations"
     meta["val_loss"] = 1.23456
-    assert facts(model, meta)[-1] == "validation loss 1.2346 nats per character"
+    assert facts(model, meta)[-1] == "validation loss 1.2346 nats (1.7811 bits) per character"
     assert "context 7, window 3" in facts(*make(WINDOWED)) and "256 bytes" in facts(*make(SLIDING, None))
