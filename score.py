@@ -141,10 +141,10 @@ def score_in_detail(
                 column.add(costs)
     scores = [make_score(total) for total in sums]
     if page_file:
-        modes = [describe(candidate, mode, page=True) for candidate in candidates]
         models = [
-            {"name": one.page_name, "mode": described, "figures": figures(own), "vocabulary": tokens}
-            for one, described, own, tokens in zip(candidates, modes, scores, names, strict=True)
+            {"name": one.page_name, "mode": describe(one, mode, page=True)}
+            | {"figures": figures(own), "vocabulary": tokens}
+            for one, own, tokens in zip(candidates, scores, names, strict=True)
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(*scores) if options.compare else None

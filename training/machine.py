@@ -125,6 +125,7 @@ def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
     """
     trainer = config.trainer
     device = device_kind(trainer.accelerator)
+    precision, why_precision = choose_precision(trainer.precision, device)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; a CPU takes a number")
     per_token = untrained(config.model, text.tokenizer.size).flops_per_token()
@@ -135,7 +136,6 @@ def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
     if devices == "auto":
         devices = torch.cuda.device_count() if device == "cuda" else 1
     devices *= trainer.num_nodes
-    precision, why_precision = choose_precision(trainer.precision, device)
     rows_per_device(config, devices)  # raises where the batch does not divide evenly
     runtime = Runtime(device, devices, why_precision, compiled, why_compiled, config.compile == "auto")
     return replace(config, trainer=replace(trainer, precision=precision), compile=compiled), runtime

@@ -36,6 +36,7 @@ def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None
         "tensors": [(name, tensor.size) for name, tensor in tensors.items()],
         "name": text_name(meta["text"]),
         "weightCount": f"{weights / 1e6:.2g} M weights" if weights >= 1e5 else count(weights, "weight"),
+        "unit": unit,
         "facts": facts(model, meta),
         "passages": passages,
     }

@@ -6,7 +6,7 @@ const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
 const GREETING = 200; // characters that the page writes when it opens
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
 
-const { config, vocabulary, size, tensors, name, weightCount, facts, passages } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, name, weightCount, unit: tokenUnit, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
@@ -159,7 +159,7 @@ async function write(length = whole("length")) {
   speed = () => {
     const written = model.tokens.length - first;
     const rate = (1000 * written) / (performance.now() - begun);
-    return `${count(written, vocabulary.kind === "byte" ? "byte" : "character")}, ${Math.round(rate).toLocaleString("en")} a second`;
+    return `${count(written, tokenUnit)}, ${Math.round(rate).toLocaleString("en")} a second`;
   };
   looked = null;
   setStatus("Writing…");
