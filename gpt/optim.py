@@ -83,8 +83,8 @@ class Muon(torch.optim.Optimizer):
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
     the iteration together; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows.
-    The iteration needs no more precision than bf16. On a CPU it runs in fp32 unless `bf16_on_cpu`: one that has to
-    emulate bf16 takes 60 times as long.
+    The iteration needs no more precision than bf16. On a CPU it runs in fp32 unless `bf16_on_cpu`: a CPU that
+    has to emulate bf16 takes 60 times as long.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:

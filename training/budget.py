@@ -71,7 +71,7 @@ class Cost:
 
 
 class _Clock(L.Callback):
-    """Time training steps. Stop after `TIMED_SECONDS`, or `late` if those after compilation take over `limit`."""
+    """Time `TIMED_SECONDS` of steps. Stop sooner and set `late` if those after compilation take over `limit`."""
 
     def __init__(self, limit: float, compiling: int) -> None:
         self.steps: list[float] = []
