@@ -40,12 +40,12 @@ clean:
 # Making an environment twice is harmless, so one that was cut short is repaired here.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@python="$(PYTHON)"; \
-	for candidate in $${python:-python3 python3.13 python3.12 python3.11}; do \
-	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	for candidate in $${python:-python3 python3.14 python3.13 python3.12 python3.11}; do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; \
 	  then found="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-	  echo "make: needs Python 3.11, 3.12 or 3.13, found $$("$${python:-python3}" --version 2>/dev/null || echo none);" \
+	  echo "make: needs Python 3.11 to 3.14, found $$("$${python:-python3}" --version 2>/dev/null || echo none);" \
 	    "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
 	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; \

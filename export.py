@@ -1,44 +1,59 @@
 """Export a model to another format: `python export.py MODEL --to onnx model.onnx`."""
 
 import argparse
-import os
 import re
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import run_directory
-from base.command_line import Parser, add_overwrite, answer, output_path
+from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
-from base.progress import Progress
-from gpt.export.formats import FORMATS, load_writer
+from base.progress import Progress, count
+from data.config import DataConfig
+from data.corpus import open_corpus
+from data.text import text_of_run
+from gpt.export import FORMATS
+from gpt.export.to_hf import foreign_files
+from gpt.tokenizer import Tokenizer, tokenizer_from
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
+
+CARD_BESIDE = ("onnx", "torch")  # whose card is a file beside OUT
 
 
 def cli(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = parse(arguments)
     advice = "an export needs the model in memory more than once; use a machine with more memory"
-    return answer("export.py", lambda: run(options), out_of_memory=advice)
+    return main("export.py", lambda: run(options), out_of_memory=advice)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT [--guess FILE|validation] [--overwrite]",
+        usage="export.py MODEL --to FORMAT OUT [--precision bf16] [--guess FILE|validation] [--overwrite]",
         description="Write a model in a format that other programs load.",
-        epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a new folder for hf "
-        "(transformers).",
+        epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a folder for hf "
+        "(transformers) and NAME.md for card. onnx, torch and hf also write a model card.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file or folder to write, see below")
+    precision = "with --to web: bf16 stores weights in two bytes and measures what that costs; default: fp32"
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
     guess = "with --to web: add a game; visitors guess, and can read, text of FILE or of the run's validation split"
     add("--guess", metavar="FILE|validation", help=guess)
-    add_overwrite(add)
+    add("--overwrite", action="store_true", help="replace the output if it exists")
     return parser.parse_args(arguments)
 
 
@@ -46,71 +61,137 @@ def run(options: argparse.Namespace) -> None:
     """Check the options, export the model and print one line: file, size, and how to load it."""
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
-    if options.overwrite and not suffix:
-        raise InputError(f"--overwrite: is for a file; --to {options.to} writes a new folder")
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     if options.guess is not None and options.to != "web":
         raise InputError(f"--guess {options.guess}: is for --to web, not {options.to}")
+    if options.precision != "fp32" and options.to != "web":
+        raise InputError(f"--precision {options.precision}: is for --to web, not {options.to}")
     file = run_directory.find_model(options.source)
-    target = out
     if suffix:
         target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
-    elif os.path.lexists(out):
-        raise InputError(f"OUT {out}: exists; --to {options.to} needs the name of a new folder")
+    else:
+        target = output_folder(options.out, file, overwrite=options.overwrite)
+    card = None
+    if options.to in CARD_BESIDE:
+        card = output_path(f"{options.out}.md", "OUT", [file], overwrite=options.overwrite)
     if not out.parent.is_dir():
         raise InputError(f"OUT {out}: no such folder: {out.parent}")
 
     try:
-        with atomic(target) as new:
+        with written(card) if card else nullcontext() as beside, written(target) as new:
             try:
-                (new.touch if suffix else new.mkdir)()  # fails here, before the slow work, if the folder is read-only
+                new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if the folder is read-only
             except OSError as error:
                 error.filename = options.out
                 raise InputError(f"OUT {describe_os_error(error)}") from None
-            note = export(options, file, new)
-            size = sum(file.stat().st_size for file in (new, *new.rglob("*")) if file.is_file())
+            note = export(options, file, new, beside)
+            size = sum(path.stat().st_size for path in (new.iterdir() if new.is_dir() else [new]))
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    print(printable(f"{out}: {size / 1e6:.1f} MB, {note}; use it: {usage.format(str(out))}"))
+    note += f", its card is {out}.md" if card else ""
+    amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    print(printable(f"{out}: {amount}, {note}; use it: {usage.format(str(out))}"))
 
 
-def export(options: argparse.Namespace, file: Path, new: Path) -> str:
-    """Write the model `file` to `new` in the other format and check it; return what the last line says about it."""
+def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
+    """Return the path of the output folder `name`, with links resolved; refuse one with files that no export wrote."""
+    path = Path(name).resolve()
+    if name in ("", "-") or path.exists() and not path.is_dir():
+        raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
+    if path.is_dir() and any(path.iterdir()):
+        if path in file.resolve().parents:
+            raise InputError(f"OUT {name}: is being read; write to another folder")
+        if foreign := foreign_files(path):
+            raise InputError(f"OUT {name}: has files that no export wrote, such as {foreign[0]}; give another name")
+        if not overwrite:
+            raise InputError(f"OUT {name}: exists; give another name, or --overwrite to replace it")
+    return path
+
+
+@contextmanager
+def written(target: Path) -> Iterator[Path]:
+    """Do as `atomic`, and replace a folder with files, too."""
+    old = None
+    try:
+        with atomic(target) as new:
+            yield new
+            if target.is_dir():
+                old = target.rename(new.with_name(f"{new.name.removesuffix('.tmp')}.old.tmp"))
+    except BaseException:
+        if old and not target.exists():
+            old.rename(target)
+        raise
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> str:
+    """Write the model `file` to `new` in the other format and check it; return what the last line says about it.
+
+    The model card is README.md in a folder for transformers, or else the file `beside`.
+    """
     with Progress("loading the model"):
-        from gpt.checkpoint import load_checkpoint
+        from gpt.checkpoint import load_checkpoint  # loads torch
 
         model, meta = load_checkpoint(file)
-        write = load_writer(options.to)
-    game, note = {}, f"step {meta['step']} of {file}"
+    game: dict[str, Any] = {}
+    note, difference = f"step {meta['step']} of {file}", None
+    if options.precision == "bf16":
+        game["bf16"], reason = cost_of_bf16(model, file)
+        note += f", {game['bf16']}{reason}"
     if options.guess is not None:
-        game["passages"], said = passages(options.guess, file, meta["vocabulary"], model.config.context)
+        game["passages"], said = passages(options.guess, file, tokenizer_from(meta["vocabulary"]))
         note += f", {said}"
     with Progress(f"writing {printable(options.out)} and checking it"):
-        difference = write(model, meta, new, **game)
+        if options.to != "card":
+            write = getattr(import_module(f"gpt.export.{FORMATS[options.to][1]}"), f"write_{options.to}")
+            difference = write(model, meta, new, **game)
+        card = new if options.to == "card" else new / "README.md" if options.to == "hf" else beside
+        if card:
+            from reports.card import card as describe
+
+            card.write_text(describe(model, meta, file, hf=options.to == "hf"), encoding="utf-8", newline="\n")
     return note if difference is None else f"{note}, logits differ by at most {difference:.1g} of the largest"
 
 
-def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) -> tuple[list[str], str]:
+def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
+    """Measure what weights in bf16 cost, in nats on the validation split of the model's run, against fp32.
+
+    Return what the page says about it, and what only the last line adds: why it could not be measured.
+    """
+    from data.batches import EVALUATION_BATCH, VALIDATION_CHARACTERS, evaluation_windows  # loads torch
+    from gpt.evaluation import evaluate
+    from gpt.export.to_web_page import rounded
+
+    try:
+        text = text_of_run(file)
+    except InputError as error:
+        return "weights in bf16, cost not measured", f" ({error})"
+    tokens, context, sizes = text.validation, model.config.context, text.tokenizer.token_sizes
+    scores = []
+    with Progress("comparing bf16 with fp32"):
+        for each in (model, rounded(model)):
+            batch = max(1, EVALUATION_BATCH // context)
+            windows = evaluation_windows(tokens, context, batch, most=VALIDATION_CHARACTERS)
+            scores.append(evaluate(each, windows, int(tokens[0]), sizes))
+    cost, unit = f"{scores[1].loss - scores[0].loss:+z.5f}", text.tokenizer.unit
+    measured_on = f"{count(scores[0].tokens, unit)} of the validation split"
+    return f"weights in bf16: {cost} nats per {unit} against fp32, on {measured_on}", ""
+
+
+def passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[str], str]:
     """Choose the passages of the guessing game; return them, and what the last line says about them.
 
     A passage has only characters of the vocabulary and does not occur in the text that the model was trained on.
     """
-    from data.config import DataConfig
-    from data.open_text import open_text
-    from data.passages import TO_GUESS, to_guess
-    from data.sources import is_remote, open_corpus
-    from gpt import checkpoint
+    from data.passages import TO_GUESS, to_guess  # loads torch
 
-    if vocabulary["kind"] == "byte":
+    if tokenizer.unit == "byte":
         return [], "no game, because the model reads bytes"
     unchecked = ""
     try:
-        saved = checkpoint.read(file.with_name("last.ckpt"))["data"]
-        config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
-        text = None if is_remote(config.path) else open_text(config, context, saved["known"])
-        if text is None or text.fingerprint != saved["fingerprint"]:
-            raise InputError(f"{saved['name']}: has changed since the run, or is not on this machine")
+        text = text_of_run(file)
         trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
     except InputError as error:
         if source == "validation":
@@ -124,7 +205,7 @@ def passages(source: str, file: Path, vocabulary: dict[str, Any], context: int) 
             said = re.sub(r"^data\.path=.*?: |; (data\.tokenizer|name its encoding).*", "", str(error))
             raise InputError(f"--guess {source}: {said}") from None
         guessed = "\n".join(["", *texts])
-    if found := to_guess(guessed, trained, vocabulary["characters"]):
+    if found := to_guess(guessed, trained, "".join(tokenizer.names)):
         number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
         return found, f"{number}, which whoever has the page can read{unchecked}"
     advice = "name a text file instead" if source == "validation" else "name another text"

@@ -3,23 +3,33 @@
 import argparse
 import io
 import json
+import os
 import secrets
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TextIO, cast
+
+import numpy as np
 
 from base import run_directory
-from base.command_line import Parser, about_unknown, add_overwrite, add_unknown, answer, device, number, writing_to
+from base.command_line import Parser, about_unknown, add_unknown, device, main, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.progress import Progress, hidden
 from gpt.inference.continuation import Continuation
+from gpt.inference.generate import generate_many, stream
+from gpt.inference.sampling import SamplingParams, log_probabilities
+from gpt.inference.weights import Weights, load_weights
+from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
-if TYPE_CHECKING:
-    from data.tokenizer import Tokenizer
-    from gpt.inference.weights import Weights
-
+ALIASES = {
+    "": "--prompt TEXT", "--start": "--prompt", "--temp": "--temperature", "--length": "--num-chars",
+    "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars",
+}  # fmt: skip
+PIPE_SECONDS = 0.5
 HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
 :set                      show the options
 :set temperature 0.7      set an option; without a value: its default
@@ -31,22 +41,23 @@ def cli(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
-    return answer("sample.py", lambda: sample(parser, options), out_of_memory=advice)
+    return main("sample.py", lambda: sample(parser, options), out_of_memory=advice)
 
 
 def make_parser() -> Parser:
     """Define the options."""
-    parser = Parser(prog="sample.py", description="Write text with a trained model.", allow_abbrev=False)
+    about = "Write text with a trained model."
+    parser = Parser(prog="sample.py", description=about, allow_abbrev=False, aliases=ALIASES)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
     add = parser.add_argument_group("prompts").add_argument
-    several = "prompt text; repeat the option to continue several prompts in one batch"
+    several = "prompt text, - for standard input; repeat the option to continue several prompts in one batch"
     add("--prompt", metavar="TEXT", action="append", default=[], help=several)
     add("--prompt-file", metavar="FILE", action="append", default=[], help="read a prompt from FILE; -: standard input")
     add_unknown(add, "prompt characters")
     add = parser.add_argument_group("sampling").add_argument
     length = "length of each text in characters, or in bytes with a byte model (default 500)"
-    add("--num-chars", type=number(int, 0, 10**9), default=500, metavar="N", help=length)
+    add("--num-chars", type=number(int, 1, 10**9), default=500, metavar="N", help=length)
     add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
     heat = "sampling temperature; 0: always take the most likely character (default 0.8)"
     add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help=heat)
@@ -61,7 +72,7 @@ def make_parser() -> Parser:
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
-    add_overwrite(add)
+    add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
@@ -70,7 +81,7 @@ def make_parser() -> Parser:
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
     """Load the model; write the texts, or read prompts from the terminal with `--interactive`."""
-    checkpoint = run_directory.find_model(options.checkpoint)
+    checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
@@ -78,30 +89,44 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
         raise InputError("--overwrite: is for --output")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
-    from data.tokenizer import tokenizer_from
-    from gpt.inference.weights import load_weights
-
     weights, meta = load_weights(checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     if options.interactive:
         print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
         return converse(weights, tokenizer, parser, options)
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
-    newline = None if tokenizer.vocabulary["kind"] == "char" else ""
-    prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
+    newline = "" if tokenizer.unit == "byte" else None
+    prompts = [read_prompt("-", newline) if prompt == "-" else prompt for prompt in options.prompt]
+    prompts += [read_prompt(name, newline) for name in options.prompt_file]
+    if not prompts and is_piped() and (piped := read_prompt("-", newline)):
+        prompts = [piped]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or has no character of the vocabulary")
-    seed = secrets.randbits(32) if options.seed is None else options.seed
+    if options.seed is None:
+        options.seed = secrets.randbits(32)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     if options.output is not None:
         files = [checkpoint, *map(Path, options.prompt_file)]
         output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
     with output as out:
-        print(f"{printable(checkpoint)}, step {meta['step']}, --seed {seed}", file=sys.stderr)
-        write(weights, tokenizer, prompts, seed, options, out, str(checkpoint))
+        print(f"{printable(checkpoint)}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
+        write(weights, tokenizer, prompts, options, out)
+
+
+def is_piped() -> bool:
+    """Whether text comes from a file or a pipe, within `PIPE_SECONDS`: a pipe can stay open without a word."""
+    try:
+        number = sys.stdin.fileno()
+    except (OSError, ValueError):  # not a real file
+        return False
+    mode = os.fstat(number).st_mode
+    if stat.S_ISFIFO(mode) and sys.platform != "win32":
+        ready = bool(select.select([number], [], [], PIPE_SECONDS)[0])
+    else:
+        ready = stat.S_ISREG(mode)
+    # A pipe that was closed without a word has nothing to read.
+    return ready and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
 
 
 def read_prompt(name: str, newline: str | None) -> str:
@@ -117,13 +142,11 @@ def read_prompt(name: str, newline: str | None) -> str:
     return text
 
 
-def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--unknown") -> str:
+def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
     """Refuse, skip or replace the characters outside the vocabulary: `unknown` is error, skip or replace.
 
     The error message tells the user to change `option`.
     """
-    from data.tokenizer import UnknownCharacter
-
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
@@ -134,14 +157,12 @@ def adapt(prompt: str, unknown: str, tokenizer: "Tokenizer", option: str = "--un
 
 
 def continuations(
-    weights: "Weights", prompts: list[Any], seeds: list[int], tokenizer: "Tokenizer", options: argparse.Namespace
+    weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
     """Continue prompts in one batch; after each token, yield the list of all continuations so far."""
-    from gpt.inference.generate import stream
-    from gpt.inference.sampling import SamplingParams, log_probabilities
-
-    o = options
-    params = SamplingParams(o.repetition_penalty, o.temperature, o.top_k, o.top_p, o.min_p)
+    params = SamplingParams(
+        options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p
+    )
     written = [Continuation(tokenizer, options.stop) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
         logprobs = log_probabilities(logits) if options.json else None
@@ -156,27 +177,15 @@ def continuations(
     yield written
 
 
-def write(
-    weights: "Weights",
-    tokenizer: "Tokenizer",
-    prompts: list[str],
-    seed: int,
-    options: argparse.Namespace,
-    out: TextIO,
-    checkpoint: str,
-) -> None:
+def write(weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace, out: TextIO) -> None:
     """Write the texts: a single text while it grows, several texts when each is complete."""
-    from gpt.inference.parallel import generate_many
-
     # Without a prompt, the model continues a line break, which is not printed.
-    characters = tokenizer.vocabulary.get("characters", "\n")
-    begin = "\n" if "\n" in characters else characters[0]
+    begin = "\n" if "\n" in tokenizer.names else tokenizer.names[0]
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
     encoded = [tokenizer.encode(prompt or begin) for prompt, _ in rows]
-    seeds = [seed + number for _, number in rows]
+    seeds = [options.seed + number for _, number in rows]
     if len(rows) == 1 and not options.json:
-        out.write(for_output(prompts[0] if prompts else "", out))
-        show(continuations(weights, encoded, seeds, tokenizer, options), out)
+        show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), out)
         out.write("\n")
         return
 
@@ -189,14 +198,15 @@ def write(
             line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": own_seed}
             with hidden():
                 if options.json:
-                    out.write(json.dumps(line | {"checkpoint": checkpoint}) + "\n")
+                    out.write(json.dumps(line | {"checkpoint": str(options.checkpoint)}) + "\n")
                 else:
                     out.write(for_output(f"--- {count}\n{prompt}{text.text}\n", out))
                 out.flush()
 
 
-def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
-    """Print a single text while it grows."""
+def show(prompt: str, texts: Iterator[list[Continuation]], out: TextIO) -> None:
+    """Print a prompt and its only text while it grows."""
+    out.write(for_output(prompt, out))
     out.flush()
     printed = 0  # pieces
     for (text,) in texts:
@@ -206,7 +216,7 @@ def show(texts: Iterator[list[Continuation]], out: TextIO) -> None:
         printed = len(text.pieces)
 
 
-def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options: argparse.Namespace) -> None:
+def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
     """Continue the prompts that are typed in the terminal; Ctrl-C stops the current text, :quit and Ctrl-D the loop."""
     with suppress(ImportError):
         import readline  # noqa: F401 - gives input() a history and line editing
@@ -222,8 +232,8 @@ def converse(weights: "Weights", tokenizer: "Tokenizer", parser: Parser, options
                 if not prompt:
                     raise InputError("none of these characters is in the vocabulary")
                 seed = secrets.randbits(32) if options.seed is None else options.seed
-                sys.stdout.write(for_output(prompt, sys.stdout))
-                show(continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options), sys.stdout)
+                texts = continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options)
+                show(prompt, texts, sys.stdout)
                 print(f"\n[seed {seed}]")
         except EOFError:
             print()

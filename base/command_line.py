@@ -1,46 +1,79 @@
 """Options, output files and exit status of the commands. Imports nothing heavy."""
 
 import argparse
+import io
+import os
+import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from base import processes
-from base.errors import InputError, describe_os_error, is_out_of_memory, nearest, one_line
+from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line
 from base.files import atomic
+from base.log import log, to_console
 from base.progress import discard
 
+REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
 
-def answer(program: str, work: Callable[[], None], *, out_of_memory: str) -> int:
-    """Do the work of a command and report an error in one line; `out_of_memory` says what to try if memory runs out.
+
+def main(
+    program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
+) -> int:
+    """Do the work of a command and report an expected error in one line.
+
+    Args:
+        program: the name of the command.
+        work: returns the exit status, or None for 0.
+        out_of_memory: what to try if memory runs out.
+        unnamed: what the command was writing when an `OSError` names no file.
 
     Returns:
-        The exit status: 0; 2 for wrong input or too little memory, 1 for a failed file or terminal, 130 for Ctrl-C.
+        The exit status: that of the work or of its error; 2 for too little memory, 1 for a failed file or terminal, 130
+        for Ctrl-C.
     """
     processes.limit_spinning()
+    _open_closed_streams()
+    to_console()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # print ? for a character that the terminal's encoding lacks
     try:
-        work()
+        processes.cores()  # refuses a wrong OMP_NUM_THREADS before the work
+        status = work() or 0
         sys.stdout.flush()
-        return 0
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         discard(sys.stdout)
         return 0
-    except InputError as error:
-        status, reason = 2, str(error)
+    except (InputError, RunFailed) as error:
+        status, reason = error.status, str(error)
+        if isinstance(error, RunFailed) and not processes.is_local_rank_0():
+            return status  # the other ranks have nearly the same error
+        if isinstance(error, InputError) and not isinstance(error, processes.JobError) and processes.rank():
+            time.sleep(REFUSAL_SECONDS)  # rank 0 may have the same error; then the launcher ends this process
+            reason = f"rank {processes.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)
-        status, reason = 1, describe_os_error(error, "standard output")
-    except (RuntimeError, MemoryError) as error:
+        status, reason = 1, describe_os_error(error, unnamed)
+    except (RuntimeError, MemoryError, ImportError) as error:
         if not is_out_of_memory(error):
             raise
-        status, reason = 2, f"out of memory: {out_of_memory}"
-    print(f"{program}: {one_line(reason)}", file=sys.stderr)
+        status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
+    log.error(f"{program}: {one_line(reason)}")
     return status
+
+
+def _open_closed_streams() -> None:
+    """Connect standard streams that are closed, as some starters of scheduled jobs leave them, to the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
@@ -82,19 +115,23 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line and suggests the nearest option."""
+    """An argument parser that reports an error in one line and suggests an option.
+
+    `aliases` maps what other programs call an option to its name here; "" is for a word too many that is no option.
+    """
+
+    def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.aliases = aliases or {}
 
     def error(self, message: str) -> Any:
         """Print the message and exit with status 2."""
-        words = message.rpartition("unrecognized arguments: ")[2].split()
+        words = message.partition("unrecognized arguments: ")[2].split()
+        word = words[0].partition("=")[0].replace("_", "-") if words else ""
+        known = self.aliases.get(word if word.startswith("-") else "") if words else None
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        near = nearest(words[0], flags) if words and words[0].startswith("--") else ""
+        near = f"; it is {known} here" if known else nearest(word, flags) if word.startswith("--") else ""
         self.exit(2, f"{self.prog}: {one_line(message)}{near}\n")
-
-
-def add_overwrite(add: Callable[..., Any]) -> None:
-    """Add the option `--overwrite`."""
-    add("--overwrite", action="store_true", help="replace the output file if it exists")
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:

@@ -12,12 +12,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the second is torch's, on a GPU
         return True
-    # Messages from torch's CPU allocator, on Windows and elsewhere.
-    return re.search("not enough memory|can't allocate memory", str(error)) is not None
+    # Messages from torch's CPU allocator, on Windows and elsewhere, and from the loader of its libraries.
+    return re.search("not enough memory|can't allocate memory|failed to map segment", str(error)) is not None
 
 
 class InputError(ValueError):
     """Input that cannot be used; the message says why in one line."""
+
+    status = 2  # exit status of a command that ends with this error
+
+
+class RunFailed(Exception):
+    """A run that cannot continue; the message says why in one line."""
+
+    status = 1
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,15 +46,10 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def remove_unfinished(directory: Path, name: str = "*", *, seconds: float = 0) -> None:
-    """Remove the temporary files and folders that killed processes left in `directory` while they wrote `name`.
-
-    Keep what has changed in the last `seconds`: a running process may still be writing it.
-    """
+def remove_unfinished(directory: Path, name: str = "*") -> None:
+    """Remove the temporary files and folders that killed processes left in `directory` while they wrote `name`."""
     for temporary in directory.glob(f".{name}.*.tmp"):
-        with suppress(FileNotFoundError):  # another process has removed it
-            if not seconds or time.time() - temporary.stat().st_mtime > seconds:
-                _remove(temporary)
+        _remove(temporary)
 
 
 def _remove(path: Path) -> None:
@@ -63,15 +57,3 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
-
-
-def link(source: str | Path, target: str | Path) -> None:
-    """Make `target` a hard link to `source`, atomically; copy `source` if the file system has no hard links."""
-    target = Path(target)
-    if target.exists() and os.path.samefile(source, target):
-        return  # `os.replace` between two links to one file does nothing, so the temporary link would stay
-    with atomic(target) as temporary:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)

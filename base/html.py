@@ -1,8 +1,9 @@
-"""Embed JSON in self-contained HTML pages and hash their scripts and styles."""
+"""Make self-contained HTML pages, which load no other file."""
 
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,20 @@ def embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def sha256(source: str) -> str:
-    """Return the hash source that allows an inline style or script in a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+def fill(template: Path, **parts: str) -> str:
+    """Replace `{{style}}`, `{{script}}`, `{{policy}}` and, by `parts`, each other `{{name}}` in an HTML template.
+
+    Style and script are the `.css` and `.js` files beside the template, the script after `SCRIPT`. The policy
+    (Content-Security-Policy) allows only the page's own style and script.
+    """
+    page = template.read_text("utf-8")
+    policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
+    styles, scripts = (sorted(template.parent.glob(pattern)) for pattern in ("*.css", "*.js"))
+    for tag, files in (("style", styles), ("script", [SCRIPT, *scripts])):
+        page = page.replace(f"{{{{{tag}}}}}", "".join(file.read_text("utf-8") for file in files).rstrip())
+        content = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert content
+        sha256 = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        policy.append(f"{tag}-src 'sha256-{sha256}'")
+    parts["policy"] = "; ".join(policy)
+    return re.sub("{{(\\w+)}}", lambda match: parts[match[1]], page)

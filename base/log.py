@@ -40,7 +40,7 @@ class _LogFile(logging.Handler):
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.path.parent.is_dir():
+        if not self.path.parent.is_dir() or (self.path.exists() and not self.path.is_file()):
             return
         with suppress(OSError) if record.levelno >= logging.ERROR else nullcontext():
             with open(self.path, "a", encoding="utf-8") as file:

@@ -24,7 +24,6 @@ def option(
     choices: Sequence[str] = (),
     on_resume: str = "",
     literal: bool = False,
-    per_trial: bool = True,
     **limits: float,
 ) -> Any:
     """Declare a dataclass field.
@@ -36,12 +35,10 @@ def option(
         on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
             Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
         literal: whether to take the value as typed. Hydra's grammar for lists and quotes is not applied.
-        per_trial: whether the value may differ between the trials of a sweep. If False, a resumed run may change it.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
-    metadata = {"help": meaning, "choices": tuple(choices), "on_resume": on_resume, "literal": literal}
-    metadata |= {"per_trial": per_trial, **limits}
+    metadata = {"help": meaning, "choices": tuple(choices), "on_resume": on_resume, "literal": literal, **limits}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

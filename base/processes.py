@@ -1,16 +1,16 @@
 """Read ranks and numbers of processes from environment variables, and set up a process. Imports nothing heavy.
 
-torchrun or SLURM's srun starts all processes of a run. Without them Lightning's rank 0 starts one process for each
-further device of this machine. docs/architecture.md lists our own environment variables.
+torchrun, SLURM's srun or `training.launch` starts all processes of a run.
 """
 
 import ctypes
-import multiprocessing
+import math
 import os
 import re
+import shlex
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 
 from base.errors import InputError
@@ -27,7 +27,12 @@ class JobError(InputError):
 
 def adopt_srun() -> None:
     """Set torchrun's environment variables in a task of srun: torch, Lightning and this module read them."""
-    launched(), rank()  # check torchrun's own variables
+    launched(), rank(), is_local_rank_0()  # check torchrun's own variables
+    needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
+        found = next(name for name in needed if name in os.environ)
+        without = f"is set without {', '.join(missing)}; unset {found}, or start with torchrun"
+        raise JobError(f"{found}={os.environ[found]}: this environment variable of torchrun {without}")
     if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
         return  # not started by srun, or a single task
     tasks, machines = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_STEP_NUM_NODES")
@@ -49,10 +54,11 @@ def adopt_srun() -> None:
     }
 
 
-def command(program: str) -> str:
-    """Return the command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`."""
+def command(program: str, *arguments: object) -> str:
+    """Return a command to type for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`."""
     local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / program
-    return str(local) if local.exists() and Path(sys.prefix) == local.parent.parent.absolute() else program
+    ours = local.exists() and Path(sys.prefix) == local.parent.parent.absolute()
+    return " ".join([str(local) if ours else program, *(shlex.quote(str(each)) for each in arguments)])
 
 
 def launched() -> tuple[int, int] | None:
@@ -65,7 +71,7 @@ def launched() -> tuple[int, int] | None:
 
 def rank() -> int:
     """Return the global rank of this process."""
-    return _number("RANK" if "RANK" in os.environ else "LOCAL_RANK", otherwise="0")
+    return _number("RANK", otherwise="0")
 
 
 def is_local_rank_0() -> bool:
@@ -81,28 +87,18 @@ def _number(variable: str, otherwise: str = "1") -> int:
     return int(value)
 
 
-def set_parent() -> None:
-    """Set CHARGPT_PARENT, so that the ranks that Lightning starts know that this process is their parent."""
-    os.environ["CHARGPT_PARENT"] = str(os.getpid())
+def child_environment() -> dict[str, str]:
+    """Return the environment variables for a `train.py` that this process starts and that must end with it."""
+    return os.environ | {"CHARGPT_PARENT": str(os.getpid())}
 
 
-def end_with(parent: int) -> None:
-    """On Linux, make the kernel kill this process when the process `parent` ends."""
-    if sys.platform == "linux":
+def end_with_parent() -> None:
+    """On Linux, make the kernel kill this process when the process that set CHARGPT_PARENT for it ends."""
+    parent = os.environ.pop("CHARGPT_PARENT", None)
+    if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
+        if os.getppid() != int(parent):
             os._exit(1)
-
-
-def unset_parent() -> None:
-    """Unset CHARGPT_PARENT so that later children are not taken for ranks of this run."""
-    if os.environ.get("CHARGPT_PARENT") == str(os.getpid()):
-        del os.environ["CHARGPT_PARENT"]
-
-
-def started_by_another_rank() -> bool:
-    """Whether rank 0 started this process, rather than torchrun, SLURM or the user."""
-    return os.environ.get("CHARGPT_PARENT") == str(os.getppid())
 
 
 def restarted() -> bool:
@@ -117,9 +113,37 @@ def identity() -> str | None:
 
 
 def cores() -> int:
-    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(os.environ.get("OMP_NUM_THREADS") or usable)
+    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use.
+
+    Raises:
+        InputError: OMP_NUM_THREADS is no list of numbers, one for each level of nesting; the first one counts.
+    """
+    if given := os.environ.get("OMP_NUM_THREADS", "").strip():
+        first = given.partition(",")[0].strip()
+        if not first.isdecimal() or not int(first):
+            raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
+        return int(first)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _used_elsewhere() -> float:
+    """Return the CPU seconds that other processes have used since boot, on the cores this process may use."""
+    ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    stat = Path("/proc/stat")
+    lines = [line.split() for line in stat.read_text().splitlines()] if stat.exists() else []
+    # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
+    ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
+    return ticks / os.sysconf("SC_CLK_TCK") - ours
+
+
+_BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" else (0.0, 0.0)
+
+
+def busy_cores() -> float:
+    """Return how many of its cores other processes have used since this one began; 0 on systems other than Linux."""
+    if sys.platform != "linux":
+        return 0.0
+    return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
 
 
 def limit_spinning() -> None:
@@ -129,6 +153,16 @@ def limit_spinning() -> None:
     """
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
+
+def max_memory() -> float:
+    """Return the most memory that this process has used, in bytes; NaN on Windows, which does not count it."""
+    if sys.platform == "win32":
+        return math.nan
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def keep_freed_memory() -> None:
@@ -142,16 +176,3 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
         mallopt(trim_threshold, 2**30)
         mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # 2**25 is the maximum of old versions
-
-
-def init_worker() -> None:
-    """Set up a worker of multiprocessing: ignore Ctrl-C, and exit when the parent process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()

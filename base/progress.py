@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
 from typing import Any, TextIO
 
 from base import processes
@@ -60,13 +61,6 @@ class Progress:
         """Add to the work done; cheap, and safe in any thread."""
         self.count += done
 
-    def reset(self) -> None:
-        """Count from 0 again. pooch calls this and `close` at the end of a download."""
-        self.count = 0.0
-
-    def close(self) -> None:
-        """Do nothing."""
-
     def _show(self) -> None:
         if self._over.wait(PATIENCE_SECONDS):
             return
@@ -77,12 +71,10 @@ class Progress:
                 self._print_lines()
 
     def _show_bar(self) -> None:
-        from tqdm import tqdm
-
         shape = "{desc}  {elapsed}"
         if self.total:
             shape = "{desc} {percentage:3.0f} % {bar} {n_fmt}/{total_fmt}{unit}  {elapsed}, {remaining} left"
-        with tqdm(
+        with load_tqdm()(
             desc=self.what, total=self.total or None, unit=self.unit and f" {self.unit}", unit_scale=self.total >= 1000,
             leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=shape,
             delay=1e-9,  # no first bar with a wrong elapsed time
@@ -104,10 +96,19 @@ class Progress:
             print(f"{self.what}: {far}", file=sys.stderr, flush=True)
 
 
+@cache
+def load_tqdm() -> Any:
+    """Return the class of tqdm with a lock for threads: its own, for processes, starts one on Python 3.14."""
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+    return tqdm
+
+
 def hidden() -> AbstractContextManager[None]:
     """Return a context in which bars are hidden, so that one can print to the terminal."""
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # only loaded once there is a bar
-    return bars.external_write_mode() if bars else nullcontext()
+    loaded = "tqdm" in sys.modules  # only once there is a bar
+    return load_tqdm().external_write_mode() if loaded else nullcontext()
 
 
 def discard(out: TextIO) -> None:

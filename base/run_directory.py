@@ -10,6 +10,7 @@ import secrets
 import shlex
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,17 @@ RUNS = Path("runs")
 
 
 def new_name(settings: str) -> str:
-    """Return a generated name for a run, the same in all its processes.
+    """Return a generated name for a run: the time and a random suffix.
 
-    The name is the time. In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration
-    as text, so that a restarted job finds each of its runs again.
+    In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration as text: the same in
+    all processes of the job, and a restarted job finds each of its runs again.
     """
-    if "CHARGPT_RUN" not in os.environ:
-        identity = processes.identity()
-        if identity is None and processes.launched() not in (None, (1, 1)):
-            raise InputError("name=null: processes on several machines need one directory; give name=…")
-        if identity is None:
-            name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-        else:
-            name = f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
-        os.environ["CHARGPT_RUN"] = name  # inherited by the ranks that Lightning starts
-    return os.environ["CHARGPT_RUN"]
-
-
-def forget_name() -> None:
-    """Make the next run of this process generate a new name."""
-    os.environ.pop("CHARGPT_RUN", None)
+    identity = processes.identity()
+    if identity is not None:
+        return f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
+    if processes.launched() not in (None, (1, 1)):
+        raise InputError("name=null: processes on several machines need one directory; give name=…")
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
 def model_of(run: Path, name: str) -> Path:
@@ -49,38 +41,51 @@ def model_of(run: Path, name: str) -> Path:
 
 def summary_of(run: Path) -> dict[str, Any]:
     """Return the content of a run's summary.json, or {} if the file is missing or unreadable."""
+    path = run / "summary.json"
     try:
-        summary = json.loads((run / "summary.json").read_text("utf-8"))
+        summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         return summary if isinstance(summary, dict) else {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
 
 
 def all_runs() -> list[Path]:
-    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently written first."""
-    return _newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
+    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently begun first."""
+    return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
 def unfinished() -> list[Path]:
-    """List the runs that have not finished, without debug runs, the most recently written first."""
-    runs = [run for run in _newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
-    return [run for run in runs if summary_of(run).get("status") not in ("finished", "pruned")]
+    """List the runs that have not finished, without debug runs, the most recently begun first."""
+    runs = [run for run in newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
+    return [run for run in runs if summary_of(run).get("status") != "finished"]
 
 
-def _newest_first(*patterns: str) -> list[Path]:
-    """List the runs with files that match `patterns`, the most recently written first."""
-    written: dict[Path, int] = {}
+def newest_first(*patterns: str) -> list[Path]:
+    """List the runs with files that match `patterns`, the most recently begun first.
+
+    A run without a summary.json counts as begun when one of the files was last written.
+    """
+    if RUNS.is_dir():
+        os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
+    begun: dict[Path, float] = {}
     for depth, pattern in itertools.product(("*", "*/*"), patterns):
         for file in RUNS.glob(f"{depth}/{pattern}"):
             run = file.parents[pattern.count("/")]
             with suppress(OSError):  # the running process has just removed the file
-                written[run] = max(written.get(run, 0), file.stat().st_mtime_ns)
-    return sorted(written, key=written.__getitem__, reverse=True)
+                begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
+    for run in begun:
+        with suppress(KeyError, TypeError, ValueError):
+            begun[run] = datetime.fromisoformat(summary_of(run)["begun"]).timestamp()
+    return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
 def lacks_checkpoints(run: Path) -> bool:
-    """Whether a run has a model but no checkpoint. Starting the run at step 0 would overwrite the model."""
-    return model_of(run, "best").exists() and not any((run / "checkpoints").glob("*.ckpt"))
+    """Whether a run has lost its checkpoints but not its model, which starting at step 0 would overwrite.
+
+    A run that was ended between its first model and its first checkpoint has lost none.
+    """
+    begun = summary_of(run).get("status") in ("running", "failed")
+    return model_of(run, "best").exists() and not begun and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
@@ -104,21 +109,28 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         return None
     if name is not None:
         raise InputError(f"name={name}: cannot be given with resume={resume}, which continues in that run's directory")
-    path = Path(resume)
     try:
+        path = typed_path(resume)
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         raise InputError(f"resume={resume[:80]}: {one_line(error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
-        raise InputError(f"resume={resume}: no such run or checkpoint{_known_runs()}")
+        where = f"nor a run in {RUNS}/ of this folder{_known_runs()}"
+        raise InputError(f"resume={resume[:80]}: no such checkpoint, {where}")
     if is_sweep(run):
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not (run / "config.yaml").exists():
         raise InputError(f"resume={resume}: is not a run that can continue (without {run / 'config.yaml'})")
     _check_checkpoints(run, f"resume={resume}")
     return run
+
+
+def typed_path(resume: str) -> Path:
+    """Return the path that `resume=` names: of a run or a checkpoint, also without the folder runs/."""
+    path = Path(resume)
+    return RUNS / path if not path.exists() and (RUNS / path).exists() else path
 
 
 def check_writable() -> None:
@@ -133,19 +145,18 @@ def check_free(name: str) -> None:
     _check_place(run, name)
     if not os.path.lexists(run):
         return
-    if run.is_dir() and not run.is_symlink() and (is_debug(name) or _is_left_over(run)):
-        return
+    if run.is_dir() and not run.is_symlink():
+        # A process that was killed before it wrote config.yaml has left only these files.
+        left_over = all(path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.iterdir())
+        if left_over or is_debug(name):
+            return
     if (run / "config.yaml").exists():
-        typed = shlex.quote(f"name={name}")
-        finished = summary_of(run).get("status") == "finished"
-        found, does = ("exists and is finished", "says how to continue it") if finished else ("exists", "continues it")
-        raise InputError(f"name={name}: {run} {found}; {typed} resume=auto {does}, another name starts afresh")
+        summary, found, continues = summary_of(run), "exists", f"{shlex.quote(f'name={name}')} resume=auto"
+        if summary.get("status") == "finished":
+            found = "is finished"
+            continues = f"{shlex.quote(f'resume={run}')} trainer.max_steps={2 * (summary.get('steps') or 1)}"
+        raise InputError(f"name={name}: {run} {found}; {continues} continues it, another name starts afresh")
     raise InputError(f"name={name}: {run} exists and is not a run; use another name")
-
-
-def _is_left_over(run: Path) -> bool:
-    """Whether a directory holds only the files of a process that was killed before it wrote config.yaml."""
-    return all(path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.iterdir())
 
 
 def _check_checkpoints(run: Path, typed: str) -> None:
@@ -191,14 +202,13 @@ def find_model(argument: str | None) -> Path:
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
-            start = f"`{processes.command('python')} train.py`"
-            raise InputError(f"no run in {RUNS}/ yet; make one with {start}, or name a model file")
+            start = processes.command("python", "train.py")
+            raise InputError(f"no run in {RUNS}/ of this folder yet; make one with `{start}`, or name a model file")
         return _best(runs[0])
     path = Path(argument)
     try:
         if path.suffix == ".ckpt" and path.is_file():
-            last = path.stem == "last" or path.stem.startswith("step-")  # not a checkpoint that was renamed
-            return _first_model(path, [path.with_name("last.safetensors" if last else "best.safetensors")])
+            return _first_model(path, [path.with_name(f"{name}.safetensors") for name in ("last", "best")])
         if path.is_file():
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]
@@ -206,7 +216,7 @@ def find_model(argument: str | None) -> Path:
         raise InputError(f"{argument[:80]}: {error.strerror}") from None
     if found:
         return _best(found[0])
-    raise InputError(f"{argument}: no such model or run{_known_runs()}")
+    raise InputError(f"{argument[:80]}: no such model, nor a run in {RUNS}/ of this folder{_known_runs()}")
 
 
 def _best(run: Path) -> Path:
@@ -222,7 +232,10 @@ def _best(run: Path) -> Path:
 def _first_model(path: Path, files: list[Path]) -> Path:
     found = next((file for file in files if file.is_file()), None)
     if found is None:
-        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
+        begun = (path / "checkpoints/last.ckpt").exists()
+        command = processes.command("python", "train.py", f"resume={path}")
+        way = f"; it was not validated yet: {command} continues it" if begun else ""
+        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))}){way}")
     return found
 
 

@@ -9,6 +9,9 @@ from base import processes
 from base.errors import one_line
 from base.log import log
 
+# The signals that stop a run or a sweep. SLURM sends SIGUSR1 before the time limit of a job.
+STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
 
 def time_is_up(number: int | None) -> bool:
     """Whether a signal is SLURM's warning that this job will soon reach its time limit."""

@@ -1,15 +1,13 @@
 """The baseline of the other benchmarks: a GPT and its training loop as most people write them in PyTorch.
 
-The shape and the settings are those that nanoGPT gives for a CPU: 4 layers, 4 heads, 128 wide, context 64,
-batch 12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an
-estimate of both losses over 20 random batches. `benchmarks/train_speed.py --nanogpt DIR` runs nanoGPT itself beside it.
-
-On a GPU the shape is the one given for that (6 layers, 6 heads, 384 wide, context 256, batch 64, but no dropout), and
-so are the ways: the whole model compiled, autocast to bf16, fused AdamW, batches handed over from pinned memory, and
-the loss looked at in every tenth step.
-
     python benchmarks/plain_loop.py tinyshakespeare.txt
-    python benchmarks/plain_loop.py tinyshakespeare.txt --gpu --speed --steps 500
+    python benchmarks/plain_loop.py tinyshakespeare.txt --speed --shape gpu --device cuda --compile
+
+The shape and the settings are those that nanoGPT gives for a CPU: 4 layers, 4 heads, 128 wide, context 64, batch 12,
+2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an estimate of both losses
+over 20 random batches. `train_speed.py --nanogpt DIR` runs nanoGPT itself beside it. `--shape gpu` is nanoGPT's shape
+for a GPU: 6 layers, 6 heads, 384 wide, context 256, batch 64, here without dropout. On a GPU the loop autocasts to
+bf16, uses fused AdamW and pinned memory, and reads the loss of every tenth step only.
 """
 
 import argparse
@@ -27,13 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-STEPS = 2000
 LR, MIN_LR, WARMUP = 1e-3, 1e-4, 100
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the model and of a batch."""
+    """Shape of the model and of a batch."""
 
     layers: int
     heads: int
@@ -42,14 +39,13 @@ class Shape:
     batch: int
 
 
-CPU, GPU = Shape(4, 4, 128, 64, 12), Shape(6, 6, 384, 256, 64)
+SHAPES = {"cpu": Shape(4, 4, 128, 64, 12), "gpu": Shape(6, 6, 384, 256, 64), "tiny": Shape(1, 1, 16, 16, 4)}
 
 
 class Block(nn.Module):
     """Attention and MLP, pre-norm: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, heads: int, dim: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(dim, bias=False), nn.LayerNorm(dim, bias=False)
@@ -59,7 +55,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Apply the block."""
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).split(C, dim=2)  # 3 x (B, T, C)
         q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
@@ -72,10 +68,9 @@ class Model(nn.Module):
     """Tokens (B, T) -> logits (B, T, V)."""
 
     def __init__(self, vocabulary: int, shape: Shape) -> None:
-        """Make the layers, with the head tied to the embedding."""
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, shape.dim)
-        self.places = nn.Embedding(shape.context, shape.dim)
+        self.positions = nn.Embedding(shape.context, shape.dim)
         self.blocks = nn.ModuleList(Block(shape.heads, shape.dim) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.dim, bias=False)
         self.head = nn.Linear(shape.dim, vocabulary, bias=False)
@@ -86,26 +81,26 @@ class Model(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next character."""
-        x = self.embedding(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        """Return the logits of the next character."""
+        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
 
-def prepare(path: str, folder: str) -> None:
-    """Write the first 90 % of a text as train.bin and the rest as val.bin, two bytes a character."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+def prepare(path: str, folder: str | Path) -> int:
+    """Write the first 90 % of a text as train.bin and the rest as val.bin, two bytes a character; return V."""
+    text = Path(path).read_text("utf-8")
     index = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = np.array([index[character] for character in text], dtype=np.uint16)
     border = int(0.9 * len(tokens))
     tokens[:border].tofile(Path(folder, "train.bin"))
     tokens[border:].tofile(Path(folder, "val.bin"))
+    return len(index)
 
 
 def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
-    """Windows from random places, stacked one by one."""
+    """Return inputs and targets, each (B, T): random windows, stacked one by one."""
     starts, T = torch.randint(len(tokens) - shape.context, (shape.batch,)), shape.context
     x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
     y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
@@ -115,23 +110,21 @@ def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor,
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Mean loss in nats."""
+    """Return the mean loss in nats."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type != "cpu"):
         return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
 
 
 @torch.no_grad()
 def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) -> list[float]:
-    """The mean loss over 20 random batches of each split."""
-    return [
-        statistics.mean(loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20))
-        for split in splits
-    ]
+    """Return the mean loss over 20 random batches of each split."""
+    losses = [[loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20)] for split in splits]
+    return list(map(statistics.mean, losses))
 
 
 @torch.no_grad()
 def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
-    """Nats per character over a whole split in disjoint windows, its first character at ln V."""
+    """Return nats per character over a whole split in disjoint windows, its first character at ln V."""
     total = math.log(model.head.out_features)
     for start in range(0, len(tokens) - 1, context):
         window = torch.from_numpy(tokens[start : start + context + 1].astype(np.int64)).to(device)
@@ -140,33 +133,40 @@ def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
 
 
 def rate(step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine."""
+    """Return the learning rate: linear warm-up, then half a cosine."""
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
     return MIN_LR + 0.5 * (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
 
 
-def train(
-    path: str, steps: int, seed: int, evaluate: bool, shape: Shape = CPU, device: str = "cpu"
-) -> dict[str, float | None]:
-    """Train and say how fast it was and, if asked, how good the model is."""
-    on_gpu = device != "cpu"
-    torch.manual_seed(seed)
+def load(path: str) -> list[np.ndarray]:
+    """Map the training and the validation split of a text into memory."""
     with tempfile.TemporaryDirectory() as folder:
-        # In a process of its own, as people do it beforehand: the memory it frees would be kept for the loop, which
-        # then ran 10 % faster than loops that start from token files.
+        # Prepared in another process, as people do it: the memory that it frees would be kept for the loop, which then
+        # ran 10 % faster than loops that start from token files.
         preparing = multiprocessing.get_context("fork").Process(target=prepare, args=(path, folder))
         preparing.start()
         preparing.join()
-        training, validation = (np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val"))
+        return [np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val")]
+
+
+def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
+    """Return AdamW with weight decay for matrices alone."""
+    matrices, vectors = ([w for w in model.parameters() if (w.ndim == 2) == wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=None if device == "cpu" else True)
+
+
+def train(options: argparse.Namespace) -> dict[str, float | None]:
+    """Train; return the characters per second of the median step and, without `--speed`, the exact loss."""
+    shape, device, steps, evaluate = SHAPES[options.shape], options.device, options.steps, not options.speed
+    torch.manual_seed(options.seed)
+    training, validation = load(options.text)
     model = Model(int(max(training.max(), validation.max())) + 1, shape).to(device)
-    if on_gpu:
+    if options.compile:
         model.compile()
-    decaying = [weight for weight in model.parameters() if weight.ndim == 2]
-    others = [weight for weight in model.parameters() if weight.ndim != 2]
-    groups = [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True if on_gpu else None)
-    often = 10 if on_gpu else 1  # most loops show the loss of each step; on a GPU that would wait for it
+    optimizer = make_optimizer(model, device)
+    often = 1 if device == "cpu" else 10  # most loops show the loss of each step; on a GPU that would wait for it
     times = []
     x, y = random_batch(training, shape, device)
     for step in range(steps):
@@ -194,10 +194,10 @@ def train(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", help="a text file, such as tiny Shakespeare")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
     parser.add_argument("--speed", action="store_true", help="only measure speed: no losses")
-    parser.add_argument("--gpu", action="store_true", help="the shape and the ways for a CUDA GPU")
-    arguments = parser.parse_args()
-    where = (GPU, "cuda") if arguments.gpu else (CPU, "cpu")
-    print(json.dumps(train(arguments.text, arguments.steps, arguments.seed, not arguments.speed, *where)))
+    parser.add_argument("--shape", choices=SHAPES, default="cpu", help="of model and batch (default cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--compile", action="store_true", help="compile the whole model")
+    print(json.dumps(train(parser.parse_args())))

@@ -1,29 +1,29 @@
-"""How long a command takes from nothing: whole processes, the median of some rounds.
+"""How long a command takes until it writes its first byte: whole processes.
 
     python benchmarks/startup.py [--rounds 9]
 
 The first character of sample.py in a pipe (wanted: 0.3 s), the answer of train.py to a mistyped option (1 s), and
-`--help` of each command. The model has the default shape and was trained for one step. The first round is not counted:
-it brings the files into the system's cache.
+`--help` of each command. The model has the default shape and was trained for one step with seed 0. The first round is
+not counted: it brings the files into the system's cache.
 """
 
-import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = ["minutes=null", "trainer.max_steps=1", "trainer.accelerator=cpu", "compile=false", "watch.pictures=false"]
+from measuring import QUICK, ROOT, in_turn, make_parser, print_machine, run, spread
+
+STEP = "data.path=text.txt name=first trainer.max_steps=1 trainer.accelerator=cpu compile=false logger=none".split()
 
 
-def seconds(folder: str, *command: str) -> float:
-    """Time from the start of a process to the first byte that it writes."""
+def seconds(folder: str, command: list[str], _: int) -> float:
+    """Return the time from the start of a process to the first byte that it writes."""
     begun = time.perf_counter()
+    errors = subprocess.DEVNULL if command[0] == "sample.py" else subprocess.STDOUT  # sample.py names its seed there
     arguments = [sys.executable, str(ROOT / command[0]), *command[1:]]
-    errors = subprocess.DEVNULL if "--num-chars" in command else subprocess.STDOUT  # sample.py names its seed there
     with subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process:
         assert process.stdout
         first = process.stdout.read(1)
@@ -35,21 +35,19 @@ def seconds(folder: str, *command: str) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    options = make_parser(__doc__, rounds=9, text="").parse_args()
     commands = {
-        "first character": ["sample.py", "first", "--num-chars", "20", "--prompt", "a"],
+        "first character": ["sample.py", "first", "--num-chars", "20", "--prompt", "a", "--seed", "0"],
         "typo answered": ["train.py", "model.headz=2"],
         **{f"{name}.py --help": [f"{name}.py", "--help"] for name in ("train", "sample", "score", "export")},
     }
+    print_machine()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "text.txt").write_text("abcdefgh \n" * 2000)
-        trained = [sys.executable, str(ROOT / "train.py"), "data.path=text.txt", "name=first", *MODEL]
-        subprocess.run(trained, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        for name, command in commands.items():
-            times = [seconds(folder, *command) for _ in range(1 + options.rounds)][1:]
-            print(f"{name:16} {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f})", flush=True)
+        run([ROOT / "train.py", *STEP, *(QUICK if options.quick else [])], folder)
+        seen = in_turn(1 + options.rounds, {name: partial(seconds, folder, each) for name, each in commands.items()})
+    for name, times in seen.items():
+        print(f"{name:16} {spread(times[1:], '.2f', ' s')}")
 
 
 if __name__ == "__main__":

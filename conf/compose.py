@@ -11,13 +11,14 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from base.errors import InputError, one_line
-from conf.files import CONF, choice_values, groups
+from conf.groups import CONF, FOLDERS, choice_values, default_choices, groups
 from conf.hydra_grammar import parse
-from conf.keys import GLOBAL, PLUGGED, fields, leaves, set_leaf
+from conf.keys import GLOBAL, leaves, set_leaf
 from conf.schema import Config, from_dict, to_dict
 
 MAX_RUNS = 10_000  # runs of one sweep
@@ -28,7 +29,7 @@ class ParsedRun:
     """One run of a command line."""
 
     config: Config
-    keys: list[str]  # typed, or set by a typed group
+    typed: dict[str, Any]  # the typed layer: keys that were typed or set by a typed group, with their values
     overrides: list[str]  # as typed, without literals
 
 
@@ -39,10 +40,15 @@ def _hydra() -> Iterator[None]:
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
             yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         key = getattr(error, "full_key", None)  # of OmegaConf's errors, which repeat it at the end of their message
         message = str(error).partition("\n    full_key:")[0]
         raise InputError(one_line(f"{key}: {message}" if key else message)) from None
+
+
+def _search_path() -> str:
+    """Return the override that has Hydra look for presets in the folders of `--config-dir`, too."""
+    return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
 
 
 def combinations(overrides: list[str]) -> list[list[str]]:
@@ -60,15 +66,19 @@ def combinations(overrides: list[str]) -> list[list[str]]:
 
 def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> list[ParsedRun]:
     """Compose each run from its overrides and from the literal values by key, which all runs share."""
+    parsed = []
     with _hydra():
-        return [
-            ParsedRun(
-                from_dict(_with_literals(hydra.compose("train", overrides), literals, resolve=True)),
-                typed_keys(overrides, literals),
-                overrides,
-            )
-            for overrides in runs
-        ]
+        for overrides in runs:
+            composed = hydra.compose("train", [*overrides, _search_path()], return_hydra_config=True)
+            choices = composed.hydra.runtime.choices
+            with open_dict(composed):
+                del composed["hydra"]
+            values = _with_literals(composed, literals, resolve=True)
+            keys = _typed_keys(overrides, literals, choices)
+            keys |= {"callbacks"} if values["callbacks"] else set()  # Hydra lists no choice of several
+            layer = {key: value for key, value in leaves(values) if key in keys}
+            parsed.append(ParsedRun(from_dict(values), layer, overrides))
+    return parsed
 
 
 def show(overrides: list[str], literals: Mapping[str, str | None], part: str, resolve: bool) -> str:
@@ -78,7 +88,7 @@ def show(overrides: list[str], literals: Mapping[str, str | None], part: str, re
     `${seed}`, by their values.
     """
     with _hydra():
-        config = hydra.compose("train", overrides, return_hydra_config=True)
+        config = hydra.compose("train", [*overrides, _search_path()], return_hydra_config=True)
         HydraConfig.instance().set_config(config)  # interpolations of `${hydra:…}` read this
         values = _with_literals(config, literals, resolve)
     own = values.pop("hydra")
@@ -96,30 +106,17 @@ def _with_literals(config: Any, literals: Mapping[str, str | None], resolve: boo
     return values
 
 
-def typed_keys(arguments: list[str], literals: Mapping[str, str | None]) -> list[str]:
-    """List the keys that the overrides and literals set; a group such as `model=` sets the keys in all its files."""
-    known, choices = fields(), groups()
-    keys = list(literals)
+def _typed_keys(overrides: list[str], literals: Mapping[str, str | None], choices: Mapping[str, Any]) -> set[str]:
+    """Return the keys that overrides and literals set; `model=small` sets every key that a preset of `model` has.
 
-    def decided(group: str, choice: str) -> None:
-        if group in PLUGGED:
-            keys.append(group)
-            return
-        for name in [choice] if group in GLOBAL else choices[group]:
-            content = choice_values(group, name)
-            for entry in content.pop("defaults", []):
-                if isinstance(entry, dict):
-                    for other, value in entry.items():
-                        decided(other.removeprefix("override ").strip("/ "), value)
-            prefix = "" if group in GLOBAL else f"{group}."
-            keys.extend(key for key, _ in leaves(content, prefix) if key in known)
-
-    for override in parse(arguments):
-        key = override.key_or_group
-        if key in choices:
-            decided(key, str(override.value()))
-        elif key in known:
-            keys.append(key)
-        elif key.partition(".")[0] in PLUGGED:
-            keys.append(key.partition(".")[0])
-    return list(dict.fromkeys(keys))
+    `choices` are Hydra's, by group: an experiment may choose for other groups. Names of groups are among the keys.
+    """
+    typed, defaults = {each.key_or_group for each in parse(overrides)}, default_choices()
+    keys = {*literals, *typed, *(key.partition(".")[0] for key in typed)}
+    for group, files in groups().items():
+        choice = choices.get(group)
+        if group in GLOBAL and choice:
+            keys |= {key for key, _ in leaves(choice_values(group, choice))}
+        elif group in typed or choice != defaults.get(group):
+            keys |= {group, *(key for file in files for key, _ in leaves(choice_values(group, file), f"{group}."))}
+    return keys

@@ -2,7 +2,7 @@
 
 from base.options import allowed, spell
 from base.processes import command
-from conf.files import groups
+from conf.groups import groups
 from conf.keys import SEARCH, fields
 
 TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]

@@ -5,13 +5,12 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from conf.files import choice_values, groups
-from conf.plugins import OPTIONS
+from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
 
 GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
-PLUGGED = ("callbacks", "logger", "launcher")  # groups whose keys are arguments of other libraries' classes
+PLUGGED = ("callbacks", "logger")  # groups whose keys are arguments of other libraries' classes
 SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the `model=` presets that set only these keys
 
 
@@ -37,8 +36,7 @@ def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, data
 # Keys whose values Hydra's grammar must not read: a path may have commas, quotes, brackets or `=`.
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
 # Keys that say where and how a run or the trials of a sweep run, not what they compute.
-HOW = {key for key, (_, field) in fields().items() if not field.metadata.get("per_trial", True)}
-PLUGINS = {key: each for name, kind in OPTIONS.items() for key, each in fields(kind, f"{name}.").items()}
+HOW = {"name", "resume", "allow", "workers"}
 SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,25 @@ from hydra.errors import HydraException
 
 from base.errors import InputError, nearest, one_line
 from base.options import spell
-from conf.files import choice_values, groups
+from conf.groups import add_folder, choice_values, groups, options
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
 from conf.keys import LITERAL, PLUGGED, SEARCH, fields
-from conf.plugins import options
-from conf.schema import REFUSED
+from conf.schema import REFUSED, SearchConfig
 
 SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
-FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", *SHOW, "--resolve", "--runs")
+CONFIG_DIR = ("-cd", "--config-dir")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", *SHOW, "--resolve", "--config-dir", "--runs", "--version")
+HYDRA = (
+    "-cn", "--config-name", "-cp", "--config-path", "-i", "--info", "-p", "--package", "-r", "--run", "--hydra-help",
+)  # fmt: skip
 MAX_VALUES = 10_000  # values of one key in a sweep
+# What people type who know nanoGPT, Lightning or Hugging Face, and the settings here.
+ALIASES = {
+    "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
+    "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
+    "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
+    "n_embd": "model.dim", "dataset": "data.path", "eval_interval": "trainer.val_check_interval",
+}  # fmt: skip
 KNOWN = fields() | SEARCH
 
 
@@ -30,14 +41,16 @@ class Command:
     overrides: list[str]  # what Hydra reads
     literals: dict[str, str | None]  # by key, the values that Hydra does not read: see `split_literals`
     sweep: bool  # -m
+    search: SearchConfig | None  # hparams_search
     part: str  # the argument of --cfg; empty without --cfg
     resolve: bool  # --resolve
 
 
-def read_command(arguments: list[str], search: bool = False) -> Command:
+def read_command(arguments: list[str]) -> Command:
     """Read a command line and check its flags and keys; the values of a search may be ranges."""
     flags, typed, part = set(), [], ""
-    left = iter(arguments)
+    search, others = take_search(take_config_dir(arguments))
+    left = iter(others)
     for argument in left:
         flag, equals, value = argument.partition("=")
         if flag in SHOW:
@@ -46,27 +59,43 @@ def read_command(arguments: list[str], search: bool = False) -> Command:
                 raise InputError(f"{flag} {part}: must be {flag} {', '.join(PARTS)}{nearest(part, PARTS)}")
         elif argument in FLAGS:
             flags.add(argument)
+        elif flag in HYDRA:
+            raise InputError(f"{flag}: train.py has no {flag}; --cfg job prints the settings, --help lists the flags")
         elif argument.startswith("-"):
-            raise InputError(f"{argument}: no such flag{_as_setting(argument, arguments)}")
+            raise InputError(f"{argument}: no such flag{_as_setting(argument, others)}")
         else:
             typed.append(argument)
     overrides, literals = split_literals(typed)
     sweep = bool({"-m", "--multirun"} & flags)
-    check_overrides(overrides, sweep, search)
+    check_overrides(overrides, sweep, search is not None)
     if part and (sweep or search):
         raise InputError(f"--cfg={part}: shows the settings of one run; leave out -m and hparams_search")
     if "--resolve" in flags and not part:
         raise InputError("--resolve: goes with --cfg")
-    return Command(overrides, literals, sweep, part, "--resolve" in flags)
+    return Command(overrides, literals, sweep, search, part, "--resolve" in flags)
+
+
+def take_config_dir(arguments: list[str]) -> list[str]:
+    """Add the folders of `--config-dir`; return the other arguments."""
+    others, left = [], iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag in CONFIG_DIR:
+            add_folder(value if equals else next(left, ""))
+        else:
+            others.append(argument)
+    return others
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
     """Suggest the setting that was typed as a flag, as in `--max-steps 10`, or the nearest flag."""
-    name, equals, value = flag.lstrip("-").replace("-", "_").partition("=")
+    name, equals, value = flag.lstrip("-").partition("=")
+    name = name.replace("-", "_")
     after = arguments[arguments.index(flag) + 1 :][:1]
     if not equals:
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else "…"
     keys = [key for key in KNOWN if name in (key, key.rpartition(".")[2])]
+    keys += [here for other, here in ALIASES.items() if name == other]
     if keys:
         return f"; settings have no dashes: {keys[0]}={value}"
     return f", must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}"
@@ -84,6 +113,21 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
     return rest, literals
 
 
+def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
+    """Return the configuration of the typed search, or None, and the arguments that do not set its options."""
+    own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
+    others = [argument for argument in arguments if argument not in own]
+    check_overrides(own)
+    typed = {each.key_or_group: each.value() for each in parse(own)}
+    choice = typed.pop("hparams_search", None)
+    if choice is None:
+        if typed:
+            raise InputError(f"{next(iter(typed))}: goes with hparams_search=default")
+        return None, others
+    options = {key.partition(".")[2]: value for key, value in typed.items()}
+    return SearchConfig(**choice_values("hparams_search", str(choice)) | options), others
+
+
 def check_overrides(arguments: list[str], sweep: bool = False, search: bool = False) -> None:
     """Check the keys of overrides and the choices of groups; `Config` checks the values of other keys.
 
@@ -96,12 +140,13 @@ def check_overrides(arguments: list[str], sweep: bool = False, search: bool = Fa
     for argument in arguments:
         group, _, rest = argument.partition("=")[0].lstrip("+").partition(".")
         name = rest.partition(".")[0]
-        if group == "launcher" and name and "launcher" not in typed:
-            raise InputError(f"{argument}: needs launcher=slurm")
-        if group in PLUGGED and name and group != "launcher" and name not in plugged:
+        if group in PLUGGED and name and name not in plugged:
             raise InputError(f"{argument}: needs {group}={name}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
-            near = "" if argument in KNOWN else nearest(argument, [*KNOWN, *groups()])
+            names = [*KNOWN, *groups()]
+            near = "" if argument in KNOWN else _nearest_key(argument, names)
+            if os.path.exists(argument) and argument not in names:
+                near = f"; to train on this text: data.path={argument}"
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             override = parse([argument])[0]
@@ -128,15 +173,13 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         raise InputError(f"{key}: is not accepted: runs are stored in runs/<name>, and Hydra writes no files")
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
-    if (key == "workers" or group == "launcher") and not sweep:
-        also = " or hparams_search=default" if key == "workers" else ""
-        raise InputError(f"{key}: goes with -m{also}, for several runs")
+    if key == "workers" and not sweep:
+        raise InputError("workers: goes with -m or hparams_search=default, for several runs")
     if key not in choices:
         if group in PLUGGED:
-            if group != "launcher":
-                takes = options(group, name)
-                if rest not in [f"{name}.{each}" for each in takes]:
-                    raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
+            takes = options(group, name)
+            if rest not in [f"{name}.{each}" for each in takes]:
+                raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
         elif group == "trainer" and rest in REFUSED:
             raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
         elif key not in KNOWN:
@@ -167,12 +210,18 @@ def _values(override: Override) -> list[Any]:
             raise InputError(f"{override.input_line}: more than {MAX_VALUES:,} values")
         if any(isinstance(each, Sweep) for each in given):
             raise InputError(f"{override.input_line}: give either single values or one range")
+        if not given and override.is_discrete_sweep():
+            raise InputError(f"{override.input_line}: has no values")
         return given
     return [override.value()]
 
 
 def _nearest_key(key: str, names: list[str]) -> str:
     """Suggest a key, first one whose last component is similar, such as `optim.lr` for `lr=1`."""
+    if key == "ckpt_path":
+        return "; resume=RUN continues a run, init_from=RUN starts from its model"
+    if key.rpartition(".")[2] in ALIASES:
+        return f"; it is {ALIASES[key.rpartition('.')[2]]} here"
     by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
     close = difflib.get_close_matches(key.rpartition(".")[2], by_last, 1, 0.6)
     return f"; nearest: {by_last[close[0]]}" if close else nearest(key, names)

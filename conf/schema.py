@@ -11,7 +11,7 @@ import yaml
 
 from base.errors import InputError, nearest
 from base.options import as_float, check, fits, option, spell
-from conf.plugins import checked, entry
+from conf.groups import checked
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -38,8 +38,6 @@ REFUSED = {
     "min_steps": "use trainer.max_steps",
     "default_root_dir": "use name; runs are stored in runs/<name>",
 }
-MAX_YAML = 2**17  # characters of a config.yaml; most have 1,300
-MAX_DEPTH, MAX_DIGITS = 20, 30  # of a config.yaml: depth of nested values, characters of a number
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -50,9 +48,7 @@ class TrainerConfig:
     max_steps: int = option(1400, "optimizer steps", least=1, most=10**9)
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option("auto", "number of devices, or a list of their numbers as in [0,1]; auto: all GPUs, else 1")
-    strategy: str = option(
-        "auto", "ddp or auto: each device has the whole model; fsdp: shard the model", choices=("auto", "ddp", "fsdp")
-    )
+    strategy: str = option("auto", "ddp or auto: each device has the whole model", choices=("auto", "ddp"))
     num_nodes: int = option(1, "number of machines", least=1)
     timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
     precision: str = option(
@@ -82,10 +78,6 @@ class TrainerConfig:
             raise InputError(
                 f"trainer.devices={spell(self.devices)}: must be auto, a whole number, at least 1, "
                 "or a list of device numbers such as [0,1]"
-            )
-        if self.strategy == "fsdp" and self.precision == "64-true":
-            raise InputError(
-                "trainer.precision=64-true: with trainer.strategy=fsdp must be auto, 32-true, bf16-mixed or bf16-true"
             )
 
 
@@ -119,8 +111,7 @@ class SearchConfig:
 
     trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
     seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)
-    startup: int = option(5, "random trials before Optuna's sampler and the median pruner start", least=1)
-    pruner: str = option("median", "rule that stops bad trials early", choices=("median", "hyperband", "none"))
+    startup: int = option(5, "random trials before Optuna's sampler starts", least=1)
     space: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,11 +123,11 @@ class Config:
     """The whole configuration of a run."""
 
     name: str | None = option(
-        None, "name of the run directory in runs/; null: generate a name", literal=True, per_trial=False
+        None, "name of the run directory in runs/; null: generate a name", literal=True, on_resume="free"
     )
     seed: int = option(0, "random seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(
-        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, per_trial=False
+        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, on_resume="free"
     )
     init_from: str | None = option(
         None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", literal=True
@@ -144,14 +135,13 @@ class Config:
     minutes: float | None = option(
         None, "time budget in minutes, start to end; sets trainer.max_steps", above=0, most=525_600, on_resume="fixed"
     )
-    allow: list[str] = option([], "keys that resume= may change although the result changes", per_trial=False)
+    allow: list[str] = option([], "keys that resume= may change although the result changes", on_resume="free")
     workers: int = option(
-        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, per_trial=False
+        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, on_resume="free"
     )
+    threads: Any = option("auto", "CPU threads; auto: OMP_NUM_THREADS, or the cores that other programs leave free")
     compile: Any = option(
-        "auto",
-        "use torch.compile; auto: on a GPU, or in a long run; graph: also capture steps in a CUDA graph, on one GPU",
-        choices=("auto", "true", "false", "graph"),
+        "auto", "use torch.compile; auto: on a GPU, or in a long run", choices=("auto", "true", "false")
     )
     model: ModelConfig = field(default_factory=ModelConfig, metadata={"on_resume": "fixed"})
     data: DataConfig = field(default_factory=DataConfig)
@@ -160,14 +150,13 @@ class Config:
     watch: WatchConfig = field(default_factory=WatchConfig, metadata={"on_resume": "free"})
     callbacks: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=dict, metadata={"on_resume": "free"})
-    launcher: dict[str, Any] = field(default_factory=dict, metadata={"per_trial": False})
 
     def __post_init__(self) -> None:
         check(self)
         for group in ("callbacks", "logger"):
             object.__setattr__(self, group, checked(group, getattr(self, group)))
-        if not isinstance(self.launcher, dict):
-            raise InputError("launcher: must be a mapping")
+        if self.threads != "auto" and not fits(self.threads, int, {"least": 1, "most": 4096}):
+            raise InputError(f"threads={spell(self.threads)}: must be auto or a whole number, 1 to 4096")
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         parts = [] if self.name is None else self.name.split("/")
@@ -181,9 +170,6 @@ class Config:
                     f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
                     f"model.layers={self.model.layers} and model.heads={self.model.heads}, counted from 0"
                 )
-        for name in self.callbacks if self.trainer.strategy == "fsdp" else []:
-            if entry("callbacks", name)["_target_"].endswith("WeightAveraging"):  # Lightning copies the whole model
-                raise InputError(f"callbacks={name}: averages whole models; trainer.strategy=fsdp shards the model")
 
 
 to_dict = dataclasses.asdict  # a `Config` as nested dicts; `from_dict` is the inverse
@@ -213,34 +199,11 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Load plain data only. Refuse aliases, tags, deep nesting and huge numbers, to bound time and memory."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        special = isinstance(event, yaml.AliasEvent) or event.anchor or event.tag
-        wrong = "an anchor, an alias or a tag" if special else ""
-        self.depth += 1
-        node = None if wrong or self.depth > MAX_DEPTH else super().compose_node(parent, index)
-        self.depth -= 1
-        if node is None:
-            wrong = wrong or f"more than {MAX_DEPTH} nested values"
-        elif node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
-            wrong = f"a number of more than {MAX_DIGITS} digits"
-        if wrong:
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has {wrong}")
-        return node
-
-
 def from_yaml(text: str) -> Config:
     """Read the YAML of `to_yaml`; raise an `InputError` for anything else."""
-    if len(text) > MAX_YAML:
-        raise InputError(f"config.yaml: has more than {MAX_YAML:,} characters")
     try:
-        values = yaml.load(text, _PlainLoader)
-    except yaml.YAMLError as error:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise InputError(f"config.yaml: cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise InputError("config.yaml: must be a mapping of keys to values")

@@ -6,31 +6,59 @@ slice of the batch's rows. Evaluation counts every target exactly once.
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-from data.order import window_starts
-from data.text import ShardedTokens
-
-CHUNK = 2**28  # tokens copied to a GPU at once
+COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
 VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
 EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
+def windows_per_epoch(length: int, context: int) -> int:
+    """Return the number of windows in an epoch of `length` tokens, the same at every phase (see `epoch_starts`)."""
+    return (length - min(context, length - context)) // context
+
+
+@lru_cache(maxsize=2)
+def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
+    """Return where the windows of an epoch begin, in its random order: (windows,) int64.
+
+    The windows lie side by side. The first one begins at a random phase, so that each epoch cuts the text differently.
+    """
+    random = np.random.default_rng([seed, epoch])
+    phase = random.integers(min(context, length - context))
+    return phase + context * random.permutation(windows_per_epoch(length, context))
+
+
+def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
+    """Return where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
+
+    Batches are consecutive slices of an endless sequence of epochs.
+    """
+    if length <= context:
+        raise ValueError(f"{length} tokens hold no window of {context} and its targets")
+    epochs, index = np.divmod(step * batch + np.arange(batch), windows_per_epoch(length, context))
+    starts = np.empty(batch, np.int64)
+    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        mine = epochs == epoch
+        starts[mine] = epoch_starts(length, seed, epoch, context)[index[mine]]
+    return starts
+
+
 def train_batch(
-    tokens: np.ndarray | ShardedTokens, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+    tokens: np.ndarray, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
 ) -> torch.Tensor:
     """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
 
-    `tokens` is one-dimensional, of any integer type, or in shards, and longer than `context`. `batch` is the number of
-    windows of a step over all micro-batches and ranks. The result is (rows, context + 1) int64.
+    `tokens` is one-dimensional, of any integer type and longer than `context`. `batch` is the number of windows of a
+    step over all micro-batches and ranks. The result is (rows, context + 1) int64.
     """
-    if not isinstance(tokens, np.ndarray):
-        return torch.from_numpy(tokens.windows(seed, step, batch, context, rows))
     starts = window_starts(len(tokens), seed, step, batch, context)[rows]
-    return _gather(tokens, starts[:, None] + np.arange(context + 1))  # (rows, context + 1)
+    windows = np.asarray(tokens)[starts[:, None] + np.arange(context + 1)]  # (rows, context + 1)
+    return torch.from_numpy(windows.astype(np.int64))
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
@@ -40,8 +68,8 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
     if len(tokens) * size > max_bytes:
         return tokens
     resident = torch.empty(len(tokens), dtype=torch.uint8 if size == 1 else torch.int32, device=device)
-    for start in range(0, len(tokens), CHUNK):
-        resident[start : start + CHUNK] = torch.from_numpy(np.array(tokens[start : start + CHUNK], dtype))
+    for start in range(0, len(tokens), COPIED):
+        resident[start : start + COPIED] = torch.from_numpy(np.array(tokens[start : start + COPIED], dtype))
     return resident
 
 
@@ -69,11 +97,6 @@ def num_validated(split: int, trained: int, last: bool, most: int | None = None)
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
-
-
-def _gather(tokens: np.ndarray, index: np.ndarray) -> torch.Tensor:
-    """Return `tokens[index]` as int64."""
-    return torch.from_numpy(np.asarray(tokens)[index].astype(np.int64))
 
 
 def evaluation_windows(
@@ -113,12 +136,12 @@ def evaluation_windows(
     wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
     wanted = min(wanted, windows)
     chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)
-    column = np.arange(context)
+    text, column = np.asarray(tokens), np.arange(context)
     for first in range(0, wanted, batch * ranks):
         row = first + rank * batch + np.arange(batch)
         window = chosen[np.minimum(row, wanted - 1)][:, None]  # (B, 1)
         position = window * stride + np.arange(context + 1)  # (B, T + 1)
-        gathered = _gather(tokens, np.minimum(position, len(tokens) - 1))  # (B, T + 1)
+        gathered = torch.from_numpy(text[np.minimum(position, len(text) - 1)].astype(np.int64))  # (B, T + 1)
         new = (window == 0) | (column >= context - stride)
         counted = new & (position[:, 1:] < len(tokens)) & (row < wanted)[:, None]  # (B, T)
         yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)

@@ -1,7 +1,9 @@
 """Define the options of the text and its batches. Imports nothing heavy."""
 
 import codecs
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from base.errors import InputError
 from base.options import check, option
@@ -37,9 +39,6 @@ class DataConfig:
     cache_dir: str | None = option(
         None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
     )
-    cache_gb: float = option(
-        20.0, "maximum size of the cache for text from s3:// or https://, in GB (10^9 bytes)", above=0, on_resume="free"
-    )
 
     def __post_init__(self) -> None:
         check(self, "data")
@@ -60,3 +59,8 @@ class DataConfig:
             )
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
+
+
+def cache_dir(config: DataConfig) -> Path:
+    """Return the folder for encoded text and downloads."""
+    return Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt")).expanduser()

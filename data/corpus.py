@@ -1,4 +1,6 @@
-"""Read the documents of a corpus in chunks: a text may be far larger than memory.
+"""Find the documents of a corpus, and read them in chunks: a text may be far larger than memory.
+
+A corpus is the standard library, a built-in corpus or `data.path`.
 
 - With `data.tokenizer=char` a document is decoded with `data.encoding`. A byte order mark at the start is dropped; CRLF
   and lone CR become LF.
@@ -6,26 +8,44 @@
 """
 
 import codecs
+import glob
 import hashlib
 import io
+import os
+import platform
 import re
+import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from base.errors import InputError, printable
+from base.errors import InputError, nearest, printable
+from base.progress import Progress
+from data.config import DataConfig, cache_dir
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks
+STDLIB_WITHOUT = {
+    "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
+    "pydoc_data", "turtledemo", "ensurepip",
+}  # fmt: skip
+DOWNLOADS = {  # URL of each built-in corpus, sha256 of the file there, whether it is a zip that holds the text
+    "shakespeare": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", False,
+    ),
+    "enwik8": (
+        "http://mattmahoney.net/dc/enwik8.zip", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", True
+    ),
+    "text8": (
+        "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", True
+    ),
+}  # fmt: skip
+NAMES = {"shakespeare": "tiny Shakespeare"}  # names in messages, where they differ from the key
 Tick = Callable[[int], object]  # called after each read with the number of bytes
-Fetch = Callable[[Path], AbstractContextManager[IO[bytes]]]  # opens a downloaded copy; deletes it at the end
-
-
-class DataError(InputError):
-    """Text that cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +53,9 @@ class Document:
     """One text of a corpus."""
 
     name: str  # path within the corpus
-    path: Path  # path of the file; for a remote document, of the temporary copy
+    path: Path  # path of the file
     member: str | None = None  # name of the document if `path` is a zip
-    address: str = ""  # address of a remote document
-    fetch: Fetch | None = None  # downloads a remote document to `path` and opens it
+    address: str = ""  # where `path` was downloaded from
 
     @property
     def label(self) -> str:
@@ -46,10 +65,6 @@ class Document:
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Open the document for reading bytes."""
-        if self.fetch:
-            with self.fetch(self.path) as file:
-                yield file
-            return
         try:
             if self.member is None:
                 with open(self.path, "rb") as file:
@@ -59,7 +74,7 @@ class Document:
                 with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
                     yield file
         except OSError as error:
-            raise DataError(f"{self.label}: cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{self.label}: cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)
@@ -80,16 +95,22 @@ class Corpus:
         stats = [document.path.stat() for document in self.documents]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
-    def digest(self, tick: Tick = lambda size: None) -> str:
-        """Hash the names and bytes of all documents: SHA-256 in hexadecimal. A single document's name is left out."""
-        total = hashlib.sha256()
+    def digests(self, tick: Tick = lambda size: None) -> list[str]:
+        """Hash the bytes of each document: SHA-256 in hexadecimal."""
+        found = []
         for document in self.documents:
             with document.open() as file:
                 hashed = hashlib.sha256()
                 while chunk := file.read(CHUNK):
                     hashed.update(chunk)
                     tick(len(chunk))
-                content = hashed.hexdigest()
+            found.append(hashed.hexdigest())
+        return found
+
+    def digest(self, contents: Iterable[str]) -> str:
+        """Hash the names and the `digests` of all documents. A single document's name is left out."""
+        total = hashlib.sha256()
+        for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
             total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
@@ -121,7 +142,7 @@ def decode(
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
-        raise DataError(f"{option}{encoding}: is no encoding of text files") from None
+        raise InputError(f"{option}{encoding}: is no encoding of text files") from None
     offset, chunk, first, at_start = 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
@@ -129,6 +150,8 @@ def decode(
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
+            if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
+                raise UnicodeError("over a quarter of its characters are NUL")
             if text:
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
@@ -146,10 +169,12 @@ def decode(
         likely = f"utf-16-{order}, which it looks like"
     elif is_binary(first) or is_binary(chunk):
         way = "; data.tokenizer=byte reads any file" if option.startswith("data.") else ""
-        raise DataError(f"{printable(name)}: is a binary file, not text: {what}{way}")
+        raise InputError(f"{printable(name)}: is a binary file, not text: {what}{way}")
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
-    raise DataError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
+    if likely.startswith("utf-16") and codecs.lookup(encoding).name.startswith("utf-16"):
+        raise InputError(f"{printable(name)}: {what}: the file is damaged there")
+    raise InputError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
 
 
 def utf16_order(chunk: bytes) -> str:
@@ -170,3 +195,135 @@ def without_rulers(source: str) -> str:
     """Drop lines with a comment only or with a ruler, such as `-----`: models repeat them endlessly in samples."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
+
+
+def _stdlib(encoding: str | None) -> Corpus:
+    """Return the pure-ASCII source files of the running Python's standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    documents = [
+        document
+        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons have it in a zip
+        if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata")
+    ]
+    documents = [document for document in documents if document.path.read_bytes().isascii()]
+    if not documents:
+        raise InputError(
+            f"{printable(root)}: holds no source of the standard library; name a text of your own: data.path="
+        )
+    version = platform.python_version()
+    return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
+
+
+def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
+    """Return the files below `root` as documents, without hidden ones and directories named in `without`."""
+
+    def fail(error: OSError) -> None:
+        raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
+
+    paths = []
+    for folder, folders, files in os.walk(root, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        paths += [Path(folder, name) for name in files if not name.startswith(".")]
+    return _documents(filter(os.path.isfile, paths), root)
+
+
+def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
+    """Make a document of each file, named by its path below `root`; sort the documents by name."""
+    documents = [Document(path.relative_to(root).as_posix(), path) for path in paths]
+    return sorted(documents, key=lambda document: document.name)
+
+
+def entries(path: str) -> list[str]:
+    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]` and no file has that name."""
+    if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
+        return [path]
+    names = [name.strip() for name in path[1:-1].split(",")]
+    if not all(names):
+        raise InputError(f"data.path={printable(path)}: a name in the list is empty; write [a.txt,b.txt]")
+    return names
+
+
+def find_documents(path: str, downloads: Path) -> list[Document]:
+    """Find the files that `data.path` names, sorted by name.
+
+    - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write a comma in a name as `?`.
+    - A file: that file. A name that exists is never a pattern, so `[a].txt` is found.
+    - A directory: the files in it and below; those named `*.txt` if there are any, else all.
+    - Else a glob, where `**` stands for any number of directories: the files that match.
+    - An address, `s3://bucket/dir`: the same there, downloaded into the folder `downloads`; see `data.addresses.fetch`.
+
+    Hidden files and directories, and links to directories, are left out unless they are named.
+    """
+    names = entries(path)
+    if len(names) > 1 or "://" in path:
+        return _listed(names, downloads)
+    path = names[0]
+    typed = os.path.expanduser(path)
+    whole = Path(os.path.abspath(typed))
+    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end or block for ever
+        raise InputError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
+    if os.path.isdir(typed):
+        documents = _walk(Path(typed))
+        if not documents:
+            raise InputError(f"data.path={printable(path)}: the directory holds no files")
+        texts = [document for document in documents if document.name.lower().endswith(".txt")]
+        return texts or documents
+    if os.path.isfile(typed):
+        return _documents([Path(typed)], Path(typed).parent)
+    if os.path.exists(typed):
+        raise InputError(f"data.path={printable(path)}: is neither a file nor a directory")
+    if not glob.has_magic(path):
+        folder = Path(typed).parent
+        others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
+        raise InputError(
+            f"data.path={printable(path)}: no such file or directory{printable(nearest(Path(typed).name, others))}"
+        )
+    matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
+    if not matches:
+        raise InputError(f"data.path={printable(path)}: no file matches")
+    fixed = Path(typed[: re.search(r"[*?[]", typed).start()] + "_").parent  # type: ignore[union-attr]
+    if "**" in typed:
+        _walk(fixed)  # refuses a folder that cannot be read, which `glob` skips
+    return _documents(matches, fixed)
+
+
+def _listed(entries: list[str], downloads: Path) -> list[Document]:
+    """Find the files of several entries or of an address, each once; name them by what their directories differ in."""
+    found: dict[str, Document] = {}  # by absolute path or address
+    for entry in entries:
+        if "://" in entry:
+            from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
+
+            found |= {address: Document("", path, address=address) for address, path in fetch(entry, downloads).items()}
+        else:
+            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads)}
+    parts = {where: where.split("/") for where in sorted(found)}
+    shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
+    return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
+
+
+def _built_in(name: str, encoding: str | None, downloads: Path) -> Corpus:
+    """Return the corpus of this name; download it if its copy in `downloads` is missing or damaged."""
+    from data.addresses import download
+
+    url, sha256, is_zip = DOWNLOADS[name]
+    path = downloads / (name + (".zip" if is_zip else ".txt"))
+    try:
+        with Progress(f"downloading {name}") as progress:
+            download(url, path, progress, sha256=sha256)
+    except InputError as error:
+        way = "or get the text in another way and name it with data.path="
+        raise InputError(f"data.corpus={name}: {error}; {way}") from None
+    document = Document(name, path, member=name if is_zip else None)
+    return Corpus(NAMES.get(name, name), (document,), encoding)
+
+
+def open_corpus(config: DataConfig) -> Corpus:
+    """Find the text that `config` names, without reading it; download it if it is not on this machine."""
+    encoding, downloads = None if config.tokenizer == "byte" else "utf-8", cache_dir(config) / "downloads"
+    if config.path is not None:
+        documents = tuple(find_documents(config.path, downloads))
+        return Corpus(printable(config.path), documents, encoding and config.encoding)
+    if config.corpus == "stdlib":
+        return _stdlib(encoding)
+    return _built_in(config.corpus, encoding, downloads)

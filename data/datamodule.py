@@ -50,16 +50,15 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
-        text, device = self.text.train, trainer.strategy.root_device
-        resident: np.ndarray | Tensor | None = None
-        if device.type == "cuda" and isinstance(text, np.ndarray):
-            resident = on_device(text, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
+        tokens: np.ndarray | Tensor = self.text.train
+        if (device := trainer.strategy.root_device).type == "cuda":
+            tokens = on_device(self.text.train, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
 
         def batches() -> Iterator[Tensor]:
             step, sizes = trainer.global_step, (self.config.batch, self.context, mine)
-            if isinstance(resident, Tensor):
-                return batches_on_device(resident, self.seed, step, *sizes)
-            return (train_batch(text, self.seed, each, *sizes) for each in count(step))
+            if isinstance(tokens, Tensor):
+                return batches_on_device(tokens, self.seed, step, *sizes)
+            return (train_batch(tokens, self.seed, each, *sizes) for each in count(step))
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 

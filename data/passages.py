@@ -11,7 +11,6 @@ from data.text import Text
 PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of the passage whose attention is plotted
 SEARCHED = 2**12  # tokens that are searched for the line where this passage begins
-COUNTED = 2**20  # tokens that `occurrences` counts
 NUM_TO_GUESS = 6  # maximum number of passages to guess
 TO_GUESS = 200  # characters of a passage to guess
 
@@ -51,11 +50,6 @@ def passage(text: Text, length: int) -> Tensor:
     """Return `length` tokens from `varied_line` on, or the last ones if the text ends too soon: (T,) int64."""
     begin = max(0, min(varied_line(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
-
-
-def occurrences(text: Text) -> Tensor:
-    """Count each token in the first `COUNTED` tokens of the validation text: (V,) int64."""
-    return torch.from_numpy(np.bincount(text.validation[:COUNTED], minlength=text.tokenizer.size))
 
 
 def to_guess(text: str, trained: str, characters: str) -> list[str]:

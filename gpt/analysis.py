@@ -9,7 +9,7 @@ from torch import Tensor
 from gpt.attention_kernels import make_bias
 from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
-from gpt.position_tables import position_tables
+from gpt.positions import position_tables
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
 
 
 class Costs(NamedTuple):
-    """The surprisals of N consecutive tokens or characters of a text, and what the model expected instead.
+    """The surprisals of N consecutive characters of a text, and what the model expected instead.
 
     Attributes:
         tokens: (M,) int64; M > N where a character has several tokens.
@@ -48,43 +48,40 @@ class Costs(NamedTuple):
     top: Tensor
     probabilities: Tensor
 
+    @property
+    def millinats(self) -> Tensor:
+        """The surprisals in thousandths of a nat, as pages store them: whole numbers that fit into uint16."""
+        return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
-def costs(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int) -> Iterator[Costs]:
-    """Yield the surprisals of a text's tokens, with the k most likely tokens at each position (all V if k > V).
+
+def costs(
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield a text's tokens, their surprisals, and the k most likely tokens with their probabilities (all V if k > V).
 
     `predicted` are the text's `gpt.evaluation.predictions`. Its first token, `first`, costs ln V.
     """
-    k = min(k, vocabulary)
-    begin, none = torch.zeros(1, dtype=torch.int64), torch.zeros(1, k)
-    yield Costs(torch.tensor([first]), begin, torch.tensor([vocabulary]).double().log(), none.long(), none)
+    none = torch.zeros(1, min(k, vocabulary))
+    yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
     for logits, targets in predicted:
-        best = logits.float().softmax(-1).topk(k)
-        nats = surprisals(logits, targets)
-        yield Costs(targets.cpu(), torch.arange(len(nats)), nats, best.indices.cpu(), best.values.cpu())
+        best = logits.float().softmax(-1).topk(none.shape[1])
+        yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()
 
 
-def by_character(pieces: Iterable[Costs], starts: Tensor, size: int) -> Iterator[Costs]:
-    """Merge the tokens of each character: add up their surprisals, and take the top tokens of the first one.
+def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Costs]:
+    """Merge the `costs` of each character's tokens: add up surprisals, and take the top tokens of the first token.
 
     `starts`, (V,), says whether a token begins a character; other tokens continue the character before them. Each
     yielded piece has `size` characters, the last one perhaps fewer.
     """
-    held: list[Costs] = []
-    count = 0
+    held: list[Tensor] = []
     for piece in pieces:
-        held.append(piece)
-        count += int(starts[piece.tokens].sum())
-        if count <= size:  # a character is known to be whole when the next one has begun
-            continue
-        columns = _columns(held)
-        begins = _begins(columns[0], starts)
-        whole = (len(begins) - 1) // size * size
-        for first in range(0, whole, size):
-            cut = slice(int(begins[first]), int(begins[first + size]))
-            yield _characters([column[cut] for column in columns], starts)
-        tokens, *others = [column[int(begins[whole]) :] for column in columns]
-        held, count = [Costs(tokens, tokens, *others)], int(starts[tokens].sum())
-    yield _characters(_columns(held), starts)
+        held = [torch.cat(pair) for pair in zip(held, piece, strict=True)] if held else list(piece)
+        while len(begins := _begins(held[0], starts)) > size:  # the last character may not be whole yet
+            cut = int(begins[size])
+            yield _merged([column[:cut] for column in held], begins[:size])
+            held = [column[cut:] for column in held]
+    yield _merged(held, _begins(held[0], starts))
 
 
 def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
@@ -96,12 +93,6 @@ def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
     return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
 
 
-def _columns(pieces: list[Costs]) -> list[Tensor]:
-    """Concatenate each field of the pieces, except `begins`."""
-    tokens, _, *others = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return [tokens, *others]
-
-
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
     """Return the indices at which characters begin; index 0 always counts as a beginning."""
     begin = starts[tokens].bool()
@@ -109,9 +100,8 @@ def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
     return begin.nonzero()[:, 0]
 
 
-def _characters(columns: list[Tensor], starts: Tensor) -> Costs:
+def _merged(columns: list[Tensor], begins: Tensor) -> Costs:
     tokens, nats, top, probabilities = columns
-    begins = _begins(tokens, starts)
-    sums = torch.zeros(len(begins), dtype=torch.float64)
     owner = torch.bucketize(torch.arange(len(tokens)), begins, right=True) - 1
-    return Costs(tokens, begins, sums.index_add(0, owner, nats), top[begins], probabilities[begins])
+    sums = torch.zeros(len(begins), dtype=torch.float64).index_add(0, owner, nats)
+    return Costs(tokens, begins, sums, top[begins], probabilities[begins])

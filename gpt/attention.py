@@ -1,14 +1,12 @@
 """Causal multi-head self-attention: what each position learns from those before it."""
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.attention_kernels import attend
 from gpt.config import ModelConfig
-from gpt.position_tables import position_tables
+from gpt.positions import position_tables
 
 
 class Attention(nn.Module):
@@ -23,8 +21,6 @@ class Attention(nn.Module):
         self.config = config
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
-        # Vectors, not a matrix: the optimizers apply neither weight decay nor Muon to vectors.
-        self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
         """Attend from each position t to 0..t. `tables` are the model's `position_tables`, looked up if None."""
@@ -38,7 +34,7 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
         """Project the input, and apply norms and `position_tables`: (B, T, C) -> 3 x (B, H, T, D)."""
         (B, T, C), config = x.shape, self.config
-        qkv = self.qkv(convolve(x, self.taps)).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
+        qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
         if config.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
@@ -71,16 +67,3 @@ def offset_keys(k: Tensor) -> Tensor:
     half = k.shape[-1] // 2
     own, moved = k.split((k.shape[-1] - half, half), dim=-1)  # (B, H, T, D - half), (B, H, T, half)
     return torch.cat((own, F.pad(moved, (0, 0, 1, -1))), dim=-1)  # (B, H, T, D)
-
-
-def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Apply a causal depthwise convolution, whose tap for the current position is 1: (B, T, C) -> (B, T, C).
-
-    `taps` are the factors (C,) of the positions before it, the nearest first. A head can then compare groups of
-    characters.
-    Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
-    """
-    mixed = x
-    for back, factors in enumerate(taps, 1):
-        mixed = mixed + factors * F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]  # (B, T, C)
-    return mixed

@@ -1,4 +1,4 @@
-"""How attention is computed: two kernels, four ways to apply a kernel, and the rule that chooses both."""
+"""How attention is computed: two kernels, three ways to apply a kernel with biases, and the rule that chooses both."""
 
 import math
 from collections.abc import Callable
@@ -22,17 +22,20 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
     `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's, (H,), or None without ALiBi.
     """
     kernel, pattern = choose_kernel(config, q.shape[2], q.device.type, training)
-    return pattern(kernel, q, k, v, config.window, slopes, config.dropout if training else 0.0)
+    dropout = config.dropout if training else 0.0
+    if pattern is None:
+        return kernel(q, k, v, None, dropout)  # (B, H, T, D)
+    return pattern(kernel, q, k, v, config.window, slopes, dropout)  # (B, H, T, D)
 
 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
-) -> tuple[Kernel, Callable[..., Tensor]]:
-    """Choose the kernel, and its pattern: the function below, from `causal_attention` on, that applies the kernel.
+) -> tuple[Kernel, Callable[..., Tensor] | None]:
+    """Choose the kernel, and the function below that applies it with the biases of a window or ALiBi; None: no biases.
 
     While a graph is exported for all lengths, `length` (T) is a symbol, and no condition may depend on its value.
     """
-    pattern: Callable[..., Tensor] = causal_attention
+    pattern: Callable[..., Tensor] | None = None
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
     if config.positions == "alibi" or (config.window is not None and (symbolic or config.window < length)):
         pattern = biased_attention
@@ -76,7 +79,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None,
     return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=bias is None)
 
 
-def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
+def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
     """Return what is added to the scores: -inf for masked keys, ALiBi's bias for the others.
 
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
@@ -84,27 +87,20 @@ def make_bias(queries: Tensor, keys: Tensor, window: int | None = None, slopes: 
 
     Args:
         queries: positions of the queries, (..., T).
-        keys: positions of the keys, (..., M); those below 0 are padding and masked.
+        attended: positions of the keys, (..., M); those below 0 are padding and masked.
         window: number of positions that a query attends to, including its own; None: all.
         slopes: ALiBi's, (H,); None without ALiBi.
 
     Returns:
         (1 or H, ..., T, M) float32.
     """
-    distance = queries[..., :, None] - keys[..., None, :]  # (..., T, M)
-    hidden = (distance < 0) | (keys < 0)[..., None, :]  # (..., T, M)
+    distance = queries[..., :, None] - attended[..., None, :]  # (..., T, M)
+    hidden = (distance < 0) | (attended < 0)[..., None, :]  # (..., T, M)
     if window is not None:
         hidden = hidden | (distance >= window)
-    heads = torch.zeros(1, device=keys.device) if slopes is None else -slopes  # (1 or H,)
+    heads = torch.zeros(1, device=attended.device) if slopes is None else -slopes  # (1 or H,)
     bias = heads.view(-1, *[1] * distance.ndim) * distance  # (1 or H, ..., T, M)
     return bias.masked_fill(hidden, -math.inf)
-
-
-def causal_attention(
-    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
-    """Attend to all positions so far; `window` and `slopes` are not used."""
-    return kernel(q, k, v, None, dropout)  # (B, H, T, D)
 
 
 def biased_attention(

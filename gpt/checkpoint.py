@@ -1,13 +1,15 @@
-"""Training checkpoints (`.ckpt`), for resuming a run, and the models made from them.
+"""Training checkpoints (`.ckpt`), for resuming a run, and the models made from them and from other models.
 
 A checkpoint is a dict of plain data and tensors: `format model_config vocabulary data state_dict global_step val_loss
 evaluation`, `conditions` (the run fingerprint) and what Lightning adds (`optimizer_states loops ...`). Resume only your
 own checkpoints; `gpt/model_file.py` reads models from strangers.
 """
 
+import os
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,29 @@ from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError, other_format
+from gpt.tokenizer import Tokenizer, tokenizer_from
 
+CHECKPOINT_FORMAT = 8  # raise it when an old checkpoint would continue as another run
 PREFIX = "net."  # the model is the attribute `net` of the LightningModule
-REQUIRED = {
-    "format": int, "model_config": dict, "vocabulary": dict, "data": dict, "state_dict": dict, "global_step": int,
-}  # fmt: skip
 
 
-def save(path: str | Path, contents: dict[str, Any]) -> None:
-    """Write a checkpoint atomically; if that raises `OSError`, an old file of that name is untouched."""
+def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
+    """Write a checkpoint atomically; rename an old file of that name to `previous`.
+
+    If the writing raises `OSError`, the old file is untouched. Once the new file is complete, a kill leaves at least
+    one of the two names.
+    """
     path = Path(path)
-    try:
-        with atomic(path) as temporary, open(temporary, "wb") as file:
-            torch.save(contents, file)
-    except RuntimeError as error:  # torch reports a failed write, such as a full disk, as this or as `OSError`
-        raise OSError(f"{path}: could not be written: {one_line(error)}; check the space on the disk") from error
+    with atomic(path) as temporary:
+        with open(temporary, "wb") as file:
+            try:
+                torch.save(contents, file)
+            except RuntimeError as error:  # how torch reports a failed write, such as a full disk
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            file.flush()
+            os.fsync(file.fileno())
+        if previous and path.exists():
+            os.replace(path, previous)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -54,13 +64,10 @@ def read(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # zipfile and pickle raise many types on damaged files
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
-    if not isinstance(contents, dict):
-        raise CheckpointError(f"{path}: is no chargpt checkpoint (holds a {type(contents).__name__})")
-    wrong = [key for key, kind in REQUIRED.items() if not isinstance(contents.get(key), kind)]
-    if wrong:
-        raise CheckpointError(f"{path}: is no chargpt checkpoint (without {', '.join(wrong)})")
-    if contents["format"] != FORMAT:
-        raise other_format(path, contents["format"])
+    if not isinstance(contents, dict) or "format" not in contents:
+        raise CheckpointError(f"{path}: is no chargpt checkpoint")
+    if contents["format"] != CHECKPOINT_FORMAT:
+        raise other_format(path, contents["format"], CHECKPOINT_FORMAT)
     return contents
 
 
@@ -72,6 +79,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     keys = ("model_config", "vocabulary", "val_loss", "evaluation")
     text = last_component(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
+    described["trained_on"] = {"sha256": contents["data"]["documents"], "share": contents["data"]["split"][0]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})
 
 
@@ -97,11 +105,16 @@ def is_finite(contents: Any) -> bool:
     return not isinstance(contents, torch.Tensor) or bool(contents.isfinite().all())
 
 
+def load(path: str | Path) -> tuple[GPT, Tokenizer]:
+    """Load a model and its tokenizer from a run's name, a run directory or a model file; see `load_checkpoint`."""
+    model, meta = load_checkpoint(path)
+    return model, tokenizer_from(meta["vocabulary"])
+
+
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     """Load a model and its `gpt.model_file.FIELDS`, from a model file or from a run (`base.run_directory.find_model`).
 
-    The model is on the CPU, in evaluation mode. `data.tokenizer.tokenizer_from` makes its tokenizer from the field
-    `vocabulary`. An `InputError` says which file or run is missing or unusable.
+    The model is on the CPU, in evaluation mode. An `InputError` says which file or run is missing or unusable.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta
@@ -117,3 +130,39 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     if config.tied:
         model.head.weight = model.embedding.weight
     return model.eval()
+
+
+def with_context(model: GPT, context: int) -> GPT:
+    """Copy a model and change its context; logits at positions inside both contexts stay the same.
+
+    Raises:
+        ValueError: a longer context with learned positions.
+    """
+    if model.config.positions == "learned" and context > model.config.context:
+        raise ValueError(f"must be at most {model.config.context}, the number of learned positions")
+    other = GPT(replace(model.config, context=context), model.vocabulary).to(model.head.weight)
+    copy_weights(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
+    return other
+
+
+@torch.no_grad()
+def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
+    """Copy the weights of a trained model, whose vocabulary is a part of this model's.
+
+    In a text of trained tokens, the logits of trained tokens stay the same. A new token's rows in embedding and head
+    are the means of the trained rows, so the new token's logit is the mean of the trained logits. n new tokens beside
+    V trained ones add at most ln(1 + n / V) nats to the loss of such a text.
+    Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
+
+    Args:
+        model: may differ in vocabulary, dropout and context, but must not have more learned positions.
+        trained: the trained model.
+        token_map: (V,) int64, the token of `model` for each of the V tokens of `trained`.
+    """
+    weights = trained.state_dict()
+    for name, weight in model.state_dict().items():
+        if name in ("embedding.weight", "head.weight"):
+            weight[:] = weights[name].mean(0)
+            weight[token_map] = weights[name]
+        else:
+            weight[:] = weights[name][: len(weight)]  # the first of the learned positions, all of other weights

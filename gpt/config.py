@@ -31,7 +31,7 @@ class ModelConfig:
     key_offset: bool = option(True, "half of each key's channels come from the previous position, not rotary-encoded")
     token_shift: bool = option(True, "add the previous token's embedding, times a learned factor for each channel")
     conv_taps: int = option(
-        4, "positions covered by a causal depthwise convolution before attention; 1: no convolution", least=1, most=16
+        3, "positions covered by a causal depthwise convolution after the MLP; 1: no convolution", least=1, most=16
     )
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
@@ -88,9 +88,9 @@ class ModelConfig:
         """Yield the name and shape of each weight in the model file, for a vocabulary of this size."""
         dim = self.dim
         block: dict[str, tuple[int, ...]] = {
-            "norm1.weight": (dim,), **{f"attention.taps.{tap}": (dim,) for tap in range(self.conv_taps - 1)},
-            "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
+            "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
             "norm2.weight": (dim,), "mlp.up.weight": (4 * dim, dim), "mlp.down.weight": (dim, 4 * dim),
+            **{f"mlp.taps.{tap}": (dim,) for tap in range(self.conv_taps - 1)},
         }  # fmt: skip
         if self.token_shift:
             yield "shift", (dim,)
@@ -120,6 +120,9 @@ class OptimConfig:
     muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
     muon_beta2: float = option(
         0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
+    )
+    muon_every: int = option(
+        2, "Muon moves each block at every n-th step, in turn, at n times its rate; 1: at every step", least=1, most=64
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: int = option(50, "linear warm-up steps", least=0)

@@ -5,6 +5,8 @@ Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV 
 token shift, which is on the embeddings alone here.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from gpt.attention import Attention
 from gpt.config import NORM_EPS, ModelConfig
 from gpt.dropout import Dropout
-from gpt.position_tables import position_tables
+from gpt.positions import position_tables
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -23,19 +25,33 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """Two linear layers with a non-linearity between: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+    """Two linear layers with a non-linearity between, then `convolve`: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.dim, 4 * config.dim, bias=config.bias)
         self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
+        # Vectors, not a matrix: the optimizers apply neither weight decay nor Muon to vectors.
+        self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position on its own."""
+        """Transform each position on its own, then mix in the results of the `conv_taps - 1` positions before it."""
         x = self.up(x)
         x = F.relu(x).square() if self.activation == "relu2" else F.gelu(x)
-        return self.down(x)
+        return convolve(self.down(x), self.taps)
+
+
+def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
+    """Apply a causal depthwise convolution, whose tap for the current position is 1: (B, T, C) -> (B, T, C).
+
+    `taps` are the factors (C,) of the positions before it, the nearest first.
+    Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
+    """
+    mixed = x
+    for back, factors in enumerate(taps, 1):
+        mixed = mixed + factors * F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]  # (B, T, C)
+    return mixed
 
 
 class Block(nn.Module):

@@ -10,6 +10,7 @@ Source of the format: safetensors (https://github.com/huggingface/safetensors), 
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,18 +22,20 @@ import numpy as np
 from base.errors import InputError, describe_os_error, one_line, printable
 from base.files import atomic
 from gpt.config import ModelConfig
+from gpt.tokenizer import tokenizer_from
 
-FORMAT = 6  # of model files and of training checkpoints
+FORMAT = 7  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
-# `evaluation` says how it was measured; `text` is the training text's name without its folder.
+# `evaluation` says how it was measured; `text` is the training text's name without its folder;
+# `trained_on` has the hashes of the files of which the first `share` was trained on.
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
-    "evaluation": dict | None, "text": str,
+    "evaluation": dict | None, "text": str, "trained_on": dict,
 }  # fmt: skip
+TRAINED_ON = {"sha256": list, "share": float}
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
 MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
-MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class CheckpointError(InputError):
@@ -77,28 +80,31 @@ def read(path: str | Path) -> Model:
 
     Raise `CheckpointError` if it is missing, damaged or of another format, or if its parts do not fit together.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such model file")
     try:
-        with open(path, "rb") as file:
-            if struct.unpack("<Q", file.read(8))[0] > MAX_HEADER:
+        with open(path, "rb") as file:  # not mapped: a mapped file that is rewritten meanwhile would end the process
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > MAX_HEADER:
                 raise ValueError("no usable safetensors header")
-        with safe_open(path, "numpy") as file:
-            text = (file.metadata() or {}).get("chargpt", "")
+            header = json.loads(file.read(length))
+            text = header.pop("__metadata__", {}).get("chargpt", "")
             described = parse(text) if text else {}
-            if described.get("format") in (5, FORMAT):
+            if described.get("format") == FORMAT:
                 check_fields(described, FIELDS)
+                check_fields(described["trained_on"], TRAINED_ON)
                 if described["evaluation"]:
                     check_fields(described["evaluation"], EVALUATION)
-                if described["format"] == 5:  # format 5 had no convolution
-                    described["format"] = FORMAT
-                    described["model_config"]["conv_taps"] = 1
                 config = model_config(described["model_config"])
-                shapes = dict(config.shapes(vocabulary_size(described["vocabulary"])))
-                check_header(file, shapes)
-                state = {name: file.get_tensor(name) for name in shapes}
+                shapes = dict(config.shapes(tokenizer_from(described["vocabulary"]).size))
+                check_header(header, shapes)
+                size = 8 + length + sum(4 * math.prod(shape) for shape in shapes.values())
+                file.seek(0)
+                state = load(file.read(size + 1))  # one more: more than this is refused
+                check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
                 if digest(state) != described.get("sha256"):
                     raise ValueError("the weights are not those that were written")
                 if not all(np.isfinite(array).all() for array in state.values()):
@@ -106,17 +112,27 @@ def read(path: str | Path) -> Model:
                 return Model(config, state, {field: described[field] for field in FIELDS})
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+    except (
+        SafetensorError, OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
+    ) as error:  # fmt: skip
         raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
     if not described:
         raise CheckpointError(f"{path}: is a safetensors file, but no chargpt model")
     raise other_format(path, described.get("format"))
 
 
-def other_format(path: str | Path, found: Any) -> CheckpointError:
+def to_device(thing: Any, name: str) -> Any:
+    """Move a model or a tensor to the device `--device`; raise `InputError` if this machine does not have it."""
+    try:
+        return thing.to(name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {name}: cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
     """Return the error for a file of another version."""
     kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
-    return CheckpointError(f"{path}: has format {kind}, this version reads format {FORMAT}; use the one that wrote it")
+    return CheckpointError(f"{path}: has format {kind}, this version reads format {read}; use the one that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -150,25 +166,12 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**described)
 
 
-def vocabulary_size(vocabulary: Mapping[str, Any]) -> int:
-    """Return the number of tokens; raise `ValueError` unless the characters are sorted and distinct, as tokens need."""
-    match vocabulary:
-        case {"kind": "byte", **more} if not more:
-            return 256
-        case {"kind": "char", "characters": str(characters), **more} if not more:
-            if list(characters) != sorted(set(characters)) or not 0 < len(characters) <= MAX_CHARACTERS:
-                raise ValueError(f"a vocabulary that is not 1 to {MAX_CHARACTERS} sorted, distinct characters")
-            return len(characters)
-    raise ValueError("no vocabulary")
-
-
-def check_header(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` if a weight is missing or superfluous, or has another shape or type than the model's."""
-    names = set(file.keys())
-    if more := names - shapes.keys():
+    if more := header.keys() - shapes.keys():
         raise ValueError(f"{min(more)} is no weight of such a model")
     for name, shape in shapes.items():
-        found = file.get_slice(name) if name in names else None
-        if found is None or found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
-            what = "missing" if found is None else f"{found.get_dtype()} {tuple(found.get_shape())}"
+        found = header.get(name)
+        if found is None or found["dtype"] != "F32" or tuple(found["shape"]) != shape:
+            what = "missing" if found is None else f"{found['dtype']} {tuple(found['shape'])}"
             raise ValueError(f"{name} is {what}, must be F32 {shape}")

@@ -11,7 +11,6 @@ from torch.optim.adamw import adamw
 from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
-from gpt.torch_private import foreach_copy_, foreach_lerp_, foreach_mul_, foreach_sub_
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -23,33 +22,37 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(
-    model: GPT, config: OptimConfig, muon: "type[Muon] | None" = None, bf16_on_cpu: bool = False
-) -> torch.optim.Optimizer:
-    """Make the optimizer of `config` for all weights of the model.
-
-    Args:
-        model: before it is sharded.
-        config: settings.
-        muon: a subclass to use instead of `Muon`.
-        bf16_on_cpu: see `Muon`.
-    """
+def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
+    """Make the optimizer of `config` for all weights of the model; `bf16_on_cpu` is that of `Muon`."""
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
-    for module in model.modules():  # set here: sharding replaces the parameters that the model was made with
+    for module in model.modules():
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
-    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    settings = {"weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True, "beta2": config.muon_beta2}
+    hidden: list[dict[str, Any]] = []
+    for turn in range(config.muon_every):
+        blocks = model.blocks[turn :: config.muon_every]
+        matrices = [parameter for block in blocks for parameter in block.parameters() if parameter.ndim == 2]
+        hidden.append(settings | {"params": matrices, "turn": turn})
     groups = [group | {"betas": (first, second)} for group in parameter_groups(model, config.weight_decay)]
-    inside = {id(parameter) for parameter in matrices}
+    inside = {id(parameter) for group in hidden for parameter in group["params"]}
     groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in inside]
-    hidden = {
-        "params": matrices, "weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True,
-        "beta2": config.muon_beta2,
-    }  # fmt: skip
-    return (muon or Muon)([group for group in [hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
+    return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
+
+
+def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int) -> None:
+    """Set the learning rates of an optimizer's groups for step `step` (from 0), see `lr_at`.
+
+    With `muon_every=n`, Muon moves every n-th block in turn, at n times its rate. The rate of the others is 0.
+    """
+    for group in groups:
+        group["lr"] = lr_at(step, config, max_steps)
+        if group.get("muon"):
+            moves = step % config.muon_every == group["turn"]
+            group["lr"] *= config.muon_lr / config.lr * config.muon_every * moves
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -83,6 +86,7 @@ class Muon(torch.optim.Optimizer):
 
     Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
     the iteration together; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows.
+    A group with a learning rate of 0 only has its momentum updated.
     The iteration needs no more precision than bf16. On a CPU it runs in fp32 unless `bf16_on_cpu`: a CPU that
     has to emulate bf16 takes 60 times as long.
     """
@@ -91,14 +95,6 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
         super().__init__(groups, defaults | {"beta2": 0.0})
         self.bf16_on_cpu = bf16_on_cpu
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Return all rows of a tensor; a subclass for sharded tensors gathers the rows."""
-        return tensor
-
-    def shard_like(self, tensor: Tensor, pattern: Tensor) -> Tensor:
-        """Return the rows of a whole tensor that the shard `pattern` has: without sharding, all of them."""
-        return tensor
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -120,35 +116,28 @@ class Muon(torch.optim.Optimizer):
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
                 if group["beta2"]:
                     self.state[parameter]["moment"] = torch.zeros_like(parameter[:, :1])
-        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
-        updates = [self.whole(gradient) for gradient in gradients]
-        lr = group["lr"]  # a number, or a tensor in a CUDA graph
+        updates = [p.grad for p in parameters if p.grad is not None]
+        for parameter, update in zip(parameters, updates, strict=True):
+            momentum = self.state[parameter]["momentum"].lerp_(update, 1 - group["momentum"])
+            update.lerp_(momentum, group["momentum"])  # Nesterov
+        if not group["lr"]:
+            return
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for parameter, update in zip(parameters, updates, strict=True):
             for part in update.chunk(getattr(parameter, "stacked", 1)):  # a packed q|k|v is three matrices
                 scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
                 wide = part.mT if part.shape[0] > part.shape[1] else part
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
-        for shape, stack in stacks.items():
-            device = stack[0][0].device
-            dtype = torch.bfloat16 if self.bf16_on_cpu or device.type != "cpu" else torch.float32
-            stacked = torch.empty(len(stack), *shape, dtype=dtype, device=device)  # (N, R, C)
-            foreach_copy_(list(stacked), [wide for wide, _ in stack])
-            for result, (wide, _) in zip(orthogonalise(stacked), stack, strict=True):
-                wide.copy_(result)  # into its update
-            foreach_mul_([wide for wide, _ in stack], [scale for _, scale in stack])
-        if group["beta2"]:
-            for parameter, update in zip(parameters, updates, strict=True):
-                moment = self.state[parameter]["moment"]
-                gathered = self.whole(moment)
-                normalise_rows(update, gathered, group["beta2"])
-                moment.copy_(self.shard_like(gathered, moment))
-        foreach_mul_(updates, lr)
-        foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        foreach_sub_(parameters, [self.shard_like(u, p) for u, p in zip(updates, parameters, strict=True)])
+        for stack in stacks.values():
+            stacked = torch.stack([wide for wide, _ in stack])  # (N, R, C)
+            dtype = torch.bfloat16 if self.bf16_on_cpu or stacked.device.type != "cpu" else torch.float32
+            for result, (wide, scale) in zip(orthogonalise(stacked.to(dtype)), stack, strict=True):
+                wide.copy_(result).mul_(scale)  # into its update
+        kept = 1 - group["lr"] * group["weight_decay"]
+        for parameter, update in zip(parameters, updates, strict=True):
+            if group["beta2"]:
+                normalise_rows(update, self.state[parameter]["moment"], group["beta2"])
+            parameter.mul_(kept).sub_(update.mul_(group["lr"]))
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

@@ -1,31 +1,36 @@
-"""Position encodings: the formulas, in NumPy, for the model and the decoder.
+"""Position encodings: the formulas, in NumPy, for the model and the decoder, and the model's tables of them.
 
 Learned and sinusoidal encodings are added to the embeddings; rotary ones rotate queries and keys; ALiBi lowers
 attention scores by distance. Without any, a causal model still sees the order of characters, but not their distance.
+The decoder starts fast without torch, so only the tables import it.
 """
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-BASE = 10_000.0
+from gpt.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
-def rotary_tables(positions: np.ndarray, channels: int, base: float = BASE) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and sines of the angles t * base^(-2i/R) for position t and pair i of R channels.
+def rotary_tables(positions: np.ndarray, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cosines and sines of the angles t * 10000^(-2i/R) for position t and pair i of R channels.
 
     Source: RoFormer, arXiv:2104.09864, section 3.2.2.
 
     Returns:
         Two arrays (..., ceil(R / 2)), float64 so that angles are the same on every machine.
     """
-    angle = positions[..., None] * _frequencies(channels, base)  # (..., R/2)
+    angle = positions[..., None] * _frequencies(channels)  # (..., R/2)
     return np.cos(angle), np.sin(angle)
 
 
 @cache
-def _frequencies(channels: int, base: float) -> np.ndarray:
-    return np.array([base ** (-i / channels) for i in range(0, channels, 2)])  # (R/2,)
+def _frequencies(channels: int) -> np.ndarray:
+    return np.array([10_000.0 ** (-i / channels) for i in range(0, channels, 2)])  # (R/2,)
 
 
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
@@ -47,3 +52,32 @@ def alibi_slopes(heads: int) -> np.ndarray:
     below = 1 << (heads.bit_length() - 1)  # the largest power of two that is at most H
     h = np.arange(heads)
     return 2.0 ** (-8 * np.where(h < below, (h + 1) / below, (2 * (h - below) + 1) / (2 * below)))
+
+
+def position_tables(config: ModelConfig, length: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
+    """Return the float32 tables of the model's position encoding for the first T positions; T is at most `context`.
+
+    Rotary: cosines (T, R/2) and sines (T, R/2); sinusoidal: (T, C); ALiBi: slopes (H,); learned and none: no table.
+    """
+    if config.positions == "alibi":
+        return _tables("alibi", config.heads, 0, device)
+    if config.positions not in ("rotary", "sinusoidal"):
+        return ()
+    # Only as long as they must be, since a model file from a stranger may name a huge context. Export has a symbolic T.
+    longest = length if isinstance(length, int) else config.context
+    rows = 1 << max(longest - 1, 63).bit_length()
+    tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)
+    return tuple(table[:length] for table in tables)
+
+
+@cache
+def _tables(positions: str, size: int, rows: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
+    import torch
+
+    tables: tuple[np.ndarray, ...]
+    if positions == "rotary":
+        tables = rotary_tables(np.arange(rows), size)
+    else:
+        tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
+    with torch.inference_mode(False):  # the cached tensors must also work in training
+        return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)

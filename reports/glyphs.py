@@ -1,7 +1,12 @@
-"""Visible symbols of invisible characters, for plots and tables. Imports nothing heavy."""
+"""Visible symbols of invisible characters, for plots and tables, and the font of plots."""
 
 import unicodedata
+from contextlib import suppress
+from functools import cache
 
+from PIL import ImageFont
+
+FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first one installed
 SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
@@ -16,3 +21,21 @@ def visible(character: str) -> str:
     if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
         return f"◌{character}"
     return character if character.isprintable() else f"U+{ord(character):04X}"
+
+
+@cache
+def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
+    """Return an installed monospace font, else Pillow's own, which has little more than ASCII."""
+    for name in FONTS:
+        with suppress(OSError):
+            return ImageFont.truetype(name, size)
+    return ImageFont.load_default(size)
+
+
+@cache
+def label(character: str) -> str:
+    """Return a visible form of a character, or its code point if the font lacks it, as for Chinese characters."""
+    shown, lacking = visible(character), bytes(font(24).getmask("\U0010ffff"))
+    if all(bytes(font(24).getmask(each)) != lacking for each in shown):
+        return shown
+    return {"\n": "\\n", "\t": "\\t", " ": "·"}.get(character, f"{ord(character):04X}")

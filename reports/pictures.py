@@ -1,121 +1,121 @@
-"""Plot attention and surprisal as PNG, from arrays. Only this file plots with matplotlib."""
+"""Plot what a model does with a passage of the validation text: attention and surprisal."""
 
-import io
-from collections.abc import Iterable
-from functools import cache
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-import matplotlib
 import numpy as np
-from matplotlib import font_manager
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
+import torch
+from PIL import Image, ImageDraw, ImageFont
 
-from reports.glyphs import visible
+from data.batches import evaluation_windows
+from data.passages import ATTENDED, varied_line
+from data.text import Text
+from gpt.analysis import attention_maps, by_character, costs, letters
+from gpt.evaluation import predictions
+from gpt.model import GPT
+from reports.glyphs import font, label
 
-SIZE = (3.6, 3.9)  # inches; about the width of TensorBoard's cards
-DPI = 200  # sharp on screens with twice the usual resolution
+NUM_HEADS = 4  # heads whose attention is plotted by default
+NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
+WIDTH = 720  # pixels; twice that of TensorBoard's cards, for sharp screens
 INK, FAINT = "#1a1a1a", "#767676"
-SMALL: dict[str, Any] = {"fontsize": 8, "color": FAINT}  # style of small text
 MAX_NATS = 6.0  # upper end of the colour scale of surprisal
 COLUMNS, LINES = 36, 18  # of the plotted passage, in characters
-ATTENTION_COLOURS = matplotlib.colormaps["Blues"]
-SURPRISAL_COLOURS = LinearSegmentedColormap.from_list("", ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"])
-FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # they come with matplotlib
+BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
+ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 
 
-@cache
-def label(character: str) -> str:
-    """Return a visible form of a character, or its code point if the fonts lack it, as for Chinese characters."""
-    shown = visible(character)
-    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in FONTS]
-    if all(any(font.get_char_index(ord(each)) for font in fonts) for each in shown):
-        return shown
-    return f"{ord(character):04X}"
+def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
+    """Yield tag and picture: of each (layer, head) in `heads`, by default of `NUM_HEADS`, and of the surprisal."""
+    begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
+    passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
+    attended = torch.from_numpy(passage[: min(ATTENDED, context)]).to(model.embedding.weight.device)
+    maps, names = attention_maps(model, attended), [tokenizer.names[token] for token in attended.tolist()]
+    for layer, head in heads or spread_over(model.config.layers, model.config.heads, NUM_HEADS):
+        title = f"layer {layer}, head {head}, step {step:,}: what each row looks at"
+        yield f"view_attention/L{layer}H{head}", attention(title, names, maps[layer, head].numpy())
+
+    around = text.validation[max(0, begin - context) : begin + NUM_TOKENS]
+    # A stride of half a context gives each token at least half a context before it, if the text has so much.
+    predicted = predictions(model, evaluation_windows(around, context, batch=4, stride=max(1, context // 2)))
+    starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
+    (found,) = by_character(costs(predicted, int(around[0]), model.vocabulary, 1), starts, len(around))
+    count = max(1, int(starts[passage].sum()))  # characters that begin in the passage
+    yield "view/surprisal", surprisal(step, letters(found, tokenizer.decode)[-count:], found.nats[-count:].tolist())
 
 
-def attention(step: int, head: str, characters: list[str], weights: np.ndarray) -> bytes:
-    """Plot the attention weights (T, T) of a head, such as L0H1: one row for each query, one column for each key."""
-    figure = Figure(SIZE, dpi=DPI)
-    axes = add_axes(figure, f"{head}, step {step:,}: what each row looks at", 0.08, 0.13, 0.99, 0.90, above=0.055)
+def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
+    """Choose up to `most` pairs (layer, head), evenly from the first of the first layer to the last of the last."""
+    chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
+    return [divmod(round(index), heads) for index in chosen.tolist()]
+
+
+def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
+    """Plot the attention weights (T, T) of a head: one row for each query, one column for each key."""
+    left, top, side = 84, 94, 600  # pixels
+    image, draw = canvas(784, title)
     # The colour scale is a square root: most weights are small and would look like 0 on a linear scale.
-    norm = PowerNorm(0.5, 0, 1)
-    image = axes.imshow(weights.astype(np.float32), cmap=ATTENTION_COLOURS, norm=norm, interpolation="nearest")
-    size = min(10.0, 255 / len(characters))
+    cells = Image.fromarray(colours(np.sqrt(weights), BLUES)).resize((side, side), Image.Resampling.NEAREST)
+    image.paste(cells, (left, top))
+    draw.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline="#d0d0d0", width=2)
+    cell = side / len(characters)
     for position, character in enumerate(characters):
-        for x, y, align in ((position, -1.1, {"va": "bottom", "ha": "center"}), (-1.1, position, {"ha": "right"})):
-            add_character(axes, x, y, character, size, INK, **align)
-    add_colour_bar(figure, image, 0.10, "attention", [0, 0.05, 0.2, 0.5, 1])
-    return png(figure)
+        middle = (position + 0.5) * cell
+        write(draw, left + middle, top - 16, character, min(20, 1.2 * cell))
+        write(draw, left - 16, top + middle, character, min(20, 1.2 * cell))
+    add_colour_bar(image, 716, BLUES, {f"{weight:g}": weight**0.5 for weight in (0, 0.05, 0.2, 0.5, 1)}, "attention")
+    return image
 
 
-def surprisal(step: int, characters: list[str], nats: np.ndarray) -> bytes:
-    """Plot N characters, each on a background coloured by its surprisal in `nats` (N,)."""
+def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
+    """Plot characters, each on a background coloured by its surprisal in nats."""
     cells, line, column = [], 0, 0
     for character in characters:
-        if column == COLUMNS:
-            line, column = line + 1, 0
+        line, column = (line + 1, 0) if column == COLUMNS else (line, column)
         if line == LINES:
             break
-        cells.append((line, column))
+        cells.append((column, line))
         line, column = (line + 1, 0) if character == "\n" else (line, column + 1)
-    lines = cells[-1][0] + 1
-    costs = nats[: len(cells)].tolist()  # of the characters that fit
-    colours = np.full((lines, COLUMNS), np.nan)
-    for cell, cost in zip(cells, costs, strict=True):
-        colours[cell] = cost
-    mean = sum(costs) / len(costs)
-    height = 0.8 + 0.17 * lines  # inches
-    figure = Figure((SIZE[0], height), dpi=DPI)
-    title = f"Surprisal, step {step:,}: mean {mean:.2f} nats"
-    axes = add_axes(figure, title, 0.02, 0.5 / height, 0.98, 1 - 0.28 / height)
-    image = axes.imshow(
-        colours, cmap=SURPRISAL_COLOURS, norm=Normalize(0, MAX_NATS), aspect="auto", interpolation="nearest"
-    )
-    for (row, column), character, cost in zip(cells, characters[: len(cells)], costs, strict=True):
+    characters, nats = characters[: len(cells)], nats[: len(cells)]
+    mean, bottom = sum(nats) / len(nats), 60 + 34 * (cells[-1][1] + 1)
+    image, draw = canvas(bottom + 94, f"Surprisal, step {step:,}: mean {mean:.2f} nats")
+    shades = colours(np.array(nats) / MAX_NATS, ORANGES).tolist()
+    for (column, line), character, cost, shade in zip(cells, characters, nats, shades, strict=True):
+        x, y = 18 + 19 * column, 60 + 34 * line
+        draw.rectangle((x, y, x + 18, y + 33), fill=tuple(shade))
         if character != " " or cost > 0.7:
             ink = "white" if cost > 3.5 else FAINT if character.isspace() else INK
-            add_character(axes, column, row, character, 8.5, ink)
-    axes.set_axis_off()
-    add_colour_bar(figure, image, 0.38 / height, "nats", range(0, int(MAX_NATS) + 1, 2))
-    return png(figure)
+            write(draw, x + 9.5, y + 17, character, 24, ink)
+    add_colour_bar(image, bottom + 26, ORANGES, {str(nats): nats / MAX_NATS for nats in (0, 2, 4, 6)}, "nats")
+    return image
 
 
-def add_axes(
-    figure: Figure, title: str, left: float, bottom: float, right: float, top: float, above: float = 0.015
-) -> Axes:
-    """Add axes with a title; all positions, and the distance `above` the axes, are fractions of the figure's size."""
-    axes = figure.add_axes((left, bottom, right - left, top - bottom))
-    figure.text(left, top + above, title, fontsize=10, color=INK, va="bottom")
-    axes.set(xticks=[], yticks=[])
-    axes.tick_params(labelsize=8, colors=INK, length=2)
-    for side in axes.spines.values():
-        side.set_color("#d0d0d0")
-    return axes
+def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
+    """Interpolate between colours: values (...) in [0, 1] -> (..., 3) uint8."""
+    at = np.linspace(0, 1, len(stops))
+    channels = np.array([[int(stop[i : i + 2], 16) for stop in stops] for i in (1, 3, 5)])  # (3, stops)
+    return np.stack([np.interp(values, at, channel) for channel in channels], -1).round().astype(np.uint8)
 
 
-def add_character(axes: Axes, x: float, y: float, character: str, size: float, colour: str, **how: Any) -> None:
-    """Write a character at (x, y), centred by default; a code point gets a smaller font to fit."""
+def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    """Begin a picture with a title."""
+    image = Image.new("RGB", (WIDTH, height), "white")
+    draw = ImageDraw.Draw(image)
+    draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
+    return image, draw
+
+
+def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
+    """Add a horizontal colour bar with labels at `ticks`, from 0 to 1."""
+    left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
+    image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
+    for tick, at in ticks.items():
+        x = left + at * (width - 1)
+        draw.line((x, top + 16, x, top + 21), INK, 2)
+        draw.text((x, top + 24), tick, INK, small, "mt")
+    draw.text((left + width + 14, top + 8), name, FAINT, small, "lm")
+
+
+def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
+    """Write a character in the middle of (x, y); what takes several letters, such as a code point, is smaller."""
     shown = label(character)
-    size = size if len(shown) < 3 else 1.4 * size / len(shown)
-    how = {"ha": "center", "va": "center_baseline", "family": FONTS} | how
-    axes.text(x, y, shown, fontsize=size, color=colour, parse_math=False, **how)
-
-
-def add_colour_bar(figure: Figure, image: AxesImage, top: float, name: str, ticks: Iterable[float]) -> None:
-    """Add a horizontal colour bar; `top` is a fraction of the figure's height."""
-    height = 0.08 / float(figure.get_figheight())  # 0.08 inches
-    axes = figure.add_axes((0.07, top - height, 0.7, height))
-    bar = figure.colorbar(image, cax=axes, orientation="horizontal", ticks=list(ticks), format="{x:g}")
-    bar.ax.tick_params(labelsize=8, length=2, colors=INK)
-    bar.outline.set_visible(False)
-    figure.text(0.79, top - height / 2, name, va="center", **SMALL)
-
-
-def png(figure: Figure) -> bytes:
-    """Render a figure as PNG."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
+    draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

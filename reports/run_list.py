@@ -1,35 +1,42 @@
 """List all runs, for `python train.py --runs`."""
 
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from base import run_directory, run_lock
 from base.errors import printable
 
-COLUMNS = ("name", "status", "steps", "loss", "text")
-
 
 def run_list() -> str:
-    """Return a table of all runs in the order in which their summary.json was written, the newest last."""
-    files = [file for depth in ("*", "*/*") for file in run_directory.RUNS.glob(f"{depth}/summary.json")]
-    runs = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
-    rows = [COLUMNS, *map(_row, runs)]
+    """Return a table of all runs in the order in which they began, the newest last."""
+    runs = run_directory.newest_first("summary.json")[::-1]
+    rows = [("name", "status", "steps", "loss", "text"), *map(_row, runs)]
+    return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ of this folder yet"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join(lines) if runs else f"no run in {run_directory.RUNS}/ yet"
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _row(run: Path) -> tuple[str, ...]:
     summary = run_directory.summary_of(run)
     status, loss = str(summary.get("status", "unreadable")), summary.get("val_loss")
-    saved = [int(path.stem[5:]) for path in run.glob("checkpoints/step-[0-9]*.ckpt")]
     with suppress(OSError):  # the lock cannot be tried in a read-only directory
         if status == "running" and not run_lock.in_use(run):
             status = "killed"
+    steps = summary.get("steps")
+    with suppress(OSError):
+        log = run / "train.log"
+        if steps is None and log.is_file():  # the run has not ended: the last line about its steps is in the log
+            steps = ["", *re.findall(r"^step (\d+)/", log.read_text("utf-8"), re.MULTILINE)][-1]
     return (
         printable(run_directory.name_of(run)),
         status,
-        str(summary.get("steps") or max(saved, default="")),
+        str(steps or ""),
         f"{loss:.4f}" if isinstance(loss, float) else "",
         printable(summary.get("text") or ""),
     )

@@ -4,20 +4,22 @@ import base64
 import html
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from base.html import embedded
+from base.html import embedded, fill
 from base.progress import clock, count
-from data.tokenizer import Tokenizer
 from gpt.analysis import attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
-from reports.html_template import ASSETS, MAX_MILLINATS, fill
+from gpt.tokenizer import Tokenizer
+from reports.pictures import spread_over
 
+TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
 MAX_HEADS = 64  # heads in the plot of attention
 NUM_ATTENDED = 64  # tokens of the passage in the plot of attention
 MAX_PASSAGE = 1024  # tokens of the passage that is coloured by surprisal
@@ -35,35 +37,36 @@ def page(
     """Return the page of a run and its best model as HTML.
 
     Args:
-        about: `name` of the run; `text`, a line that describes the text; `sample`, a list of temperature, prompt and
-            text; `differences`, a list of [key, value, default] for each changed setting; `command`, which repeats
-            the run; `config`, all settings as YAML.
+        about: `name` of the run; `text`, a line that describes the text; `verdict`, a list of sentences; `sample`, a
+            list of temperature, prompt and text; `differences`, a list of [key, value, default] for each changed
+            setting; `command`, which repeats the run; `config`, all settings as YAML.
         summary: contents of summary.json.
-        callbacks: from the last checkpoint, the states of the callbacks `Metrics` (under the key Watch) and `Samples`.
+        callbacks: from the last checkpoint, the states of the callbacks `Metrics` and `Watch`.
         model: the best one.
         passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
         tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = tokenizer.unit
-    history = callbacks["Watch"]["history"]
+    history = callbacks["Metrics"]["history"]
     validations = [[step, loss] for step, loss, _ in history["validations"]["entries"]]  # [step, nats]
     data = {
         **about,
         "figures": figures(summary, model.config, unit),
         "measured": evaluation_note(summary, unit),
         "made": origin(summary),
+        "yardsticks": bars(summary, unit),
         "curves": {
             "losses": history["losses"]["entries"],  # [step, nats]
             "validations": validations,
             "best": summary["best_step"],
             "unit": unit,
         },
-        "samples": callbacks["Samples"]["history"]["entries"],
+        "samples": callbacks["Watch"]["history"]["entries"],
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
     }
-    return fill(ASSETS / "run_page.html", title=html.escape(about["name"]), data=embedded(data))
+    return fill(TEMPLATE, title=html.escape(about["name"]), data=embedded(data))
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
@@ -72,7 +75,8 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
-    read = f"{summary['characters']:,} {unit}s" + (f", {speed:,.0f} a second during steps" if speed else "")
+    read = f"{summary['characters']:,} {unit}s, {summary['epochs']:.2g} epochs"
+    read += f", {speed:,.0f} a second during steps" if speed else ""
     time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
     time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)
     found.append(["Training", time, time_unit, read, count(summary["steps"], "step")])
@@ -80,6 +84,14 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
     found.append(["Model", size, "parameters", shape, f"context {config.context}"])
     return found
+
+
+def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """Return the losses of the bar chart, [name, nats], and its title."""
+    losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
+    if summary["counting_loss"] is not None:
+        losses.insert(1, [f"counting {summary['counting_order']}-grams", summary["counting_loss"]])
+    return {"title": f"nats per {unit}, lower is better", "losses": losses}
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
@@ -108,14 +120,13 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
     the lower triangle, in base64. A weight w is stored as the byte round(255 √w): the root keeps small weights apart.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
-    total = maps.shape[0] * maps.shape[1]
-    chosen = torch.linspace(0, total - 1, min(total, MAX_HEADS)).round().long()
+    chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
     rows, columns = torch.tril_indices(len(tokens), len(tokens))
-    weights = maps.flatten(0, 1)[chosen][:, rows, columns]  # (heads, T (T + 1) / 2)
+    weights = torch.stack([maps[head][rows, columns] for head in chosen])  # (heads, T (T + 1) / 2)
     return {
         "tokens": [names[token] for token in tokens.tolist()],
-        "heads": [f"L{head // maps.shape[1]}H{head % maps.shape[1]}" for head in chosen.tolist()],
-        "of": total,
+        "heads": [f"L{layer}H{head}" for layer, head in chosen],
+        "of": model.config.layers * model.config.heads,
         "weights": base64.b64encode((weights.sqrt() * 255).round().byte().numpy().tobytes()).decode(),
     }
 
@@ -133,7 +144,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),
-        "nats": (found.nats * 1000).round().clamp(max=MAX_MILLINATS).int().tolist(),
+        "nats": found.millinats.int().tolist(),
         "likely": [
             [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
             for row in rows

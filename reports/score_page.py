@@ -3,13 +3,15 @@
 import base64
 import html
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from base.html import embedded
+from base.html import embedded, fill
 from gpt.analysis import Costs
-from reports.html_template import ASSETS, MAX_MILLINATS, fill
+
+TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
 
 class Columns:
@@ -23,8 +25,7 @@ class Columns:
 
     def add(self, costs: Costs) -> None:
         """Append the costs of the next characters."""
-        nats = (costs.nats * 1000).round().clamp(max=MAX_MILLINATS)
-        self.nats += nats.to(torch.uint16).numpy().tobytes()
+        self.nats += costs.millinats.to(torch.uint16).numpy().tobytes()
         self.likely += costs.top.to(self._token).numpy().tobytes()
         self.chances += (costs.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
@@ -32,8 +33,8 @@ class Columns:
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     """Return the page of a text, one code point for each character, with the costs for each model.
 
-    `about` has `title`, number of `characters`, `difference` of two models or None, and a list of `models`, each with
-    `name`, `mode`, `figures` and `vocabulary`.
+    `about` has `title`, number of `characters`, `difference` of two models or None, `trained`: the fraction of the text
+    that a model was trained on, and a list of `models`, each with `name`, `mode`, `figures` and `vocabulary`.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]
@@ -43,4 +44,4 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
         parts.append((name, "text/plain", base64.b64encode(zlib.compress(raw, 6)).decode()))
     filled = "\n".join(f'<script type="{kind}" id="{name}">{content}</script>' for name, kind, content in parts)
 
-    return fill(ASSETS / "score_page.html", title=html.escape(about["title"]), data=filled)
+    return fill(TEMPLATE, title=html.escape(about["title"]), data=filled)

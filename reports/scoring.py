@@ -1,27 +1,38 @@
-"""Load models and a text for score.py, and score the text as a whole or character by character."""
+"""Load models and a text for score.py, score the text as a whole or character by character, format the results."""
 
 import argparse
+import hashlib
+import io
+import json
+import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TextIO
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from base import run_directory
 from base.command_line import about_unknown
 from base.errors import InputError, printable
-from base.progress import Progress
-from gpt.device import to_device
-from reports.run_text import split_of_run
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from data.tokenizer import Tokenizer
-    from gpt.analysis import Costs
-    from gpt.evaluation import Score
-    from gpt.model import GPT
+from base.files import write_text
+from base.progress import Progress, count, hidden
+from data.batches import evaluation_windows
+from data.corpus import CHUNK, Document, decode
+from data.text import text_of_run
+from gpt.analysis import Costs, by_character, costs, letters
+from gpt.checkpoint import load_checkpoint, with_context
+from gpt.evaluation import Score, make_score, predictions, reduce, totals
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import weights_of
+from gpt.model import GPT
+from gpt.model_file import to_device
+from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from reports.score_page import Columns, page
 
 NUM_TOP = 5  # top-k characters at each position
 PIECE = 4096  # characters that are printed at a time
@@ -35,46 +46,139 @@ class Candidate(NamedTuple):
 
     file: Path
     step: int
-    model: "GPT"  # on the chosen device
-    tokenizer: "Tokenizer"
-    tokens: "np.ndarray"  # (N,) uint8 or uint16, the whole text
+    model: GPT  # on the chosen device
+    tokenizer: Tokenizer
+    tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
     stride: int  # tokens from one strided window to the next
-
-    @property
-    def name(self) -> str:
-        """Return the file and the step for the terminal."""
-        return f"{printable(self.file)}, step {self.step}"
+    trained: float  # fraction of the text, from its beginning, that the model was trained on
 
     @property
     def page_name(self) -> str:
-        """Return the name for a page, which may be sent to others: without the path of the file or the run."""
+        """Return the file, its run and its step, without the directories above: pages are sent to others."""
         run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
-class Piece(NamedTuple):
-    """Consecutive characters of the text, the position of the first one, and the costs for each model."""
+def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
+    """Load the models, encode and score the text, and print the table."""
+    candidates = read(checkpoints, options)
+    out = sys.stderr if options.per_char else sys.stdout
+    labels = ["A  ", "B  "] if options.compare else [""]
+    for label, candidate in zip(labels, candidates, strict=True):
+        print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
+    for label, candidate in zip(labels, candidates, strict=True):
+        if candidate.trained:
+            unseen = "the loss on unseen text is higher"
+            if candidate.file.with_name("last.ckpt").exists():
+                unseen = f"score.py {candidate.file.parent.parent} --split validation scores what it has not seen"
+            print(f"{label}this is the text that the model was trained on; {printable(unseen)}", file=out)
+    if len({candidate.model.config.context for candidate in candidates}) > 1:
+        print("their contexts differ: the longer context is an advantage", file=out)
 
-    position: int
-    text: str
-    costs: "list[Costs]"
+    begun = time.perf_counter()
+    # With --per-char, begin with the strided windows, whose lines are printed while they are computed.
+    modes = ["strided", "disjoint"] if options.per_char else ["disjoint", "strided"]
+    if options.window:
+        modes = [options.window]
+    for mode in modes:
+        in_detail = mode == (options.window or "strided") and (options.per_char or page_file)
+        if in_detail:
+            scores = score_in_detail(candidates, mode, options, page_file)
+        else:
+            scores = [measure(candidate, mode) for candidate in candidates]
+        if mode == modes[0]:
+            length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
+            print(f"{display_name(options)}: {length}", file=out)
+            print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
+        comparable = mode == "disjoint" and options.split == "test" and options.context is None
+        if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
+            print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
+        for label, candidate, score in zip(labels, candidates, scores, strict=True):
+            print(row(label + describe(candidate, mode), figures(score)), file=out)
+        if options.compare:
+            print(row(f"B - A  {mode} windows", difference(scores[0], scores[1])), file=out)
+    seconds, total = time.perf_counter() - begun, len(modes) * sum(len(candidate.tokens) for candidate in candidates)
+    print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
+
+
+def score_in_detail(
+    candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
+) -> list[Score]:
+    """Score the text; print a JSON line for each character with `--per-char`, fill the page with `--html`."""
+    names = [candidate.tokenizer.names for candidate in candidates]
+    sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
+    columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
+    text = io.StringIO()
+    position = 0
+    for characters, found in pieces(candidates, mode):
+        for candidate, total, column, own in zip(candidates, sums, columns, found, strict=True):
+            total += totals(own.nats, own.tokens, candidate.tokenizer.token_sizes)
+            if page_file:
+                column.add(own)
+        if options.per_char:
+            with hidden():
+                sys.stdout.writelines(json_lines(position, characters, found, names))
+                sys.stdout.flush()
+        if page_file:
+            text.write(characters)
+        position += len(characters)
+    scores = [make_score(total) for total in sums]
+    if page_file:
+        models = [
+            {"name": one.page_name, "mode": describe(one, mode, page=True)}
+            | {"figures": figures(own, 4), "vocabulary": tokens}
+            for one, own, tokens in zip(candidates, scores, names, strict=True)
+        ]
+        about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
+        about["difference"] = difference(scores[0], scores[1], 4) if options.compare else None
+        about["trained"] = max(one.trained for one in candidates)
+        page_file.write(page(about, text.getvalue(), columns))
+    return scores
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return the name of the text for messages, or for a page without its path."""
+    """Return the name of the text for messages; without `path` only its last component, for pages."""
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
         return f"{options.split} split of {name}"
     return "standard input" if options.file == "-" else file
 
 
+def split_of_run(model: Path, split: str) -> bytes:
+    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text."""
+    if not model.with_name("last.ckpt").is_file():
+        raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
+    try:
+        text = text_of_run(model)
+    except InputError as error:
+        raise InputError(f"--split {split}: {error}") from None
+    tokens = getattr(text, split)
+    if not len(tokens):
+        raise InputError(f"--split {split}: {run_of(model)} has an empty {split} split (data.split)")
+    return text.tokenizer.utf8(tokens)
+
+
+def save_test_score(model: Path, score: Score) -> Path | None:
+    """Store the test loss in summary.json if `model` is the best of a run; return the path, None if it is not."""
+    run = run_of(model)
+    summary = run_directory.summary_of(run)
+    if model.name != run_directory.model_of(run, "best").name or not summary:
+        return None
+    summary |= {"test_loss": score.loss, "test_bpc": score.bpc}
+    write_text(run / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return run / "summary.json"
+
+
+def run_of(model: Path) -> Path:
+    """Return the run directory RUN of a model file, such as RUN/checkpoints/best.safetensors."""
+    return model.resolve().parent.parent
+
+
 def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
     """Return the text as an open file, and the size in bytes; the size of standard input is unknown and given as 0."""
-    from data.corpus import Document
-
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
-        return BytesIO(split), len(split)
+        return io.BytesIO(split), len(split)
     if options.file == "-":
         return nullcontext(sys.stdin.buffer), 0
     return Document(display_name(options), Path(options.file)).open(), Path(options.file).stat().st_size
@@ -83,12 +187,6 @@ def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[A
 def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate]:
     """Load the models and encode the text for each; raise an `InputError` if a model or the text cannot be used."""
     with Progress("loading the model"):
-        import numpy as np
-
-        from data.tokenizer import tokenizer_from
-        from gpt.checkpoint import load_checkpoint
-        from gpt.transfer import with_context
-
         loaded = [load_checkpoint(path) for path in checkpoints]
     for model, _ in loaded:
         to_device(model, options.device)
@@ -97,6 +195,10 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for _, meta in loaded]
     source, size = open_source(checkpoints, options)
+    hashed = ""
+    if options.file not in (None, "-") and Path(options.file).is_file():
+        with open(options.file, "rb") as file:
+            hashed = hashlib.file_digest(file, "sha256").hexdigest()
     with source as file, Progress("reading", size, "B") as progress:
         texts, unknown = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
@@ -117,12 +219,13 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride))
+        trained = meta["trained_on"]["share"] if hashed in meta["trained_on"]["sha256"] else 0.0
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained))
     return candidates
 
 
 def encode_text(
-    file: IO[bytes], tokenizers: "list[Tokenizer]", options: argparse.Namespace, progress: Any
+    file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytearray], int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
@@ -130,18 +233,15 @@ def encode_text(
     unchanged. A character that one tokenizer lacks is skipped or replaced for all tokenizers, so that all models score
     the same text; see `--unknown`. Return the tokens, and the number of characters that were skipped or replaced.
     """
-    from data.corpus import CHUNK, decode
-    from data.tokenizer import ByteTokenizer, CharTokenizer, UnknownCharacter
-
-    texts = [bytearray() for _ in tokenizers]
+    texts, models = [bytearray() for _ in tokenizers], [options.checkpoint]
+    models += [] if options.compare is None else [options.compare]
     if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
         if options.encoding != "utf-8":
             raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
         while chunk := file.read(CHUNK):
             progress.update(len(chunk))
-            for text in texts:
-                text += chunk
-        return texts, 0
+            texts[0] += chunk
+        return texts[:1] * len(tokenizers), 0
     position, line, unknown = 0, 1, 0
     for piece in decode(file, display_name(options), options.encoding, progress.update, "--encoding "):
         if options.unknown != "error":
@@ -150,13 +250,14 @@ def encode_text(
             for replace in [True, False] if options.unknown == "replace" else [False]:
                 for tokenizer in tokenizers:
                     piece = tokenizer.adapt(piece, replace=replace)
-        for text, tokenizer in zip(texts, tokenizers, strict=True):
+        for model, text, tokenizer in zip(models, texts, tokenizers, strict=True):
             try:
                 text += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
                 in_text = UnknownCharacter(error.character, position + error.position, error.nearest)
-                raise InputError(f"{display_name(options)}, line {line}: {in_text}; {about_unknown()}") from None
+                whose = f"{printable(model)}: " if options.compare else ""
+                raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts, unknown
 
@@ -172,11 +273,8 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     return f"{mode} windows of {context}{words}{why.get(mode, '') if page else ''}"
 
 
-def predicted(candidate: Candidate, mode: str) -> "Iterator[tuple[Tensor, Tensor]]":
+def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
-    from data.batches import evaluation_windows
-    from gpt.evaluation import predictions
-
     context, tokens = candidate.model.config.context, candidate.tokens
     total = len(tokens) - 1
     batch = min(BATCH, MAX_LOGITS // candidate.model.vocabulary)
@@ -193,40 +291,57 @@ def predicted(candidate: Candidate, mode: str) -> "Iterator[tuple[Tensor, Tensor
             progress.update(len(targets))
 
 
-def predicted_by_decoder(candidate: Candidate, batch: int) -> "Iterator[tuple[Tensor, Tensor]]":
+def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits (N, V) and targets (N,) for `--window sample`: with the decoder and context of sample.py."""
-    import numpy as np
-    import torch
-
-    from gpt.inference.decoder import Decoder
-    from gpt.inference.weights import weights_of
-
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
         tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
         yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
 
 
-def measure(candidate: Candidate, mode: str) -> "Score":
+def measure(candidate: Candidate, mode: str) -> Score:
     """Score the text as a whole."""
-    from gpt.evaluation import reduce
-
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
-def pieces(candidates: list[Candidate], mode: str) -> Iterator[Piece]:
+def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:
     """Yield the text in pieces of `PIECE` characters, with the costs for each model."""
-    import torch
-
-    from gpt.analysis import by_character, costs, letters
-
     streams = []
     for candidate in candidates:
         by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)
         streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
-    position = 0
     for group in zip(*streams, strict=True):
-        text = letters(group[0], candidates[0].tokenizer.decode)
-        yield Piece(position, text, list(group))
-        position += len(text)
+        yield letters(group[0], candidates[0].tokenizer.decode), group
+
+
+def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list[str]]) -> Iterator[str]:
+    """Yield a line of JSON for each character from position `first`; "other" has the values of the second model."""
+    values = zip(*map(json_costs, found, names), strict=True)
+    for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
+        line = {"position": position, "character": letter} | own
+        if other:
+            line["other"] = other[0]
+        yield json.dumps(line) + "\n"
+
+
+def json_costs(found: Costs, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield for each character the surprisal in nats, and the probabilities of the top-k tokens."""
+    for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
+        best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
+        yield {"nats": round(nats, 9), "likely": best}
+
+
+def figures(score: Score, digits: int = 6) -> list[str]:
+    """Format nats per character, bits per character and bits per byte."""
+    return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), score.bpc, score.bpb)]
+
+
+def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
+    """Format the figures of B minus those of A."""
+    return [f"{value:+.{digits}f}" for value in ((b.bpc - a.bpc) * math.log(2), b.bpc - a.bpc, b.bpb - a.bpb)]
+
+
+def row(name: str, cells: list[str]) -> str:
+    """Format a row of the table."""
+    return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

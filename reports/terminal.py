@@ -1,17 +1,13 @@
-"""Compose the lines that a run logs: introduction, results, and what to change when memory runs out."""
+"""Compose the lines that a run logs: introduction and losses."""
 
 import math
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from base.log import log
-from base.processes import command
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
 from data.text import Text
-from gpt.config import ModelConfig
 from gpt.evaluation import Score
 
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
@@ -31,39 +27,6 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
 def in_nats(loss: float) -> str:
     """Format a loss in nats, with bits in brackets."""
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
-
-
-def describe_training(losses: Sequence[float], speed: float | None, unit: str) -> list[str]:
-    """Return a line with the first and last training loss, and one with the speed in tokens per second if known."""
-    lines = [f"training   loss {losses[0]:.4f} to {losses[-1]:.4f}"] if losses else []
-    return lines + ([f"speed      {speed:,.0f} {unit}s/s"] if speed else [])
-
-
-def farewell(run: Path, sample: str, watched: bool, reported: Path | None) -> None:
-    """Log a sample, the paths of the files, and the next commands to type."""
-    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
-    log.info(f"\n{sample}\n")
-    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
-    if reported:
-        log.info(f"report     {reported}")
-    log.info(f"more text  {command('python')} sample.py {shlex.quote(str(run))}")
-    if watched:
-        log.info(f"watch      {command('tensorboard')} --logdir {shlex.quote(str(run.parent))}")
-        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
-
-
-def out_of_memory(model: ModelConfig, vocabulary: int, windows: int) -> tuple[str, str]:
-    """Return an error line, and the override to try: a smaller micro-batch, or half the context for a single window."""
-    # Floats per token that the forward pass stores for the backward pass, by the shapes in gpt/model.py
-    floats = model.layers * (20 * model.dim + 3 * model.heads * model.attention_window) + 3 * vocabulary
-    size = 4 * windows * model.context * floats / 2**30
-    need = f"{windows} windows of {model.context} need about {size:.2g} GiB for activations"
-    if windows > 1:
-        smaller = max(size for size in range(1, windows) if windows % size == 0)
-        lower = f"data.micro_batch={smaller}"
-        return f"out of memory: {need}; {lower} trains the same in smaller parts", lower
-    line = f"out of memory: {need}; lower model.context={model.context} or model.dim={model.dim}"
-    return line, f"model.context={max(1, model.context // 2)}"
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: list[str]) -> None:
@@ -94,7 +57,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     for note in notes:
         log.info(note)
     steps = f"{count(config.trainer.max_steps, 'step')} of {count(config.data.batch, 'window')}"
-    log.info(f"run        {run}: {steps}, seed {config.seed}")
+    log.info(f"run        {run}: {steps}, {trained / len(text.train):.2g} epochs, seed {config.seed}")
 
 
 def describe(text: Text) -> str:

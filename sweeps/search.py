@@ -1,165 +1,169 @@
 """Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
 
-`runs/<search>/` is the directory of a sweep; Optuna's study is the file `study.db` beside `sweep.csv`. A stopped trial
-stays RUNNING in the study, and the next command resumes it. This module does not load torch.
+Optuna's journal of the study lies beside `sweep.csv`. A trial that was stopped stays RUNNING in the study, and the next
+command resumes it. This module loads Optuna, but not torch.
 """
 
-import hashlib
+import math
+import os
+import random
 import shlex
+import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from base import run_directory, run_lock
 from base.errors import InputError, one_line
 from base.log import log
-from base.options import spell
-from base.progress import Progress
+from base.run_directory import RUNS, is_sweep, val_bpc_of
+from base.run_lock import lock
 from conf.compose import compose
+from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
+from conf.keys import HOW, fields
+from conf.overrides import check_overrides
 from conf.schema import SearchConfig
-from sweeps.search_space import Search, fingerprint, plan_search
-from sweeps.table import describe, show_results, write_table
-from sweeps.trial import Outcome, Trial, check_inputs
-from sweeps.trial_processes import exit_status, run_trials
-from training.study import FILE, open_study
+from sweeps.sweep import Sweep, check_inputs, check_sweep, literal_settings, run_sweep
+from sweeps.trial import Trial, make_trial, sweep_name
 
-if TYPE_CHECKING:
+try:
     import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.samplers import TPESampler
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+except ModuleNotFoundError:
+    raise InputError("hparams_search: needs optuna: pip install -c constraints.txt -e '.[search]'") from None
+
+FILE = "study.journal"
 
 
-def check_study(search: Search, text: str | None) -> None:
-    """Raise an `InputError` if this directory has a sweep or a search with other settings or another text."""
-    if not (search.directory / FILE).exists():
-        if run_directory.is_sweep(search.directory):
-            raise InputError(f"name={search.name}: {search.directory} is a sweep and not a search; use another name")
-        return
-    now = fingerprint(search, text)
-    before = open_study(search.directory).user_attrs.get("search", now)
-    for key in now:
-        if now[key] != before[key]:
-            was = f"{search.directory} was begun with {key}={spell(before[key])}, not {spell(now[key])}"
-            raise InputError(f"name={search.name}: {was}; use another name")
+def distribution(override: Override) -> Any:
+    """Return the Optuna distribution of a typed range or choice."""
+    text, value = str(override.input_line), typing.cast(Any, override.value())
+    hint, _ = fields().get(override.key_or_group, (Any, None))
+    log_scale, interval = "log" in getattr(value, "tags", ()), isinstance(value, IntervalSweep)
+    if not override.is_sweep_override() or getattr(value, "shuffle", False) or (log_scale and not interval):
+        kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
+        raise InputError(f"{text}: a search takes {kinds}")
+    try:
+        if interval and int in (hint, *typing.get_args(hint)):
+            return IntDistribution(math.ceil(value.start), math.floor(value.end), log=log_scale)
+        if interval:
+            return FloatDistribution(value.start, value.end, log=log_scale)
+        if isinstance(value, RangeSweep):
+            values = typing.cast(list[Any], list(override.sweep_iterator()))
+            whole = all(isinstance(each, int) for each in values)
+            kind: Any = IntDistribution if whole else FloatDistribution
+            return kind(values[0], values[-1], step=value.step)
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    except ValueError as error:
+        raise InputError(f"{text}: {one_line(error)}") from None
 
 
-def make_sampler(config: SearchConfig, count: int) -> Any:
-    """Return a sampler for the trial after `count` others; its seed makes a resumed search propose the same trial."""
-    import optuna
-
-    seed = int.from_bytes(hashlib.blake2b(f"{config.seed} {count}".encode(), digest_size=4).digest())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=config.startup, constant_liar=True)
+def typed_as(key: str, value: Any) -> str:
+    """Return a setting as one would type it: a float with six digits."""
+    return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
-class SearchRun:
-    """A running search: the Optuna study, and the trials and outcomes by trial name."""
+class Search(Sweep):
+    """A sweep whose trials Optuna proposes from `space`; each also has the settings `fixed`.
 
-    def __init__(self, search: Search, text: str | None) -> None:
-        import optuna
-        from optuna.trial import TrialState
+    `same` is what a command that continues the search must repeat. It is the name of the study, a setting a line.
+    """
 
-        self.search, self.states = search, TrialState
-        self.study = open_study(search.directory)
-        self.study.set_user_attr("search", fingerprint(search, text))
-        for left in self.study.get_trials(states=[TrialState.RUNNING]):
-            if left.params.keys() != search.space.keys():  # killed before Optuna had chosen all values
-                self.study.tell(left.number, state=TrialState.FAIL)
-        self.distributions = {
-            key: getattr(optuna.distributions, values.kind)(**values.arguments) for key, values in search.space.items()
-        }
-        self.trials: dict[str, Trial] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.progress = Progress("trials", search.config.trials, lines=False)
+    def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
+        super().__init__(name, config.trials, {}, {}, kind="search")
+        self.config, self.space, self.fixed = config, space, fixed
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # of `constant_liar`
+        path = RUNS / name / FILE
+        if path.exists() and (written := path.read_bytes()) and not written.endswith(b"\n"):
+            os.truncate(path, written.rfind(b"\n") + 1)  # a full disk has cut the last line short
+        try:  # the lock of the journal is a link, which must not be relative
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
+            before = optuna.get_all_study_names(storage)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
+        identity = "\n".join(sorted(same))
+        if before not in ([], [identity]):
+            here, there = set(same), set(before[0].split("\n"))
+            ours, theirs = (", ".join(sorted(each)) or "none" for each in (here - there, there - here))
+            raise InputError(
+                f"name={name}: is a search with other settings: {ours} (the search has {theirs}); use another name"
+            )
+        self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
+        for each in self.study.trials:
+            if each.params.keys() != space.keys():  # the search was killed before Optuna had chosen all values
+                self.study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
+            elif (name := self.add(each).name) and each.state.is_finished():
+                self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
 
-    def run(self) -> int | None:
-        """Run the trials that have not ended; return the signal that stopped them, or None."""
-        for frozen in self.study.trials:
-            if frozen.state.is_finished() and frozen.state != self.states.FAIL:
-                self.add(frozen)
-        self.write_table()
-        ranges = ", ".join(values.text for values in self.search.space.values())
-        log.info(f"search     {self.search.directory}: {self.search.config.trials} trials of {ranges}")
-        with self.progress:
-            self.progress.update(len(self.trials))
-            return run_trials(self.proposals(), self.search.workers, self.ended)
-
-    def add(self, frozen: "optuna.trial.BaseTrial") -> Trial:
-        """Add a trial of the study to the table, with the reason if an earlier command saw it fail."""
-        trial = self.search.trial(frozen.number, {key: frozen.params[key] for key in self.search.space})
+    def add(self, proposed: Any) -> Trial:
+        """Add a trial of the study."""
+        settings = [*self.fixed, *(typed_as(key, proposed.params[key]) for key in self.space)]
+        trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
         self.trials[trial.name] = trial
-        if reason := self.study.user_attrs.get(f"{trial.name} failed"):
-            self.outcomes[trial.name] = Outcome("failed", reason)
         return trial
 
-    def proposals(self) -> Iterator[Trial]:
-        """Yield the trials that an earlier command began and did not end, then new trials that Optuna proposes."""
-        count = self.search.config.trials
+    def ask(self) -> Iterator[Trial]:
+        """Yield the trials that an earlier command began and did not end, then new ones that Optuna proposes."""
+        yield from super().ask()
+        while (begun := len(self.trials)) < self.count:
+            seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # a resumed search proposes the same
+            self.study.sampler = TPESampler(n_startup_trials=self.config.startup, seed=seed, constant_liar=True)
+            yield self.add(self.study.ask(dict(self.space)))
 
-        def announce(trial: Trial, note: str = "") -> Trial:
-            settings = " ".join(f"{key}={value}" for key, value in trial.varied.items())
-            log.info(f"{trial.name} of {count}  {settings}{note}")
-            return trial
-
-        for frozen in self.study.get_trials(states=[self.states.RUNNING]):
-            trial = self.add(frozen)
-            status = run_directory.summary_of(trial.directory).get("status")
-            if status in ("finished", "pruned"):  # the search was killed before it stored this
-                self.ended(trial, Outcome(str(status)))
-            else:
-                yield announce(trial, ": resumed")
-        while len(begun := [each for each in self.study.trials if each.state != self.states.FAIL]) < count:
-            self.study.sampler = make_sampler(self.search.config, len(begun))
-            yield announce(self.add(self.study.ask(self.distributions)))
-
-    def ended(self, trial: Trial, result: Outcome) -> None:
-        """Store the outcome of a trial in the study and the table, and log it."""
-        assert trial.number is not None
-        self.outcomes[trial.name] = result
-        if result.status == "finished":
-            self.study.tell(trial.number, run_directory.val_bpc_of(trial.directory))
-        elif result.status == "pruned":
-            self.study.tell(trial.number, state=self.states.PRUNED)
-        elif result.status == "failed":
-            self.study.set_user_attr(f"{trial.name} failed", result.reason)
+    def tell(self, trial: Trial, outcome: str) -> None:
+        """Store the outcome of a trial in the study; an interrupted one stays RUNNING."""
+        super().tell(trial, outcome)
+        number = int(trial.name.removeprefix("trial-")) - 1
+        if outcome == "finished":
+            self.study.tell(number, val_bpc_of(trial.directory))
+        elif outcome == "failed":
             # Optuna ignores trials that FAIL; the sampler ranks PRUNED ones among the worst and avoids their settings.
-            self.study.tell(trial.number, state=self.states.PRUNED)
-        self.write_table()
-        self.progress.update(1)
-        log.info(f"{trial.name} of {self.search.config.trials}  {describe(trial, self.outcomes)}")
+            self.study.tell(number, state=TrialState.PRUNED)
 
-    def write_table(self) -> list[dict[str, str]]:
-        """Write sweep.csv and return its rows."""
-        return write_table(self.search.name, self.trials.values(), self.outcomes)
-
-
-def run_search(search: Search, text: str | None) -> int:
-    """Run the trials of a search, show the results and return the exit status: 1 if no trial has finished."""
-    import optuna
-
-    search.directory.mkdir(parents=True, exist_ok=True)
-    with run_lock.locked(search.directory):
-        try:
-            running = SearchRun(search, text)
-            received = running.run()
-            results = running.write_table()
-        except optuna.exceptions.StorageInternalError as error:  # such as a full disk
-            raise OSError(f"{search.directory / FILE}: {one_line(error.__cause__ or error)}") from error
-        show_results(results, search.directory / "sweep.csv")
-        status = exit_status([], len(running.trials), received)
-    if not results or not results[0]["val_loss"]:
-        return status or 1  # no trial has finished
-    best = running.trials[Path(results[0]["directory"]).name]
-    log.info(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
-    return status
+    def conclude(self, results: list[dict[str, str]]) -> int:
+        """Log the command that repeats the best trial; return the exit status: 1 if no trial has finished."""
+        if not results[0]["val_loss"]:
+            return 1
+        best = self.trials[Path(results[0]["directory"]).name]
+        log.info(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
+        return 0
 
 
-def begin_search(config: SearchConfig, rest: list[str], literals: dict[str, str | None]) -> int:
-    """Check the values of a search before any file is written, run the search and return the exit status."""
-    search = plan_search(config, rest, literals)
+def begin_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> int:
+    """Check the values of a search before any file is written, run the search and return the exit status.
+
+    A typed value fixes a key; a typed range replaces the key's range in the preset.
+    """
+    given = {each.key_or_group: each for each in parse(arguments)}
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]
+    check_overrides(ranges, search=True)
+    swept = [*parse(ranges), *(each for each in given.values() if each.is_sweep_override())]
+    space = {each.get_key_element(): distribution(each) for each in swept}
+    if not space:
+        raise InputError("hparams_search: nothing is left to search: the command fixes every key that has a range")
+    typed = [str(each.input_line) for each in given.values() if not each.is_sweep_override()]
+    fixed = [*typed, *literal_settings(literals)]
+    same = [f"hparams_search.seed={config.seed}", f"hparams_search.startup={config.startup}"]
+    same += [str(each.input_line) for each in swept]
+    same += [each for each in fixed if each.partition("=")[0] not in HOW]
+    name = literals.get("name") or sweep_name(same, "search")
+    directory = check_sweep(name, list(space), literals)
+    if is_sweep(directory) and not (directory / FILE).exists():
+        raise InputError(f"name={name}: {directory} is a sweep and not a search; use another name")
+    ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
+    corners = [  # a few trials in which each choice and both ends of each range occur
+        [*typed, *(typed_as(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
+        for index in range(max(map(len, ends.values())))
+    ]
     try:
-        fingerprints = [check_inputs(each.config) for each in compose(search.corners(), literals)]
+        runs = compose(corners, literals)
+        text = check_inputs(runs)
     except InputError as error:
         raise InputError(f"among the values of the search: {error}") from None
-    check_study(search, fingerprints[0])
-    return run_search(search, fingerprints[0])
+    directory.mkdir(parents=True, exist_ok=True)
+    lock(directory)
+    return run_sweep(Search(name, config, space, fixed, [*same, f"text={text}"]), runs[0].config.workers)

@@ -6,12 +6,10 @@ import io
 import json
 import os
 import random
-import re
 import shutil
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import replace
@@ -35,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 TINY = (
     "model.layers=2 model.heads=2 model.dim=32 model.context=32 data.batch=8 trainer.max_steps=30 "
     "trainer.val_check_interval=10 trainer.log_every_n_steps=5 trainer.accelerator=cpu trainer.devices=1 "
-    "watch.pictures=false"  # a second process and a second; tests/training/callbacks/test_pictures.py has them
+    "watch.pictures=false"  # which take time; tests/training/callbacks/test_watch.py has them
 ).split()
 
 
@@ -130,35 +128,10 @@ def needs(*packages: str, extra: str = "export") -> None:
             missing(f"no {package} (extra {extra})" if extra else f"no {package}")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say in one line what was not run, and which command would run it."""
-    counts, wanted = Counter[str](), {"extra": set[str](), "package": set[str]()}
-    for report in terminalreporter.getreports("skipped"):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        if lacking := re.fullmatch(r"no .* \((extra|package) (.*)\)", reason):
-            reason = f"{lacking[1]} {lacking[2]}"
-            wanted[lacking[1]].add(lacking[2])
-        counts[reason] += 1
-    line = "not run: " + ", ".join(f"{count} ({reason})" for reason, count in sorted(counts.items()))
-    if any(wanted.values()):
-        install = f"apt install {' '.join(sorted(wanted['package']))} && " if wanted["package"] else ""
-        line += f"; to run all: {install}make test EXTRAS={','.join(['dev', *sorted(wanted['extra'] - {'dev'})])}"
-    if counts:
-        terminalreporter.write_line(line)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each worker begins with its share of the slow tests, so that none is left alone with one at the end."""
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))  # who are given as many tests each, in this order
-    items[:] = [
-        item
-        for worker in range(count)
-        for tests in (slow, quick)
-        for item in tests[len(tests) * worker // count : len(tests) * (worker + 1) // count]
-    ]
+    """Slow tests come first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)
@@ -216,15 +189,13 @@ def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
 def s3_server() -> Iterator[stores.Server]:
     """A server that speaks S3."""
     needs("s3fs", "moto", "flask", "flask_cors", extra="dev")
-    server = stores.s3()
-    try:
-        yield server
-    finally:
-        server.stop()
+    server = stores.Server()
+    yield server
+    server.threads.stop()
 
 
 @pytest.fixture
-def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[stores.Bucket]:
+def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> stores.Bucket:
     """An empty bucket that this process finds."""
     import fsspec
 
@@ -232,8 +203,7 @@ def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for key, value in bucket.environment().items():
         monkeypatch.setenv(key, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()  # of another server
-    yield bucket
-    bucket.close()
+    return bucket
 
 
 @pytest.fixture(scope="session")
@@ -257,19 +227,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
 
 
 @pytest.fixture
-def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
+def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Call:
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
-    def call(*arguments: str, defaults: bool = True) -> Ended:
-        given = [str(ROOT / "train.py"), *(tiny(arguments) if defaults else arguments)]
+    def cli(arguments: list[str]) -> int:
+        given = [str(ROOT / "train.py"), *arguments]
         monkeypatch.setattr(sys, "argv", [*given])
         monkeypatch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
-        capsys.readouterr()
         status = train_script.cli()
         assert status or sys.argv == given, "other ranks are started with it"
-        return Ended(status, *capsys.readouterr())
+        return status
 
-    return call
+    call = caller(cli, capsys)
+    return lambda *arguments, defaults=True: call(*(tiny(arguments) if defaults else arguments))
 
 
 @pytest.fixture(scope="session")
@@ -298,37 +268,37 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     from training import budget
 
     measure = budget.measure
-    monkeypatch.setattr(budget, "TIMED_SECONDS", 0.1)
-    monkeypatch.setattr("training.budget.measure", lambda *given, **named: replace(measure(*given, **named), step=6.0))
+    monkeypatch.setattr("training.budget.TIMED_SECONDS", 0.1)
+
+    def six_seconds(*given: Any) -> Any:
+        plan, cost = measure(*given)
+        return plan, replace(cost, step=6.0)
+
+    monkeypatch.setattr(budget, "measure", six_seconds)
 
 
-@pytest.fixture
-def sample(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """Calls sample.py in this process."""
-    return caller(sample_script.cli, capsys)
-
-
-@pytest.fixture
-def score(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """Calls score.py in this process."""
-    return caller(score_script.cli, capsys)
-
-
-@pytest.fixture
-def export(workplace: Path, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """Calls export.py in this process."""
-    return caller(export_script.cli, capsys)
-
-
-def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """A command that is called in this process."""
+def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Call:
+    """Call a command in this process."""
 
     def call(*arguments: str) -> Ended:
         capsys.readouterr()
         try:
             status = cli(list(arguments))
-        except SystemExit as stop:
+        except SystemExit as stop:  # a signal has stopped it
             status = int(stop.code or 0)
         return Ended(status, *capsys.readouterr())
 
     return call
+
+
+def command(cli: Callable[[list[str]], int]) -> Any:
+    """Return a fixture that calls a command in this process."""
+
+    @pytest.fixture
+    def fixture(workplace: Path, capsys: pytest.CaptureFixture) -> Call:
+        return caller(cli, capsys)
+
+    return fixture
+
+
+sample, score, export = command(sample_script.cli), command(score_script.cli), command(export_script.cli)

@@ -1,45 +1,104 @@
+import io
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks import gpu, sample_speed
-from benchmarks.parse_share import CUTS, cut, interval, parses
-from gpt.config import ModelConfig
 from tests.conf.test_defaults import compose
-from tests.reference.capture import record
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "benchmarks"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "measuring")
+# The smallest form of each. The others start commands whose output or whose own processes they look at.
+SMALLEST = {
+    "busy_machine": "book.txt", "gpu": "book.txt --device cpu", "positions": "--path {book}",
+    "positions --speed": "--speed", "sample_speed": "runs/first", "scaling": "{book}",
+    "scaling --communication": "--communication", "time_to_loss": "book.txt", "train_speed": "book.txt",
+}  # fmt: skip
 
 
-def test_the_runs_on_a_gpu_are_runs_that_train_py_takes() -> None:
-    runs = (gpu.BABY, gpu.SAME_PARTS, gpu.WIDE, gpu.REPEATABLE, gpu.ACROSS, gpu.steps_of(9), *gpu.WHERE.values())
-    for arguments in (*runs, *([*gpu.BEST, *changed] for changed in gpu.VARIANTS.values())):
-        compose(arguments)
+def execute(script: str | Path, *arguments: str) -> str:
+    """Run a script as the main program of this process; return what it prints."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        patch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as ended:
+            assert not ended.code, ended.code
+    return out.getvalue()
 
 
-TINY = (
-    "model.layers=1 model.heads=1 model.dim=16 model.context=16 data.batch=4 trainer.accelerator=cpu logger=none "
-    "compile=false watch.pictures=false"
-).split()
+@pytest.fixture
+def measuring(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """What the scripts share; the commands that it starts run in this process, which saves loading torch.
+
+    Instead of each training, its settings are checked, and the run is a copy of `trained`.
+    """
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import measuring
+
+    finished, book = Path("runs/first").absolute(), Path("book.txt").read_bytes()
+
+    def run(command: list[str | Path], folder: str | Path = ".", **_: str) -> tuple[float, str]:
+        script, *arguments = map(str, command)
+        begun = time.perf_counter()
+        with chdir(folder):
+            if script == str(ROOT / "train.py"):
+                shutil.copytree(finished, Path("runs", str(compose(arguments).name)))
+                Path("book.txt").write_bytes(book)  # on which it was trained
+                printed = ""
+            else:
+                printed = execute(script, *arguments)
+        return time.perf_counter() - begun, printed
+
+    monkeypatch.setattr(measuring, "run", run)
+    monkeypatch.setattr(measuring, "at_once", lambda works: [work() for work in works])  # one after another
+    yield measuring
+    del sys.modules["measuring"]
 
 
 @pytest.mark.slow
-def test_parts_run_on_a_cpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.assemble.choose_capture", lambda *_: record)
-    monkeypatch.setattr("gpt.model.GPT._check", lambda *_: None)  # looks at tokens, on a CPU alone
-    arguments = [f"data.path={workplace / 'book.txt'}", "data.split=[0.9,0.1,0.0]", *TINY, *gpu.steps_of(8)]
-    seen = gpu.pipelined(arguments, 10)
-    assert seen["over"] == pytest.approx(seen["step"] / seen["bare"] - 1) and seen["bare"] > 0
-    monkeypatch.setattr(sample_speed, "LENGTH", 60)
-    speeds = gpu.sampled(3, 40, ModelConfig(layers=1, heads=1, dim=8, context=16), "cpu")
-    assert speeds.keys() == {"generate", "uncached"} and min(speeds.values()) > 0
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
+    arguments = SMALLEST[name].format(book=Path("book.txt").absolute()).split()
+    rounds = [] if name == "scaling --communication" else ["--rounds", "1", "--quick"]
+    out = execute(FOLDER / f"{name.partition(' ')[0]}.py", *arguments, *rounds)
+    rows = [line for line in out.splitlines() if line.startswith("| ")]
+    assert len(rows) >= 3 and len({row.count("|") for row in rows}) <= 2
+    assert "; commit " in out and ", torch " in out
 
 
-def test_pieces_of_source() -> None:
-    """Where they end, which of them parse, and an interval of Newcombe, Statistics in Medicine 17 (1998) 857."""
-    accepted = ("def f(x):\n    return x\n", "c = '\\d'  # an invalid escape is a warning\n", "# a comment\n")
-    refused = ("def f(x):\n", "    return x\n", "print 1\n", "x = '\0'\n", "(" * 10_000 + ")" * 10_000, "\n  \n")
-    assert all(map(parses, accepted)) and not any(map(parses, refused))
-    lines, blank = CUTS.values()
-    assert cut("def f():\n    pass\nde", lines) == "def f():\n    pass\n"
-    assert cut("def f():\n    pass\n\n\ndef g():\n    pa", blank) == "def f():\n    pass\n\n\n"
-    assert cut("def f(): pass", lines) == cut("def f():\n    pass\n", blank) == ""
-    assert interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, arguments, said",
+    [
+        ("encode_speed", ["--quick"], "cached "),
+        pytest.param("startup", ["--quick", "--rounds", "1"], "export.py --help", marks=pytest.mark.nightly),
+        ("run_phases", ["--quick", "--rounds", "1", "data.path={book}"], "| validations, samples"),  # trains
+        ("ngrams", ["--path", "{book}"], "2-grams: "),
+        ("plain_loop", ["{book}", "--steps", "2"], '"loss": '),
+        ("web_speed", ["runs/first", "--rounds", "1", "--quick"], "the model alone: "),
+    ],
+)
+def test_what_looks_at_processes_runs(
+    name: str, arguments: list[str], said: str, trained: Path, request: pytest.FixtureRequest
+) -> None:
+    if name == "web_speed":
+        request.getfixturevalue("browser")  # or there is none
+    given = [each.format(book=Path("book.txt").absolute()) for each in arguments]
+    ended = subprocess.run([sys.executable, FOLDER / f"{name}.py", *given], capture_output=True, text=True)
+    assert ended.returncode == 0 and said in ended.stdout, ended
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_has_the_command(name: str) -> None:
+    assert f"python benchmarks/{name}.py" in execute(FOLDER / f"{name}.py", "--help")

@@ -9,11 +9,10 @@ import yaml
 from base import run_lock
 from base.files import write_text
 from data.config import DataConfig
-from data.open_text import open_text
-from tests.conftest import Call, summary
+from data.text import open_text
+from tests.conftest import TINY, Call, one_line, summary
 
-SMALL = "data.path=book.txt model.layers=2 model.heads=2 model.dim=32 model.context=32 trainer.accelerator=cpu".split()
-SMALL += ["trainer.devices=1"]
+SMALL = [each for each in [*TINY, "data.path=book.txt"] if each.startswith(("model.", "data.path=", "trainer.acc"))]
 
 
 @pytest.mark.slow
@@ -32,30 +31,23 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, samp
     # Only its name leads there.
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
-
-
-@pytest.mark.slow
-def test_a_debug_run_is_not_what_resume_auto_means_and_what_it_does_not_replace(train: Call) -> None:
-    assert train("debug=fast", *SMALL, defaults=False).status == 0
-    write_text(Path("runs/debug-fast/summary.json"), '{"status": "running"}')
-    ended = train("resume=auto")
-    assert ended.status == 2 and "no unfinished run" in ended.err
-    train("name=cut", "trainer.max_steps=10")
+    write_text(run / "summary.json", '{"status": "running"}')
+    one_line(train("resume=auto"), 2, "no unfinished run")
+    assert train("name=cut", "trainer.max_steps=10").status == 0
     write_text(Path("runs/cut/summary.json"), '{"status": "running"}')
     assert train("debug=fast", *SMALL, defaults=False).status == 0
     assert "continuing runs/cut" in train("resume=auto", defaults=False).out
     # It replaces none that another process is training, and none with a name of its own.
-    before = sorted(Path("runs/debug-fast").rglob("*"))
-    run_lock.lock(Path("runs/debug-fast").resolve())  # under another name: as another process would
+    before = sorted(run.rglob("*"))
+    run_lock.lock(run.resolve())  # under another name: as another process would
     try:
-        ended = train("debug=fast", *SMALL, defaults=False)
+        one_line(train("debug=fast", *SMALL, defaults=False), 2, "another process is training there")
     finally:
         run_lock.release()
-    assert ended.status == 2 and "another process is training there" in ended.err
-    assert sorted(Path("runs/debug-fast").rglob("*")) == before
-    shutil.move("runs/debug-fast", "runs/mine")
+    assert sorted(run.rglob("*")) == before
+    shutil.move(run, "runs/mine")
     ended = train("debug=fast", "name=mine", *SMALL, defaults=False)
-    assert ended.status == 2 and "exists and is finished; name=mine resume=auto says how" in ended.err
+    one_line(ended, 2, "runs/mine is finished; resume=runs/mine trainer.max_steps=8 continues it")
 
 
 @pytest.mark.slow
@@ -75,6 +67,5 @@ def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
     assert np.array_equal(part.validation, whole.train[:500]) and np.array_equal(part.test, whole.train[:500])
     assert np.array_equal(part.train[:500], whole.train[:500]) and len(part.train) == 500 + 2 * 32
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
-    ended = train("data.overfit=32")
-    assert ended.status == 2 and ended.err == "train.py: data.overfit=32: must be above model.context=32\n"
+    one_line(train("data.overfit=32"), 2, "data.overfit=32: must be above model.context=32\n")
     assert not Path("runs").exists()

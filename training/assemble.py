@@ -1,74 +1,41 @@
-"""Build the parts of a run: the module, the callbacks in their order, the Trainer."""
+"""Build the parts of a run: the module, compiled or not, the callbacks in their order, the Trainer."""
 
-import os
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import DDPStrategy
 
 from base import processes
-from base.errors import InputError
-from conf.plugins import make
-from conf.schema import to_dict
-from data.passages import prompts
-from gpt.transfer import copy_weights
-from reports.picture_data import choose_passage
-from training.callbacks.checkpoints import Checkpoints
+from base.errors import InputError, is_out_of_memory, one_line
+from base.log import log
+from base.progress import Progress
+from conf.groups import make
+from gpt.checkpoint import copy_weights
+from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
 from training.callbacks.metrics import Metrics
-from training.callbacks.pictures import Pictures
-from training.callbacks.prune import Prune
-from training.callbacks.same_start import SameStart
-from training.callbacks.samples import Samples
 from training.callbacks.stop_signals import StopSignals
-from training.callbacks.waiting import Waiting
-from training.captured_step import CapturedLitGPT, choose_capture
-from training.checkpoint_io import AtomicCheckpointIO
+from training.callbacks.watch import Watch
+from training.devices import rows_per_device
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
-from training.strategy import make_environment, make_strategy
-from training.study import make_pruner
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """The callbacks of a run; Lightning must call them in the order of the fields.
-
-    `waiting` comes first: it shows what the others do after a validation. `metrics` precedes all callbacks that save,
-    so that its state is complete, and `checkpoints` follows all whose state it saves. `stops` is last: it ends the run.
-    """
-
-    waiting: Waiting
-    same_start: SameStart
-    metrics: Metrics
-    step_profiler: StepProfiler | None
-    configured: list[L.Callback]
-    prune: Prune | None
-    pictures: Pictures
-    samples: Samples
-    checkpoints: Checkpoints
-    stops: StopSignals
-
-    def in_order(self) -> list[L.Callback]:
-        """Return those that the run has, as Lightning takes them."""
-        groups = [each if isinstance(each, list) else [each] for each in vars(self).values()]
-        return [callback for group in groups for callback in group if callback is not None]
 
 
 def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
     config, text = plan.config, plan.text
-    inspected = config.trainer.profiler is not None or config.trainer.detect_anomaly
-    capture = choose_capture(config.compile, plan.runtime.devices, inspected)
-    make_module = partial(CapturedLitGPT, capture=capture) if capture else LitGPT
-    module = make_module(
+    module = LitGPT(
         config,
         text.tokenizer,
-        data={"name": text.name, "fingerprint": text.fingerprint, "known": text.extra_chars} | to_dict(config)["data"],
+        data=vars(config.data)
+        | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "documents")},
         conditions=plan.conditions,
+        start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
     )
     if start := plan.init_model:
         ids = text.tokenizer.encode(start.characters) if start.characters else range(text.tokenizer.size)
@@ -76,53 +43,45 @@ def build_module(plan: RunPlan) -> LitGPT:
     return module
 
 
-def build_callbacks(plan: RunPlan, stops: StopSignals) -> Callbacks:
-    """Build the callbacks, except `stops`, which handles signals already."""
-    config, text, point = plan.config, plan.text, plan.resume_point
-    trace = config.trainer.profiler and processes.rank() == 0
-    return Callbacks(
-        waiting=Waiting(),
-        same_start=SameStart(
-            plan.conditions | {"run": plan.directory.name, "step": point.step if point else 0}, config.trainer.timeout
-        ),
-        metrics=Metrics(
-            config.data.batch * config.model.context, len(text.train) / text.characters["train"], text.tokenizer.unit
-        ),
-        step_profiler=StepProfiler(plan.directory / "trace.json") if trace else None,
-        configured=make("callbacks", config.callbacks),
-        prune=_build_prune(plan),
-        pictures=Pictures(config.watch, choose_passage(text, config.model.context)),
-        samples=Samples(prompts(text), text.tokenizer.decode, config.watch.sample_length),
-        checkpoints=Checkpoints(plan.directory / "checkpoints", 60 * config.trainer.checkpoint_minutes, stops),
-        stops=stops,
+def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
+    """Build the callbacks of a run in the order in which Lightning must call them.
+
+    `Metrics` comes first: it shows what the others do after a validation. `Checkpoints` follows all whose state it
+    saves. `stops`, which handles signals already, is last: it ends the run.
+    """
+    config, text = plan.config, plan.text
+    checkpoints = Checkpoints(
+        plan.directory / "checkpoints", config.trainer.val_check_interval, 60 * config.trainer.checkpoint_minutes, stops
     )
+    tokens_per_character = len(text.train) / text.characters["train"]
+    metrics = Metrics(config.data.batch * config.model.context, tokens_per_character, text.tokenizer.unit, checkpoints)
+    configured = make("callbacks", config.callbacks)
+    if config.trainer.profiler and processes.rank() == 0:
+        configured.insert(0, StepProfiler(plan.directory / "trace.json"))
+    return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
 
 
-def _build_prune(plan: RunPlan) -> Prune | None:
-    trainer, point = plan.config.trainer, plan.resume_point
-    if (number := os.environ.get("CHARGPT_TRIAL")) is not None:
-        return Prune(make_pruner(plan.directory.parent, int(number), trainer.val_check_interval, trainer.max_steps))
-    if point:  # a trial resumed by hand is not pruned; Lightning would warn that this state has no callback
-        point.contents["callbacks"].pop("Prune", None)
-    return None
-
-
-def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
+def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     """Build the Trainer; raise an `InputError` if Lightning refuses an option."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
-    options["strategy"] = make_strategy(config.trainer.strategy, plan.runtime.devices)
-    loggers = make("logger", config.logger, save_dir=str(plan.directory))
+    timeout = timedelta(seconds=config.trainer.timeout)
+    options["strategy"] = "auto" if plan.runtime.devices == 1 else DDPStrategy(timeout=timeout)
+    environment = TorchElasticEnvironment() if processes.launched() else LightningEnvironment()
+    loggers = config.logger.copy()
+    if "tensorboard" in loggers:  # hides what a process has logged after the checkpoint and before it was killed
+        loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
+    from_previous = point is not None and point.path.name == PREVIOUS
+    checkpoint_io = AtomicCheckpointIO(point.contents if point else None, last_is_damaged=from_previous)
     try:
         return L.Trainer(
             **options,
-            callbacks=callbacks.in_order(),
-            logger=loggers,
-            plugins=[AtomicCheckpointIO(point.contents if point else None), make_environment()],
+            callbacks=callbacks,
+            logger=make("logger", loggers, save_dir=str(plan.directory)),
+            plugins=[checkpoint_io, environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,
-            inference_mode=False,  # FSDP reuses the tensors of a validation in training
             num_sanity_val_steps=-1 if plan.init_model else 0,  # -1: a whole validation before the first step
             use_distributed_sampler=False,
             enable_checkpointing=False,
@@ -131,3 +90,35 @@ def build_trainer(plan: RunPlan, callbacks: Callbacks) -> L.Trainer:
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None
+
+
+def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
+    """Compile the model's training step; no weight changes, and the first step uses the compiled code.
+
+    Return the plan, with `compile=false` if compiling fails; the module then trains without.
+
+    Raises:
+        InputError: `compile=true` was typed and fails.
+    """
+    if plan.config.compile == "false":
+        return plan
+    device, rows = trainer.strategy.root_device, rows_per_device(plan.config, plan.runtime.devices)
+    random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+    try:
+        with Progress("compiling, about 20 seconds the first time"), random:
+            trainer.precision_plugin.convert_module(module).to(device)
+            with trainer.precision_plugin.train_step_context():
+                module.compile_training_step(rows)
+    except (OSError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
+        reason = f"compile={plan.config.compile}: failed ({type(error).__name__}: {what})"
+        if not plan.runtime.auto_compile:
+            raise InputError(f"{reason}; use compile=false") from error
+        log.warning(f"{reason}; the run is not compiled")
+        runtime = replace(plan.runtime, compile="false", why_compiled="compiling failed")
+        plan = replace(plan, config=replace(plan.config, compile="false"), runtime=runtime)
+        module.compile_step, module.conditions = False, plan.conditions
+        module.zero_grad()
+    return plan

@@ -1,32 +1,51 @@
-"""Count the ranks, and the rows of the batch on each."""
+"""Count the ranks of a run and start them; the rows of the batch on each."""
 
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 from base import processes
 from base.errors import InputError
+from base.log import log
 from base.options import spell
+from base.run_directory import RUNS
+from conf.merge import Layer
 from conf.schema import Config
 
+PER_MACHINE = {"device", "threads"}  # the entries of a fingerprint that may differ between machines
+SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
-def share_out(config: Config, keys: list[str]) -> Config:
+
+def share_out(config: Config, typed: Layer) -> Config:
     """Return the configuration with the numbers of ranks and machines that torchrun or srun has started.
 
     Raises:
-        InputError: other numbers were typed, only this machine was started, or the batch does not divide evenly.
+        InputError: the device is not there, other numbers were typed, only this machine was started, or the batch does
+            not divide evenly.
     """
     trainer, launched = config.trainer, processes.launched()
+    if trainer.accelerator not in ("auto", "cpu"):
+        device_kind(trainer.accelerator)  # refuse a device that is not there before the number of devices
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
-            given = getattr(trainer, key)
-            if f"trainer.{key}" in keys and given not in ("auto", found):
+            given = typed.get(f"trainer.{key}", "auto")
+            if given not in ("auto", found) and not (isinstance(given, list) and len(given) == found):
                 raise InputError(f"trainer.{key}={spell(given)}: was started with {found} {what}; leave it out")
-        trainer = replace(trainer, devices=launched[0], num_nodes=launched[1])
+        listed = isinstance(trainer.devices, list) and len(trainer.devices) == launched[0]
+        trainer = replace(trainer, devices=trainer.devices if listed else launched[0], num_nodes=launched[1])
     elif trainer.num_nodes > 1:
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    if isinstance(trainer.devices, int):  # otherwise `machine.choose` checks this, when torch is loaded
+    config = replace(config, trainer=trainer)
+    if isinstance(trainer.devices, int):  # otherwise this is checked when torch is loaded and has counted them
         rows_per_device(config, trainer.devices * trainer.num_nodes)
-    return replace(config, trainer=trainer)
+    return config
 
 
 def rows_per_device(config: Config, devices: int) -> int:
@@ -36,3 +55,81 @@ def rows_per_device(config: Config, devices: int) -> int:
         parts = f"{devices} devices" + (f" x data.micro_batch={micro_batch}" if micro_batch else "")
         raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
     return micro_batch or batch // devices
+
+
+def device_kind(accelerator: str) -> str:
+    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`. Refuse one that is not there."""
+    import torch  # loading it takes a second
+
+    present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
+    if not wanted or wanted[0] not in present:
+        raise InputError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
+    return wanted[0]
+
+
+def count_devices(config: Config) -> int:
+    """Return the number of devices of the run on this machine."""
+    devices = config.trainer.devices
+    if devices != "auto":
+        return len(devices) if isinstance(devices, list) else devices
+    import torch
+
+    return torch.cuda.device_count() if device_kind(config.trainer.accelerator) == "cuda" else 1
+
+
+def check_same_start(start: dict[str, Any]) -> None:
+    """Raise an `InputError` on every rank if they start from different settings, text or step, as plain data."""
+    from torch import distributed
+
+    everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
+    distributed.all_gather_object(everyone, (platform.node(), start))
+    (first, wanted), *others = everyone
+    for rank, (machine, found) in enumerate(others, start=1):
+        for name in wanted.keys() - PER_MACHINE:
+            if found.get(name) != wanted[name]:
+                raise InputError(
+                    f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
+                    f"{spell(wanted[name])}: all machines must see the same text and the same {RUNS}/"
+                )
+
+
+def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
+    """Run this command as a process for each device, with what is settled already; return the exit status.
+
+    If rank 0 is killed and cannot say how to continue, `way_on` says it.
+
+    torch's launcher starts the processes. When one of them fails, it ends the others. A signal is passed on to all.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks and the line below say why
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    size = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices), "GROUP_RANK": "0"}
+    shared = processes.child_environment() | address | size
+    variables = {rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)}
+    command = (sys.argv[0], *sys.argv[1:], *settled)
+    specs = DefaultLogsSpecs(log_dir=os.devnull)
+    try:
+        ranks = start_processes("train.py", sys.executable, dict.fromkeys(variables, command), variables, specs)
+        result = ranks.wait(period=0.1)
+    except SignalException as stop:
+        try:
+            ranks.close(stop.sigval, SAVE_SECONDS)
+        except SignalException:  # a second one: end at once
+            ranks.close(signal.SIGKILL)
+        first = cast(SubprocessContext, ranks).subprocess_handlers[0].proc.returncode
+        raise SystemExit(first if first is not None and first >= 0 else 128 + stop.sigval) from None
+    if not result or not result.failures:
+        return 0
+    failure = min(result.failures.values(), key=lambda each: each.timestamp)
+    if failure.exitcode < 0:
+        advice = f"; {way_on()}" if failure.local_rank == 0 else ""
+        name = signal.Signals(-failure.exitcode).name
+        log.error(f"train.py: rank {failure.local_rank} was killed by {name}{advice}")
+        return 1
+    return failure.exitcode

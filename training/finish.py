@@ -1,35 +1,35 @@
 """Finish a trained run: evaluate its models, write a sample, summary.json and report.html, log the results."""
 
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import processes, run_directory
-from base.errors import InputError, one_line
-from base.files import link, write_text
+from base.errors import InputError, RunFailed, one_line
+from base.files import atomic, write_text
 from base.log import log, to_file
 from base.progress import Progress
-from conf.defaults import differences, overrides
-from conf.schema import to_yaml
+from conf.merge import differences, overrides
+from conf.schema import Config, to_yaml
 from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
-from data.passages import occurrences, passage, prompt
+from data.ngrams import yardsticks
+from data.passages import passage, prompt
 from gpt import model_file
-from gpt.checkpoint import build, read
+from gpt.checkpoint import build, last_component, read, write_model
+from gpt.config import OptimConfig
 from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
+from reports import verdict
 from reports.run_page import page
-from reports.tensorboard import append, log_result, write_projector
-from reports.terminal import describe, describe_score, describe_training, farewell
-from training.assemble import Callbacks
-from training.callbacks.pictures import Pictures
-from training.callbacks.samples import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
-from training.endings import Stopped
-from training.machine import device_kind
-from training.module import LitGPT
+from reports.tensorboard import log_result
+from reports.terminal import describe, describe_score
+from training.budget import MIN_STEPS
+from training.callbacks.watch import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
+from training.devices import device_kind
 from training.run_plan import RunPlan
 from training.summary import Summary, hyperparameters, write_summary
 
@@ -85,32 +85,13 @@ def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> t
     last = found[max(found)]
     best = min(found.values(), key=lambda each: each.score.loss)
     if best is last:
-        link(run_directory.model_of(plan.directory, "last"), run_directory.model_of(plan.directory, "best"))
+        with atomic(run_directory.model_of(plan.directory, "best")) as temporary:
+            shutil.copyfile(run_directory.model_of(plan.directory, "last"), temporary)
     return best, last
 
 
-def conclude(plan: RunPlan, callbacks: Callbacks, summary: Summary, module: LitGPT) -> float | None:
-    """Finish a run after training; raise `Stopped` if a signal came in the last validation.
-
-    Return the validation loss of the best checkpoint; None on ranks other than 0 and for a pruned run.
-    """
-    if callbacks.stops.received:
-        raise Stopped(callbacks.stops.received, summary.steps)
-    if summary.status == "pruned":
-        log.info(f"pruned after step {summary.steps}: other trials of the search were better by then")
-        callbacks.pictures.finish(partial(append, plan.directory))
-        return None
-    if processes.rank():
-        return None
-    ended = module.score if module.scored_step >= plan.config.trainer.max_steps else None
-    loss = finish(plan, summary, callbacks.pictures, {module.scored_step: ended} if ended else {})
-    if plan.config.trainer.profiler:
-        log.info(f"profile    {plan.directory / 'trace.json'}")
-    return loss
-
-
-def finish_again(plan: RunPlan) -> float | None:
-    """Finish a resumed run that has no steps left; return what `conclude` returns."""
+def write_missing(plan: RunPlan) -> None:
+    """Write what is missing of a resumed run that has no steps left, and say how to continue it."""
     run, point = plan.directory, plan.resume_point
     assert point
     steps = plan.config.trainer.max_steps
@@ -119,47 +100,69 @@ def finish_again(plan: RunPlan) -> float | None:
             f"trainer.max_steps={steps}: {run} has taken {point.step} steps; {point.step} finishes it there"
         )
     way = f"trainer.max_steps={2 * point.step}" if point.step >= steps else "callbacks=[] allow=[callbacks]"
-    command = f"{processes.command('python')} train.py {shlex.quote(f'resume={run}')} {way}"
-    log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
-    loss = run_directory.summary_of(run).get("val_loss")
-    if loss is not None or processes.rank():
-        return loss
-    summary = Summary("pruned" if point.pruned else "interrupted")
-    summary.set_training(plan, point.step, point.metrics)
-    if point.pruned:
-        write_summary(run, summary)
-        return None
+    command = processes.command("python", "train.py", f"resume={run}")
+    log.info(f"{run} is finished: step {point.step} of {steps}; {command} {way} continues it")
+    if run_directory.summary_of(run).get("val_loss") is not None or processes.rank():
+        return
+    summary = Summary("interrupted")  # during its evaluation
+    summary.set_training(plan, point.step, point.contents["callbacks"]["Metrics"])
     to_file(run / "train.log")
     write_text(run / "config.yaml", to_yaml(plan.config))
-    return finish(plan, summary, None, {})  # the run was stopped during its evaluation
+    write_results(plan, summary, {})
 
 
-def finish(plan: RunPlan, summary: Summary, pictures: Pictures | None, scored: Mapping[int, Score]) -> float:
-    """Evaluate the models, write all results and return the validation loss of the best checkpoint.
+def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) -> None:
+    """Evaluate the models and write all results.
 
-    `summary` has its fields about training already; `pictures` may still be rendering.
+    `summary` has its fields about training already. `scored` has the scores that are known already, by step.
+
+    Raises:
+        RunFailed: the model predicts no better than guessing; all is written.
     """
-    run, config, text = plan.directory, plan.config, plan.text
-    callbacks = read(run / "checkpoints/last.ckpt")["callbacks"]
+    run, config = plan.directory, plan.config
+    contents = read(run / "checkpoints/last.ckpt")
+    callbacks = contents["callbacks"]
+    write_model(run_directory.model_of(run, "last"), contents)
     best, last = evaluate_models(plan, summary.steps or 0, scored)
     describe_result(plan, best, last)
-    losses = [loss for _, loss in callbacks["Watch"]["history"]["losses"]["entries"]]
-    for line in describe_training(losses, summary.characters_per_second, text.tokenizer.unit):
-        log.info(line)
-    if "tensorboard" in config.logger:
-        write_projector(run, best.model.embedding.weight, text.tokenizer.names, occurrences(text))
+    losses = callbacks["Metrics"]["history"]["losses"]["entries"]  # of [step, loss]
+    if losses:
+        log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
+    if summary.characters_per_second:
+        log.info(f"speed      {summary.characters_per_second:,.0f} {plan.text.tokenizer.unit}s/s")
     summary.status = "finished"
     summary.set_scores(best.score, last.score, best.step, plan)
+    with Progress("counting n-grams"):
+        found = yardsticks(plan.text, config.model.context, best.score.tokens)
+    summary.guessing_loss, summary.counting_loss, summary.counting_order = found
+    log.info(f"yardsticks {verdict.describe_yardsticks(vars(summary), plan.text.tokenizer.unit)}")
+    for sentence in verdict.verdict(vars(summary), losses):
+        log.info(f"           {sentence}")
     sample = write_sample(plan, best.model)
-    reported = write_report(plan, summary, callbacks, best.model, sample)
-    if pictures:
-        with Progress("drawing the last pictures"):
-            pictures.finish(partial(append, run))
+    report = write_report(plan, summary, callbacks, best.model, sample)
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
-    log_result(run, hyperparameters(config), summary.steps or 0, results)
+    log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
-    farewell(run, sample[2].strip("\n"), "tensorboard" in config.logger, reported)
-    return best.score.loss
+    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
+    log.info("\n" + sample[2].strip("\n") + "\n")
+    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
+    if report:
+        log.info(f"report     {report}")
+    log.info(f"more text  {processes.command('python', 'sample.py', run)}")
+    if "tensorboard" in config.logger:
+        log.info(f"watch      {processes.command('tensorboard', '--logdir', run.parent)}")
+        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
+    if config.trainer.profiler:
+        log.info(f"profile    {run / 'trace.json'}")
+    if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
+        raise RunFailed(f"{run} has learned nothing: {_why_nothing(config)}")
+
+
+def _why_nothing(config: Config) -> str:
+    """Name the learning rates that are far above their defaults."""
+    rates = {key: (getattr(config.optim, key), getattr(OptimConfig(), key)) for key in ("lr", "muon_lr")}
+    high = [f"optim.{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in rates.items() if rate > 5 * usual]
+    return "; ".join(high) or "its loss is not below that of guessing"
 
 
 def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -> None:
@@ -169,11 +172,14 @@ def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -
     log.info(describe_score("validation", best.score, text, context, f"best checkpoint, step {best.step}"))
     if last is not best:
         log.info(describe_score("", last.score, text, context, f"last checkpoint, step {last.step}"))
-    command = f"{processes.command('python')} score.py {shlex.quote(str(plan.directory))} --split"
+    command = processes.command("python", "score.py", plan.directory, "--split")
     if best.score.tokens < len(text.validation):
         log.info(f"           all of it: {command} validation")
     if len(text.test):
         log.info(f"test       {command} test")
+    if last.step < (steps := plan.config.trainer.max_steps):
+        lowest = f"the validation loss has not fallen since step {best.step:,}"
+        log.info(f"ended      after step {last.step:,} of {steps:,}: {lowest}")
 
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
@@ -181,7 +187,7 @@ def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
     given, decode, config = prompt(plan.text), plan.text.tokenizer.decode, plan.config
     length = config.watch.sample_length or FINAL_SAMPLE_LENGTH
     with Progress("writing a sample"):
-        tokens = generate(model, given, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed)[0].numpy()
+        tokens = generate(model, given, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed).numpy()
     return [FINAL_SAMPLE_TEMPERATURE, decode(given.numpy()), decode(tokens[len(given) :])]
 
 
@@ -193,16 +199,15 @@ def write_report(
     try:
         about = {
             "name": run_directory.name_of(plan.directory),
-            "text": f"{text.name}: {describe(text)}",
+            "text": f"{last_component(text.name)}: {describe(text)}",
             "sample": sample,
+            "verdict": verdict.verdict(vars(summary), callbacks["Metrics"]["history"]["losses"]["entries"]),
             "differences": differences(config),
             "command": shlex.join(["python", "train.py", *overrides(config)]),
             "config": to_yaml(config),
         }
         tokens = passage(text, config.model.context + 1)
         write_text(path, page(about, asdict(summary), callbacks, model, tokens, text.tokenizer))
-    except Stopped:
-        raise
     except Exception as error:
         log.info(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
         return None

@@ -2,27 +2,25 @@
 
 import hashlib
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from base.errors import InputError
 from conf.schema import Config
-from data.tokenizer import Tokenizer
+from gpt.checkpoint import CHECKPOINT_FORMAT
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
-from gpt.model_file import FORMAT
-from gpt.optim import lr_at, make_optimizer
-from training.endings import Diverged
-from training.sharding import ShardedMuon, shard, whole
+from gpt.optim import make_optimizer, set_rates
+from gpt.tokenizer import Tokenizer
+from training.devices import check_same_start
+from training.ending import Diverged
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
@@ -36,47 +34,67 @@ class LitGPT(L.LightningModule):
 
     One Lightning batch is one optimizer step. This class splits it into micro-batches, not Lightning, so that a run
     only stops between two optimizer steps. Checkpoints save `data`, a description of the text, and `conditions`, the
-    run fingerprint (`training.machine.conditions`); both are plain data.
+    run fingerprint (`training.machine.conditions`); both are plain data. All ranks must have the same `conditions` and
+    `start`, the run's name and step.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any]) -> None:
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
+        """Refuse: a checkpoint is plain data without this module's arguments."""
+        raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        data: dict[str, Any],
+        conditions: dict[str, Any],
+        start: dict[str, Any],
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(config.seed)
         self.net = GPT(config.model, tokenizer.size)
         self.model_config, self.optim_config = config.model, config.optim
         self.vocabulary = tokenizer.vocabulary
-        self.token_sizes = tokenizer.token_sizes  # (V, 2)
-        self.data, self.conditions = data, conditions
+        self.token_sizes = tokenizer.token_sizes  # (V, 2): characters and UTF-8 bytes of each token
+        self.data, self.conditions, self.start = data, conditions, start
         self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
-        self.compile_step = config.compile != "false"
-        self.restoring = False  # a checkpoint is being loaded
+        self.compile_step = config.compile == "true"
         self.unread: list[tuple[int, Tensor]] = []  # step, and loss and gradient norm (2,) on the device
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
-        self.end_pause: Callable[[], None] = lambda: None  # to be called after a validation or a checkpoint
 
-    def configure_model(self) -> None:
-        if self.device_mesh is not None:
-            shard(self.net, self.device_mesh["data_parallel"])
+    def setup(self, stage: str) -> None:
+        if self.trainer.world_size > 1:
+            check_same_start(self.conditions | self.start)
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.net, self.optim_config, ShardedMuon, "bf16" in str(self.trainer.precision))
+        return make_optimizer(self.net, self.optim_config, "bf16" in str(self.trainer.precision))
 
     def on_train_start(self) -> None:
-        """Compile each block by itself: equal blocks share the code, and the names in checkpoints do not change."""
         if self.compile_step:
-            # With this option inductor selects kernels by a rule and not by timing them.
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            for block in self.net.blocks:
-                block.compile(dynamic=False, options={"deterministic": deterministic})
-            # Compile only training steps: each new shape in evaluation and sampling would cost a recompilation.
-            torch.compiler.set_stance("force_eager")
+            self._compile_blocks()
         (optimizer,) = self.trainer.optimizers
         for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
-        self.restoring = False
+
+    def _compile_blocks(self) -> None:
+        """Compile each block by itself: equal blocks share the code, and the names in checkpoints do not change."""
+        # With this option inductor selects kernels by a rule and not by timing them.
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        for block in self.net.blocks:
+            block.compile(dynamic=False, options={"deterministic": deterministic})
+        # Compile only training steps: each new shape in evaluation and sampling would cost a recompilation.
+        torch.compiler.set_stance("force_eager")
+
+    def compile_training_step(self, rows: int) -> None:
+        """Compile forward and backward for micro-batches of `rows` windows, on the model's device."""
+        self._compile_blocks()
+        windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
+        self._loss(windows).backward()
+        self.zero_grad()
 
     @property
     def asynchronous(self) -> bool:
@@ -92,51 +110,38 @@ class LitGPT(L.LightningModule):
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        lr = lr_at(step, self.optim_config, self.max_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * self.optim_config.muon_lr / self.optim_config.lr if group.get("muon", False) else lr
-        if self.asynchronous:
-            self._seed_dropout(step, 0)  # once, for all micro-batches
-        outcome = self.take_step(optimizer, batch)
-        self.unread.append((step, outcome))
-        return {"loss": outcome[0]}
-
-    def take_step(self, optimizer: LightningOptimizer, batch: Tensor) -> Tensor:
-        """Update the weights; return the loss and the gradient norm before clipping, (2,)."""
+        set_rates(optimizer.param_groups, step, self.optim_config, self.max_steps)
         loss = self.gradients(batch)
-        grad_norm = self.clip()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optim_config.clip or float("inf"))
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is that of all ranks already
         outcome = torch.stack((loss, grad_norm))
         if not self.asynchronous:
-            self._check(self.global_step, *outcome.tolist())
+            self._check(step, *outcome.tolist())
         optimizer.step()
         optimizer.zero_grad()
-        return outcome
+        self.unread.append((step, outcome))
+        return {"loss": loss}
 
     def gradients(self, batch: Tensor) -> Tensor:
         """Accumulate the gradients of a batch's loss; return the loss, ()."""
-        micro_batches = batch.split(self.micro_batch or len(batch))
+        micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            if not self.asynchronous:
-                self._seed_dropout(self.global_step, index)
-            with self._gradient_sync(index == len(micro_batches) - 1):
-                with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
-                    logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
-                part = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / len(micro_batches)
+            if self.model_config.dropout > 0:
+                torch.manual_seed(dropout_seed(self.seed, self.global_step, index, self.global_rank))
+            last = index == len(micro_batches) - 1  # it averages the gradients over ranks, too
+            with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+                part = self._loss(rows) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()
         return loss
 
-    def clip(self) -> Tensor:
-        """Clip the gradient to the norm `optim.clip` and return its norm before that, ()."""
-        limit = self.optim_config.clip or float("inf")
-        return whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
-
-    def _seed_dropout(self, step: int, micro_batch: int) -> None:
-        if self.model_config.dropout > 0:
-            torch.manual_seed(dropout_seed(self.seed, step, micro_batch, self.global_rank))
+    def _loss(self, rows: Tensor) -> Tensor:
+        """Return the mean loss of windows with their last targets: (rows, context + 1) int64 -> ()."""
+        with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
+            logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
+        return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
     def read(self) -> list[tuple[int, float, float]]:
         """Return (step from 0, loss, gradient norm before clipping) of each step since the last call.
@@ -156,16 +161,6 @@ class LitGPT(L.LightningModule):
         for name, value in (("the loss", loss), ("the norm of the gradient", grad_norm)):
             if not math.isfinite(value):
                 raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
-
-    def on_validation_end(self) -> None:
-        self.end_pause()
-
-    def _gradient_sync(self, now: bool) -> Any:
-        """Return a context for a backward pass that averages the gradients over ranks only if `now`."""
-        model = self.trainer.model
-        if isinstance(self.net, FSDPModule):
-            self.net.set_requires_gradient_sync(now)
-        return model.no_sync() if isinstance(model, DistributedDataParallel) and not now else nullcontext()
 
     def on_validation_epoch_start(self) -> None:
         self.totals = torch.zeros(4, dtype=torch.float64)
@@ -198,14 +193,11 @@ class LitGPT(L.LightningModule):
             f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
         )
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.restoring = True
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the model and the run, see `gpt.checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
-            "format": FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,

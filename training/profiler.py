@@ -1,14 +1,12 @@
 """Profile a few steps of training with `torch.profiler`."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from base.log import log
 
@@ -25,6 +23,7 @@ class StepProfiler(L.Callback):
     """
 
     def __init__(self, path: Path) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to stderr otherwise
         self.path = path
         self.recorder: profile | None = None
 
@@ -34,10 +33,8 @@ class StepProfiler(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self.first:
-            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-            self.recorder = profile(activities=activities, record_shapes=True)
-            with _quiet():
-                self.recorder.start()
+            self.recorder = profile(record_shapes=True)
+            self.recorder.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self.first + NUM_STEPS:
@@ -46,23 +43,9 @@ class StepProfiler(L.Callback):
     def _end(self, *_: Any, **__: Any) -> None:
         recorder, self.recorder = self.recorder, None
         if recorder:
-            with _quiet():
-                recorder.stop()
+            recorder.stop()
             recorder.export_chrome_trace(str(self.path))
             order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
             log.info(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
 
     on_validation_start = on_train_end = on_exception = _end
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Redirect stderr to /dev/null, as the profiler's C++ code writes to it."""
-    stderr = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)

@@ -10,29 +10,22 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Hide Lightning's tips, and warnings and thread errors that do not apply to our runs."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
-    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     try:
         with warnings.catch_warnings():
             _ignore_warnings()
-            for name in levels:
-                logging.getLogger(name).setLevel(logging.WARNING)
             yield
     finally:
         threading.excepthook = thread_failed
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
 
 
 def _ignore_warnings() -> None:
     # Raised by Lightning 2.6.6 with torch 2.13.
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Intended: `CapturedLitGPT` sets `capturable` for CUDA graphs.
-    warnings.filterwarnings("ignore", r"This instance was constructed with capturable=True")
     # Intended: fp32 runs compute in fp32, not TF32.
     warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
-    # We refuse this callback with FSDP; without FSDP our `configure_model` does nothing.
-    warnings.filterwarnings("ignore", r"You're using the WeightAveraging callback with a model that overrides")
     # One process needs no srun.
     warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
     # Making a batch is a single gather: worker processes would be slower.

@@ -1,71 +1,70 @@
-"""Find the run and the checkpoint to resume from, check that the run may continue, and repair its directory."""
+"""Find what a run starts from: the run and the checkpoint to resume, or a trained model (`init_from=`)."""
 
-import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import processes, run_directory, run_lock
-from base.errors import InputError, one_line, printable
+from base.errors import InputError, printable
 from base.files import remove_unfinished
 from base.log import log
 from base.options import spell
-from conf.merge import check_unchanged, merge_resumed, read_config, settings, typed_again
-from conf.plugins import checked
+from conf.merge import Layer, check_unchanged, merge, merge_resumed, read_config, settings
 from conf.schema import Config, to_yaml
 
+if TYPE_CHECKING:
+    from gpt.model import GPT
 
-def resolve(typed: Config, keys: list[str]) -> tuple[Config, Path | None]:
+
+def find_run(typed: Layer) -> tuple[Config, Path | None]:
     """Find and lock the run to resume; return the merged configuration and the run's directory, None if fresh."""
-    if typed.resume is None and processes.restarted():  # the command line is that of the first start
-        typed = replace(typed, resume="auto", name=typed.name or run_directory.new_name(to_yaml(typed)))
-    if typed.resume is None:
-        if typed.allow:
-            raise InputError(f"allow={spell(typed.allow)}: goes with resume=, has no meaning without")
+    config = merge(typed)
+    if config.resume is None and processes.restarted():  # the command line is that of the first start
+        again = {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
+        typed, config = {**typed, **again}, merge(typed, again)
+    if config.resume is None:
+        if config.allow:
+            raise InputError(f"allow={spell(config.allow)}: goes with resume=, has no meaning without")
         run_directory.check_writable()
-        if typed.name is not None and processes.rank() == 0:
-            run_directory.check_free(typed.name)
-        return typed, None
-    if processes.started_by_another_rank():  # rank 0 has found and locked it
-        run = Path(os.environ["CHARGPT_RESUMED"]) if os.environ["CHARGPT_RESUMED"] else None
-    else:
-        newest = typed.resume == "auto" and typed.name is None
-        run = newest_unfinished() if newest else run_directory.to_resume(typed.resume, typed.name)
-        os.environ["CHARGPT_RESUMED"] = str(run or "")  # inherited by the processes that Lightning starts
-    directory = run or run_directory.RUNS / str(typed.name)
+        if config.name is not None and processes.rank() == 0:
+            run_directory.check_free(config.name)
+        return config, None
+    newest = config.resume == "auto" and config.name is None
+    run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
+    directory = run or run_directory.RUNS / str(config.name)
     if directory.is_dir() and processes.rank() == 0:
         run_lock.lock(directory)
     if run is None:
-        return typed, None
-    old = read_config(run)
-    for override in typed_again(old):
-        if "data.path" not in keys:
-            hint = f"if you trust it, add {one_line(override)} to the command"
-            raise InputError(f"{run / 'config.yaml'}: its data.path is not trusted; {hint}")
-    return merge_resumed(old, typed, keys), run
+        return config, None
+    try:
+        stored = read_config(run)
+    except InputError as error:
+        start = shlex.quote(f"init_from={run}")
+        raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
+    return merge_resumed(stored, typed), run
 
 
 def newest_unfinished() -> Path:
     """Find the newest unfinished run that can be resumed; log why newer ones cannot."""
-    skipped = []
+    skipped: list[str] = []
     for run in run_directory.unfinished():
-        from training.checkpoint_files import find_newest  # loading torch takes a second
-
-        path, _, damaged = find_newest(run / "checkpoints")
+        reason = ""
         if processes.rank() == 0 and run_lock.in_use(run):
-            skipped.append(f"{run}: another process is training there")
+            reason = "another process is training there"
         elif not (run / "config.yaml").is_file():
-            skipped.append(f"{run}: has no config.yaml")
-        elif damaged and path is None:
-            skipped.append(f"{run}: no checkpoint can be resumed: {'; '.join(damaged)}")
+            reason = "has no config.yaml"
         elif run_directory.lacks_checkpoints(run):
-            skipped.append(f"{run}: has a model but no checkpoint")
+            reason = "has a model but no checkpoint"
         else:
-            if processes.rank() == 0:
-                for line in skipped:
-                    log.info(f"resume: skips {line}")
+            point, damaged = find_newest(run / "checkpoints")
+            if damaged and point is None:
+                reason = f"no checkpoint can be resumed: {'; '.join(damaged)}"
+        if not reason:
+            for line in skipped:
+                log.info(f"resume: skips {line}")
             return run
+        skipped.append(f"{run}: {reason}")
     raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
 
 
@@ -81,80 +80,86 @@ class ResumePoint:
         """Return the number of optimizer steps taken."""
         return self.contents["global_step"]
 
-    @property
-    def conditions(self) -> dict[str, Any]:
-        """Return the run fingerprint."""
-        return self.contents["conditions"]
 
-    @property
-    def extra_chars(self) -> str:
-        """Return the characters that the run added to the vocabulary of its text."""
-        return str(self.contents["data"].get("known", ""))
+def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
+    """Return the newest valid checkpoint, None if there is none, and an error line for each newer one."""
+    from gpt.checkpoint import CheckpointError, read  # loading torch takes a second
 
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Return the state of the callback `Metrics`."""
-        return self.contents["callbacks"]["Watch"]
-
-    @property
-    def pruned(self) -> bool:
-        """Whether a search pruned the run at this step."""
-        return self.contents["callbacks"].get("Prune", {}).get("pruned") is True
-
-    def is_end(self, config: Config) -> bool:
-        """Whether no steps are left: at max_steps, stopped early or pruned. By hand, a pruned run can continue."""
-        over = self.contents["callbacks"]["Checkpoints"].get("over") is True
-        by_hand = self.pruned and "CHARGPT_TRIAL" not in os.environ
-        stopped = over and not by_hand and self.conditions["callbacks"] == config.callbacks
-        return self.step >= config.trainer.max_steps or stopped
+    skipped: list[str] = []
+    for file in (directory / "last.ckpt", directory / "previous.ckpt"):
+        try:
+            if file.exists():
+                return ResumePoint(file, read(file)), skipped
+        except CheckpointError as error:
+            skipped.append(str(error))
+    return None, skipped
 
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
-    """Find the newest valid checkpoint of a run, None if the run has none yet; log the newer ones that are damaged.
+    """Find the newest valid checkpoint of a run, None if the run has none yet; log the newer one if it is damaged.
 
     Raises:
-        CheckpointError: none is valid, or the checkpoint that `resume` names is damaged or not the newest.
+        CheckpointError: none is valid, or `resume` names a checkpoint that is not the newest valid one.
     """
-    from gpt.checkpoint import CheckpointError, read
-    from training.checkpoint_files import find_newest
+    from gpt.model_file import CheckpointError
 
-    for file in run.rglob("*"):  # this run will write, truncate and remove files here
-        if file.is_symlink():
-            raise CheckpointError(f"{file}: is a link to somewhere else")
-    typed = read(resume) if resume.endswith(".ckpt") and not Path(resume).is_dir() else None
-    path, contents, skipped = find_newest(run / "checkpoints")
-    if path is None and skipped:
+    point, skipped = find_newest(run / "checkpoints")
+    if point is None and skipped:
         raise CheckpointError(f"{run}: no checkpoint can be resumed: {'; '.join(skipped)}")
-    if path is None:
+    if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    if typed and typed["global_step"] != contents["global_step"]:
-        newest = shlex.quote(f"resume={path}")
-        raise CheckpointError(f"resume={resume}: a run continues from its newest checkpoint, {newest}")
+    typed = run_directory.typed_path(resume)
+    if typed.suffix == ".ckpt" and not typed.is_dir() and not point.path.samefile(typed):
+        reason = "; ".join(skipped) or f"resume={resume}: is not the newest checkpoint"
+        newest = shlex.quote(f"resume={point.path}")
+        raise CheckpointError(f"{reason}; a run continues from its newest checkpoint, {newest}")
     for line in skipped:
         log.info(f"resume: skips {line}")
-    before = contents["conditions"]  # earlier versions saved the callbacks' classes, too
-    before["callbacks"] = checked("callbacks", before.get("callbacks", {}))
-    log.info(f"resume: from {printable(path)}, step {contents['global_step']}")
-    return ResumePoint(path, contents)
+    log.info(f"resume: from {printable(point.path)}, step {point.step}")
+    return point
 
 
-def check_resumed(run: Path, now: dict[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Compare the fingerprint `now` with the checkpoint's, or else config.yaml; refuse differences not in `allow`.
-
-    Then repair the directory: a killed process may have left unfinished files, or models of another step.
-    """
-    from training.checkpoint_files import restore_names
-
-    before = point.conditions if point else now | settings(read_config(run))
+def check_resumed(run: Path, now: Layer, point: ResumePoint | None, allow: list[str]) -> None:
+    """Compare the fingerprint `now` with the checkpoint's, or else config.yaml; refuse differences not in `allow`."""
+    before = point.contents["conditions"] if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
     remove_leftovers(run)
-    if point:
-        restore_names(point.path, point.contents)
 
 
 def remove_leftovers(run: Path) -> None:
     """Remove the unfinished files of killed processes from a run directory."""
-    for folder in (run, run / "checkpoints", run / "projector"):
+    for folder in (run, run / "checkpoints"):
         remove_unfinished(folder)
+
+
+@dataclass(frozen=True)
+class InitModel:
+    """The trained model that a fresh run starts from."""
+
+    path: Path
+    model: "GPT"
+    meta: dict[str, Any]
+
+    @property
+    def characters(self) -> str:
+        """The characters of the model's vocabulary; empty if its tokens are bytes."""
+        return self.meta["vocabulary"].get("characters", "")
+
+    def describe(self, vocabulary: dict[str, Any]) -> str:
+        """Return a line that names the model and the characters that the run's `vocabulary` adds."""
+        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
+        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
+
+
+def load_init_model(init_from: str) -> InitModel:
+    """Load the model of `init_from=`; raise an `InputError` if there is none or it cannot be used."""
+    try:
+        path = run_directory.find_model(init_from)
+        from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model
+
+        return InitModel(path, *load_checkpoint(path))
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from None

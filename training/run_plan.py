@@ -5,11 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from conf.merge import Layer
 from conf.schema import Config
 from data.text import Text
-from training.init_from import InitModel
 from training.machine import Runtime, conditions
-from training.resume import ResumePoint
+from training.resume import InitModel, ResumePoint
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class RunPlan:
 
     directory: Path  # runs/<name>/
     config: Config
-    keys: list[str]  # of the configuration, those that were typed
+    typed: Layer  # of the configuration, what was typed
     text: Text
     runtime: Runtime
     init_model: InitModel | None
@@ -35,5 +35,9 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has no steps left."""
-        return self.resume_point is not None and self.resume_point.is_end(self.config)
+        """Whether a resumed run has no steps left: at max_steps, or stopped early by callbacks that it still has."""
+        if not (point := self.resume_point):
+            return False
+        over = point.contents["callbacks"]["Checkpoints"]["over"]
+        same = point.contents["conditions"]["callbacks"] == self.config.callbacks
+        return point.step >= self.config.trainer.max_steps or (over and same)

@@ -4,10 +4,12 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from base import run_directory
 from base.files import write_text
 from conf.keys import HOW, leaves
 from conf.merge import settings
@@ -21,15 +23,20 @@ from training.run_plan import RunPlan
 class Summary:
     """The fields of summary.json, null if unknown.
 
-    Losses are in nats per token, bpc and bpb in bits per character and per byte. `score.py --split test` adds
+    Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
+    are yardsticks, see `data.ngrams`. `score.py --split test` adds
     `test_loss` and `test_bpc`.
     """
 
     status: str
+    begun: str | None = None
     text: str | None = None
     val_loss: float | None = None
     val_bpc: float | None = None
     val_bpb: float | None = None
+    guessing_loss: float | None = None
+    counting_loss: float | None = None
+    counting_order: int | None = None
     best_step: int | None = None
     last_val_loss: float | None = None
     test_loss: float | None = None
@@ -37,6 +44,7 @@ class Summary:
     evaluation: dict[str, Any] | None = None
     steps: int | None = None
     characters: int | None = None
+    epochs: float | None = None
     seconds: float | None = None
     characters_per_second: float | None = None
     mfu: float | None = None
@@ -55,6 +63,7 @@ class Summary:
         model = untrained(config.model, plan.text.tokenizer.size)
         speed = counted["stepped"] * per_step / stepping if stepping else None
         self.steps, self.characters, self.seconds = step, step * per_step, counted["seconds"]
+        self.epochs = self.characters / len(plan.text.train)
         self.characters_per_second = speed
         self.mfu = speed * model.flops_per_token() / peak if speed and peak else None
         self.text = plan.text.name
@@ -72,7 +81,8 @@ class Summary:
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    """Write summary.json."""
+    """Write summary.json; a resumed run keeps the time when it began."""
+    summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 
 

@@ -1,4 +1,13 @@
-"""Write a model in other formats, each by a function in `to_<format>.py`.
+"""Write a model in other formats, each by a function `write_NAME(model, meta, path)`.
 
-A function whose file another library can run returns `parity.largest_difference` of the file's logits.
+A function whose file another library can run returns the largest difference of the file's logits. The card is text that
+`reports.card` writes.
 """
+
+FORMATS = {  # suffix of the file ("": a folder), module of the writer, and how to load the file
+    "onnx": (".onnx", "to_graph", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
+    "torch": (".pt2", "to_graph", "torch.export.load({!r}).module()(tokens)"),
+    "hf": ("", "to_hf", "transformers.AutoModelForCausalLM.from_pretrained({!r}, trust_remote_code=True)"),
+    "web": (".html", "to_web_page", "open {!r} in a browser"),
+    "card": (".md", "", "fill in the licence in {!r}"),
+}

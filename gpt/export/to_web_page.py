@@ -6,67 +6,76 @@ The page is plain HTML, CSS and JavaScript from `web_page/`; `web_page/gpt.js` c
 import base64
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from base.html import SCRIPT, embedded, sha256
+import torch
+from torch import Tensor
+
+from base.html import embedded, fill
 from base.progress import count
 from gpt.model import GPT
+from gpt.tokenizer import tokenizer_from
 
-PAGE = Path(__file__).with_name("web_page")
-
-
-def write_web(model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None) -> None:
-    """Write the page to an .html file; the arguments are those of `page`."""
-    path.write_text(page(model, meta, passages), encoding="utf-8", newline="\n")
+TEMPLATE = Path(__file__).with_name("web_page") / "index.html"
 
 
-def page(model: GPT, meta: dict[str, Any], passages: Sequence[str] | None = None) -> str:
-    """Return the HTML for the model and the description that `load_checkpoint` returns; `passages` add the game."""
-    style = (PAGE / "style.css").read_text("utf-8")
-    scripts = [SCRIPT, *(PAGE / name for name in ("gpt.js", "game.js", "page.js"))]
-    script = "".join(path.read_text("utf-8") for path in scripts)
-    tensors = {name: tensor.detach().cpu().float().numpy() for name, tensor in model.named_parameters()}
-    weights, unit = model.num_parameters(), unit_of(meta)
+def write_web(
+    model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None, bf16: str | None = None
+) -> None:
+    """Write the page for a model.
+
+    Args:
+        model: the model; it is not changed.
+        meta: its description, which `load_checkpoint` returns.
+        path: file to write.
+        passages: texts to guess, which add the game.
+        bf16: what it costs to store the weights in bf16 instead of fp32, in words that the page shows; None is fp32.
+    """
+    weights, unit = model.num_parameters(), tokenizer_from(meta["vocabulary"]).unit
     described = {
         "config": vars(model.config),
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
-        "tensors": [(name, tensor.size) for name, tensor in tensors.items()],
-        "name": text_name(meta["text"]),
+        "tensors": [(name, tensor.numel()) for name, tensor in model.named_parameters()],
+        "precision": "fp32" if bf16 is None else "bf16",
+        "name": meta["text"],
         "weightCount": f"{weights / 1e6:.2g} M weights" if weights >= 1e5 else count(weights, "weight"),
         "unit": unit,
-        "facts": facts(model, meta),
+        "facts": facts(model, meta) + ([] if bf16 is None else [bf16]),
         "passages": passages,
     }
-    # Allow only the style and the script of this file, and load nothing.
-    policy = f"default-src 'none'; img-src data:; style-src {sha256(style)}; script-src {sha256(script)}"
-    return Template((PAGE / "index.html").read_text("utf-8")).substitute(
-        policy=f"{policy}; base-uri 'none'; form-action 'none'",
+    page = fill(
+        TEMPLATE,
         unit=unit,
         Units=f"{unit}s".title(),
-        style=style,
-        script=script,
         model=embedded(described),
-        weights=base64.b64encode(b"".join(tensor.astype("<f4").tobytes() for tensor in tensors.values())).decode(),
+        weights=base64.b64encode(b"".join(encoded(each, bf16 is not None) for each in model.parameters())).decode(),
     )
+    path.write_text(page, encoding="utf-8", newline="\n")
 
 
-def text_name(text: str) -> str:
-    """Return the last part of a text's path; return a glob or a list of paths unchanged."""
-    name = text.rstrip("/").rpartition("/")[2]
-    return text if set(name) & set("*?[],") else name
+def encoded(tensor: Tensor, bf16: bool) -> bytes:
+    """Return the values of a tensor as little-endian fp32, or as bf16 (rounded to nearest even)."""
+    values = tensor.detach().cpu().float()
+    if bf16:
+        return values.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()  # NumPy has no bf16
+    return values.numpy().astype("<f4").tobytes()
 
 
-def unit_of(meta: dict[str, Any]) -> str:
-    """Return what a token of a model is: `byte` or `character`."""
-    return "byte" if meta["vocabulary"]["kind"] == "byte" else "character"
+@torch.no_grad()
+def rounded(model: GPT) -> GPT:
+    """Copy a model and round its weights to bf16; they are stored as fp32."""
+    copy = deepcopy(model)
+    for weight in copy.parameters():
+        weight.copy_(weight.bfloat16())
+    return copy
 
 
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
     """Return short phrases that describe the model: its shape, vocabulary, training steps and validation loss."""
-    config, unit = model.config, unit_of(meta)
+    config, unit = model.config, tokenizer_from(meta["vocabulary"]).unit
     loss = meta["val_loss"]
     return [
         f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide",

@@ -1,13 +1,14 @@
 """The text after a prompt, token by token: stop strings, whole characters, log-probabilities."""
 
 import codecs
-from typing import Any
+
+from gpt.tokenizer import Tokenizer
 
 
 class Continuation:
-    """The text after a prompt, as it grows; `tokenizer` is one of `data.tokenizer`."""
+    """The text after a prompt, as it grows; from a prompt of whole characters."""
 
-    def __init__(self, tokenizer: Any, stops: list[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
         self.tokenizer, self.stops = tokenizer, stops
         self.pieces: list[str] = []  # final text
         self.held = ""  # text that may turn out to begin a stop
@@ -23,8 +24,7 @@ class Continuation:
 
     def add(self, token: int, logprob: float | None = None) -> None:
         """Append a token."""
-        bytewise = self.tokenizer.vocabulary["kind"] == "byte"
-        new = self.utf8.decode(bytes([token])) if bytewise else self.tokenizer.decode([token])
+        new = self.utf8.decode(self.tokenizer.utf8([token]))
         if logprob is not None:
             self.pending += logprob
             self._count(new)

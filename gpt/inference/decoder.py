@@ -19,15 +19,34 @@ Shapes: B texts, n tokens read at once, m keys attended to, C = dim, H heads of 
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt.inference.weights import Array, Convolution, Layer, Weights
+from gpt.inference.weights import Array, Layer, Weights
 
 CHUNK = 256  # tokens worth reading at once, slots of a new cache, positions in a table of encodings
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
+
+
+class Chunk(NamedTuple):
+    """The next n tokens of B texts: where they are, which slots keep them, and what they attend to.
+
+    Attributes:
+        texts: indices of the texts, (B,), or a slice of all; for NumPy arrays.
+        rows: the same for the arrays of the weights' library.
+        positions: of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
+        slots: index of the last S of the tokens in a cache (rows, slots, H, D).
+        filled: number of slots to attend to; with n > 1 the tokens' own keys follow after these.
+        bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
+    """
+
+    texts: Any
+    rows: Any
+    positions: Any
+    slots: tuple[Any, Any]
+    filled: int
+    bias: Array | None
 
 
 class Decoder:
@@ -68,87 +87,44 @@ class Decoder:
 
         `rows` are the indices of the texts to which `tokens` belong; None: all texts, in order.
         """
-        config = self.weights.config
-        rows = self.all_rows if rows is None else rows
+        config, n = self.weights.config, tokens.shape[1]
+        texts: Any = slice(None) if rows is None else rows  # slices are faster
         logits, start = [], 0
-        while start < tokens.shape[1]:
-            self._restart_full(rows)
-            filled = int(self.position[rows].max())
+        while start < n:
+            self._restart_full(texts)
+            filled = int(self.position[texts].max())
             # In chunks of about the attention window: most scores of a longer chunk would be masked.
-            length = min(tokens.shape[1] - start, max(config.attention_window, CHUNK))
+            length = min(n - start, max(config.attention_window, CHUNK))
             if config.absolute:
                 length = min(length, config.context - filled)
             keys = min(filled, config.attention_window) + length
-            length = min(length, max(1, MAX_SCORES // (len(rows) * config.heads * keys)))
+            length = min(length, max(1, MAX_SCORES // (len(tokens) * config.heads * keys)))
             self._grow(filled + length)
-            logits.append(self._read(tokens[:, start : start + length], rows))
+            logits.append(self._forward(tokens[:, start : start + length], self._chunk(texts, filled, length)))
             start += length
-        return np.concatenate(logits, axis=1)
+        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Read one token of each text: (B,) int64 -> (B, V) float64, as `read` does, but faster."""
+    def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
+        """Describe the next n tokens of texts of which the longest has `longest` tokens so far."""
         w, S = self.weights, self.weights.config.attention_window
-        rows = self.all_rows
-        self._restart_full(rows)
-        position: Any = self.position
-        if (position == position[0]).all():
-            position = int(position[0])
-            self._grow(position + 1)
-            filled, bias = min(position + 1, S), None
-            if w.slopes is not None:
-                newest = self.slots - position % S
-                bias = self.ring[:, :, newest : newest + filled]  # (H, 1, m)
-            at: Any = (slice(None), slice(None), position % S)
-        else:
-            self._grow(int(position.max()) + 1)
-            filled = min(int(position.max()) + 1, S)
-            slots = np.arange(filled)
-            distance = (position[:, None] - slots) % S  # (B, m)
-            bias = self._bias(distance[:, None], (slots <= position[:, None])[:, None])  # (B, 1 or H, 1, m)
-            at = (w.to_array(rows), slice(None), w.to_array(position % S))
-            position = position[:, None]  # (B, 1)
-        own, rest = (*at, slice(self.own)), (*at, slice(self.own, None))
-
-        def store(i: int, k: Array, v: Array) -> tuple[Array, Array]:
-            """Store one key and value of each text, (B, 1, H, D), in its slot; return the filled slots."""
-            keys, values = self.keys[i], self.values[i]
-            keys[own] = k[:, 0, :, : self.own]
-            if w.config.key_offset:
-                keys[rest] = self.moved[i]
-                self.moved[i] = k[:, 0, :, self.own :]
-            values[at] = v[:, 0]
-            return keys[:, :, :filled], values[:, :, :filled]
-
-        return self._forward(tokens[:, None], rows, position, bias, store)[:, 0]
-
-    def _read(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Read a chunk that fits into the cache: (B, n) -> (B, n, V) float64."""
-        w, S = self.weights, self.weights.config.attention_window
-        positions = self.position[rows][:, None] + np.arange(tokens.shape[1])  # (B, n)
-        # Attend to the cached keys and the chunk's own keys, then store the chunk's: stored first, they would overwrite
-        # slots that the chunk's first tokens still attend to.
-        filled = min(int(self.position[rows].max()), S)
-        newest = self.position[rows][:, None] - 1
-        cached = newest - (newest - np.arange(filled)) % S  # (B, filled): position in each slot, below 0 if empty
-        key_positions = np.concatenate((cached, positions), axis=1)  # (B, m)
-        distance = positions[:, :, None] - key_positions[:, None]  # (B, n, m)
-        bias = self._bias(distance, (distance >= 0) & (distance < S) & (key_positions >= 0)[:, None])
-        row, slots, join = w.to_array(rows), w.to_array(positions[:, -S:] % S), w.xp.concatenate
-
-        def store(i: int, k: Array, v: Array) -> tuple[Array, Array]:
-            """Store keys and values (B, n, H, D); return the cached ones followed by these, 2 x (B, H, m, D)."""
-            if w.config.key_offset:
-                moved = k[..., self.own :]
-                shifted = join((self.moved[i][row][:, None], moved[:, :-1]), axis=1)  # (B, n, H, D / 2)
-                self.moved[i][row] = moved[:, -1]
-                k = join((k[..., : self.own], shifted), axis=3)  # (B, n, H, D)
-            keys = join((self.keys[i][row][:, :, :filled], k.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
-            values = join((self.values[i][row][:, :, :filled], v.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
-            self.keys[i][row[:, None], :, slots] = k[:, -S:]
-            self.values[i][row[:, None], :, slots] = v[:, -S:]
-            return keys, values
-
-        return self._forward(tokens, rows, positions, bias, store)
+        rows = texts if isinstance(texts, slice) else w.to_array(texts)
+        starts = self.position[texts]  # (B,)
+        stored = int(n == 1)  # `_store` stores one token before attention, several after it
+        filled = min(longest + stored, S)
+        if stored and starts.min() == longest:  # the usual case while writing: no mask, slices instead of indices
+            slot = longest % S
+            newest = self.slots - slot
+            bias = None if w.slopes is None else self.ring[:, :, newest : newest + filled]  # (H, 1, m)
+            return Chunk(texts, rows, longest, (rows, slice(slot, slot + 1)), filled, bias)
+        positions = starts[:, None] + np.arange(n)  # (B, n)
+        newest = starts[:, None] - 1 + stored  # (B, 1)
+        keys = newest - (newest - np.arange(filled)) % S  # (B, filled): position in each slot, below 0 if empty
+        if not stored:
+            keys = np.concatenate((keys, positions), axis=1)  # (B, m)
+        distance = positions[:, :, None] - keys[:, None]  # (B, n, m)
+        bias = self._bias(distance, (distance >= 0) & (distance < S) & (keys >= 0)[:, None])
+        each = w.to_array(self.all_rows[texts][:, None])  # (B, 1)
+        return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, bias)
 
     def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
         """Return what is added to the scores of keys at these distances: (B, n, m) -> (B, 1 or H, n, m)."""
@@ -156,58 +132,68 @@ class Decoder:
         bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
         return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(visible, distance, 0.0))[:, None]
 
-    def _forward(
-        self, tokens: np.ndarray, rows: np.ndarray, positions: Any, bias: Array | None, store: Callable[..., Any]
-    ) -> np.ndarray:
-        """Apply the whole model and advance the texts: (B, n) -> (B, n, V) float64.
-
-        Args:
-            tokens: (B, n).
-            rows: indices of the texts to which the tokens belong, (B,).
-            positions: of the tokens, (B, n), or one int if all texts are at the same position.
-            bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
-            store: `store(i, k, v)` caches block i's keys and values and returns all to attend to, 2 x (B, H, m, D).
-        """
+    def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
+        """Return the logits of the next n tokens of each text and update its cache: (B, n) -> (B, n, V) float64."""
         w, n = self.weights, tokens.shape[1]
-        row: Any = slice(None) if rows is self.all_rows else rows  # slices are faster
-        encoding = self._encoding(positions) if w.config.positions in ("rotary", "sinusoidal") else None
+        encoding = self._encoding(chunk.positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
         if w.config.token_shift:
-            previous = self.previous[row][:, None]  # (B, 1)
+            previous = self.previous[chunk.texts][:, None]  # (B, 1)
             if n > 1:
                 previous = np.concatenate((previous, tokens[:, :-1]), axis=1)  # (B, n)
             x = x + w.shifted[w.to_array(previous)]
         if w.config.positions == "learned":
-            x = x + w.positions[w.to_array(positions) if isinstance(positions, np.ndarray) else positions]
+            x = x + w.positions[chunk.positions if isinstance(chunk.positions, int) else w.to_array(chunk.positions)]
         if w.config.positions == "sinusoidal":
             x, encoding = x + encoding, None
         for i, layer in enumerate(w.layers):
             h = self._norm(x)  # (B, n, C)
-            if layer.convolution:
-                h = self._convolve(i, layer.convolution, h, rows, positions)
             q, k, v = self._project(layer, h, encoding)  # 3 x (B, n, H, D)
-            keys, values = store(i, k, v)  # 2 x (B, H, m, D)
-            y = self._attend(q.swapaxes(1, 2), keys, values, bias).swapaxes(1, 2)  # (B, n, H, D)
+            if w.config.key_offset:
+                self._offset(i, k, chunk.rows)
+            keys, values = self._store(self.keys[i], k, chunk), self._store(self.values[i], v, chunk)
+            y = self._attend(q.swapaxes(1, 2), keys, values, chunk.bias).swapaxes(1, 2)  # (B, n, H, D)
             x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
-            x = x + self._mlp(layer, x)
+            y = self._mlp(layer, x)  # (B, n, C)
+            x = x + (y if layer.taps is None else self._convolve(i, layer.taps, y, chunk))
         logits = w.head(self._norm(x))  # (B, n, V)
         if w.config.absolute:
-            self.tokens[rows[:, None], self.position[rows][:, None] + np.arange(n)] = tokens
-        self.position[row] += n
-        self.previous[row] = tokens[:, -1]
+            starts = self.position[chunk.texts][:, None]  # (B, 1)
+            self.tokens[self.all_rows[chunk.texts][:, None], starts + np.arange(n)] = tokens
+        self.position[chunk.texts] += n
+        self.previous[chunk.texts] = tokens[:, -1]
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
-    def _restart_full(self, rows: np.ndarray) -> None:
+    def _offset(self, i: int, k: Array, rows: Any) -> None:
+        """Take a part of block i's keys (B, n, H, D) from the previous position, in place."""
+        moved = k[..., self.own :]  # (B, n, H, D / 2)
+        shifted = self.weights.xp.concatenate((self.moved[i][rows][:, None], moved), axis=1)  # (B, n + 1, H, D / 2)
+        moved[:] = shifted[:, :-1]
+        self.moved[i][rows] = shifted[:, -1]
+
+    def _store(self, cache: Array, new: Array, chunk: Chunk) -> Array:
+        """Store n keys or values (B, n, H, D) in the cache, and return all to attend to: (B, H, m, D)."""
+        by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D)
+        if new.shape[1] == 1:  # overwrites the position that has just left the window
+            by_slot[chunk.slots] = new
+            return cache[chunk.rows, :, : chunk.filled]
+        # Stored first, several tokens would overwrite slots that the first of them still attend to.
+        everything = self.weights.xp.concatenate((cache[chunk.rows, :, : chunk.filled], new.swapaxes(1, 2)), axis=2)
+        by_slot[chunk.slots] = new[:, -self.weights.config.attention_window :]
+        return everything
+
+    def _restart_full(self, texts: Any) -> None:
         """Apply the window rule of absolute positions: restart texts that fill the context with their last half."""
         T = self.weights.config.context
-        if not self.weights.config.absolute or self.position[rows].max() < T:
+        if not self.weights.config.absolute or self.position[texts].max() < T:
             return
-        full = rows[self.position[rows] == T]
+        full = self.all_rows[texts][self.position[texts] == T]
+        rows = self.weights.to_array(full)
         self.position[full], self.previous[full] = 0, -1
         for moved, pending in zip(self.moved, self.pending, strict=True):
-            moved[self.weights.to_array(full)] = pending[:, self.weights.to_array(full)] = 0
+            moved[rows] = pending[:, rows] = 0
         if T > 1:
-            self._read(self.tokens[full, T - T // 2 :], full)
+            self.read(self.tokens[full, T - T // 2 :], full)
 
     def _encoding(self, positions: Any) -> Array:
         """Return `Weights.encoding` of the positions; a single position is looked up in a table of CHUNK positions."""
@@ -222,27 +208,19 @@ class Decoder:
         """Return x / sqrt(sum of squares + C * eps): RMS norm without its factor sqrt(C), which is in the weights."""
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
-    def _convolve(self, i: int, convolution: Convolution, h: Array, rows: np.ndarray, positions: Any) -> Array:
-        """Apply block i's convolution to its normalised input, and keep what the next positions need: (B, n, C)."""
-        w, n, reach = self.weights, h.shape[1], len(convolution.taps) - 1
-        h = h.swapaxes(0, 1)  # (n, B, C)
+    def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
+        """Apply block i's convolution to what its MLP returns, and keep what the next positions need: (B, n, C)."""
+        w, n, reach = self.weights, y.shape[1], len(taps) - 1
+        y = y.swapaxes(0, 1)  # (n, B, C)
         if n == 1:
-            mixed = h * convolution.taps  # (K, B, C): for this position and the next K - 1
+            mixed = y * taps  # (K, B, C): for this position and the next K - 1
         else:
-            mixed = w.zeros(n + reach, *h.shape[1:])
-            for back, tap in enumerate(convolution.taps):
-                mixed[back : back + n] += h * tap
-        if rows is self.all_rows and n == 1:
-            mixed[:reach] += self.pending[i]
-            self.pending[i] = mixed[1:]
-        else:
-            row = w.to_array(rows)
-            mixed[:reach] += self.pending[i][:, row]
-            self.pending[i][:, row] = mixed[n:]
-        mixed = mixed[:n].swapaxes(0, 1)  # (B, n, C)
-        if convolution.bias is not None:
-            mixed += convolution.bias[w.to_array(np.atleast_1d(np.minimum(positions, reach)))]
-        return mixed
+            mixed = w.zeros(n + reach, *y.shape[1:])
+            for back, tap in enumerate(taps):
+                mixed[back : back + n] += y * tap
+        mixed[:reach] += self.pending[i][:, chunk.rows]
+        self.pending[i][:, chunk.rows] = mixed[n:]
+        return w.centred(mixed[:n].swapaxes(0, 1))  # (B, n, C)
 
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
         """Return queries, keys and values; q . k includes attention's 1 / sqrt(D): (..., C) -> 3 x (..., H, D)."""
@@ -256,16 +234,16 @@ class Decoder:
             pairs *= rotation
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
-    def _attend(self, q: Array, keys: Array, values: Array, bias: Array | None) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
         """softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
         xp = self.weights.xp
-        scores = q @ keys.swapaxes(2, 3)  # (B, H, n, m)
+        scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if bias is not None:
             scores += bias
         if not self.weights.bounded:
             scores -= xp.amax(scores, -1, keepdims=True)
         weights = xp.exp(scores, out=scores)
-        return (weights @ values) / weights.sum(-1)[..., None]
+        return (weights @ v) / weights.sum(-1)[..., None]
 
     def _mlp(self, layer: Layer, x: Array) -> Array:
         w = self.weights

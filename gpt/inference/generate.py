@@ -1,12 +1,16 @@
-"""Generate text: sample a token, append it, repeat."""
+"""Generate text: sample a token, append it, repeat; many texts over threads on a CPU, in batches on a GPU."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
+from threadpoolctl import threadpool_limits
 
+from base.processes import cores
 from gpt.inference.decoder import Decoder, first_needed
-from gpt.inference.parallel import generate_many
 from gpt.inference.sampling import SamplingParams, probabilities, random_numbers, sample_tokens
 from gpt.inference.weights import Weights, weights_of
 
@@ -16,6 +20,11 @@ if TYPE_CHECKING:
     from gpt.model import GPT
 
 BLOCK = 256  # random numbers generated at once
+MIN_ROWS = 8  # fewer texts are not worth another thread
+MAX_ROWS = 64  # largest batch of texts in a thread
+MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
+MAX_CACHE = 2**29  # bytes of keys and values in a thread
+Result = TypeVar("Result")
 
 
 def stream(
@@ -46,45 +55,94 @@ def stream(
         yield tokens, logits
         seen[np.arange(B), tokens] = True
         if k + 1 < count:
-            logits = decoder.step(tokens)
+            logits = decoder.read(tokens[:, None])[:, 0]
+
+
+def generate_many(
+    work: Callable[[slice], Iterator[Result]],
+    rows: int,
+    weights: Weights,
+    progress: Callable[[int], Any] = lambda tokens: None,
+) -> Iterator[Result]:
+    """Generate many texts in parts that fit into memory: in parallel threads on a CPU, one after the other on CUDA.
+
+    Args:
+        work: generates the texts of a slice of the rows; yields its result so far after each token.
+        rows: number of texts.
+        weights: the model's weights, for the size of the KV cache and the device.
+        progress: called with the number of tokens just added, in any thread.
+
+    Yields:
+        The last result of `work` for each part, in order.
+    """
+    config = weights.config
+    cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text
+    threads, memory, most = cores(), MAX_CACHE, MAX_ROWS
+    if weights.cuda:
+        import torch
+
+        # A quarter of what is free: reading a prompt copies the cache, and logits of many steps take memory, too.
+        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MAX_ROWS_GPU
+    most = max(1, min(most, memory // cache))  # rows of a part
+    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // most))
+    borders = np.linspace(0, rows, parts + 1).round().astype(int)
+    slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+    stopped = Event()
+
+    def last(part: slice) -> Any:
+        result = None
+        for result in work(part):  # noqa: B007
+            if stopped.is_set():
+                break
+            progress(part.stop - part.start)
+        return result
+
+    # One thread for each part: BLAS' own threads would only wait for each other in products this small.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
+        try:
+            yield from pool.map(last, slices)
+        finally:  # after Ctrl-C, or when no more results are read
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def generate(
-    model: "GPT", tokens: "torch.Tensor", count: int, *, seed: int | None = None, **params: Any
+    model: "GPT", tokens: "ArrayLike | torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
-    """Continue prompts, without dropout.
+    """Continue a prompt, or several of one length, without dropout.
 
     Args:
         model: the model, whose training mode stays as it is.
-        tokens: the prompts, (T0,) or (B, T0) int64 with at least one token.
+        tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an array or a list.
         count: number of tokens to add, also beyond the context; gpt/inference/decoder.py explains how.
         seed: row i uses seed + i; None: a random seed. No global generator is used.
         **params: see `SamplingParams`.
 
     Returns:
-        (B, T0 + count) int64 on the CPU.
+        (T0 + count,) or (B, T0 + count), as `tokens` was: an int64 tensor on the CPU.
 
     Raises:
         ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `SamplingParams` refuses.
     """
     import torch
 
-    tokens = torch.atleast_2d(torch.as_tensor(tokens)).cpu()
-    if tokens.shape[1] == 0:
+    given = torch.as_tensor(tokens, device="cpu")
+    prompts = torch.atleast_2d(given)  # (B, T0)
+    if prompts.shape[1] == 0:
         raise ValueError("prompt: is empty, must hold at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
-    model.check_values(tokens)
-    rules, prompts, weights = SamplingParams(**params), tokens.numpy(), weights_of(model)
+    model.check_values(prompts)
+    rules, rows, weights = SamplingParams(**params), list(prompts.numpy()), weights_of(model)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 
     def work(part: slice) -> Iterator[np.ndarray]:
         added = np.empty((part.stop - part.start, count), np.int64)
         yield added  # where count is 0, this is all
         seeds = range(seed + part.start, seed + part.stop)
-        for k, (sampled, _) in enumerate(stream(weights, list(prompts[part]), count, rules, seeds)):
+        for k, (sampled, _) in enumerate(stream(weights, rows[part], count, rules, seeds)):
             added[:, k] = sampled
             yield added
 
-    added = np.concatenate(list(generate_many(work, len(prompts), weights)))  # (B, count)
-    return torch.cat((tokens, torch.from_numpy(added)), dim=1)  # (B, T0 + count)
+    added = np.concatenate(list(generate_many(work, len(rows), weights)))  # (B, count)
+    return torch.cat((prompts, torch.from_numpy(added)), dim=1).view(*given.shape[:-1], -1)  # (..., T0 + count)

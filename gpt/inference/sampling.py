@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from base.options import check, option
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -19,26 +21,17 @@ class SamplingParams:
         min_p: keep tokens of at least this fraction of the largest probability. Source: arXiv:2407.01082, section 3.
 
     Raises:
-        ValueError: a number out of its range, in one line.
+        InputError: a number out of its range.
     """
 
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
+    repetition_penalty: float = option(1.0, "penalty of tokens that have occurred", above=0)
+    temperature: float = option(1.0, "divisor of the logits", least=0)
+    top_k: int | None = option(None, "number of tokens to keep", least=1)
+    top_p: float = option(1.0, "total probability to keep", above=0, most=1)
+    min_p: float = option(0.0, "fraction of the largest probability to keep", least=0, most=1)
 
     def __post_init__(self) -> None:
-        if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty:g}: must be a number above 0")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature:g}: must be a number, at least 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k}: must be a whole number, at least 1")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p:g}: must be a number, above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p:g}: must be a number, at least 0 and at most 1")
+        check(self)
 
 
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:

@@ -8,7 +8,6 @@ import numpy as np
 
 from gpt import model_file
 from gpt.config import NORM_EPS, ModelConfig
-from gpt.device import to_device
 from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
 
 if TYPE_CHECKING:
@@ -31,34 +30,22 @@ class Linear(NamedTuple):
         return y
 
 
-class Convolution(NamedTuple):
-    """The convolution on attention's input, with the gain and bias of the norm before it.
-
-    Attributes:
-        taps: (K, 1, C), times the norm's gain; row 0 is for the current position.
-        bias: (K, C) or None. Row t is the norm's bias summed over the taps that position t uses; later positions use
-            the last row.
-    """
-
-    taps: Array
-    bias: Array | None
-
-
 class Layer(NamedTuple):
-    """The weights of a block."""
+    """The weights of a block. `taps` are those of the convolution after the MLP, (K, 1, C), or None; row 0 is 1."""
 
-    convolution: Convolution | None
     qkv: Linear
     proj: Linear
     up: Linear
     down: Linear
+    taps: Array | None
 
 
 class Weights:
     """The weights of a model, rearranged so that a step takes few operations.
 
-    - The gain and bias of a norm are folded into the matrix, or the convolution, that follows it.
+    - The gain and bias of a norm are folded into the matrix that follows it.
     - All that is added to the residual stream is centred, so its mean is 0 and a layer norm becomes an RMS norm.
+      Linear layers are centred here; the decoder centres what a convolution returns.
     - The two channels that rotary positions rotate together are adjacent, as one complex number.
 
     Args:
@@ -82,7 +69,8 @@ class Weights:
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
         self.zero = self.zeros()
-        self.root = config.dim**0.5  # the factor that `Decoder._norm` leaves out
+        self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
+        self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, as `Decoder._norm` omits it
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy computes with arrays
         # twice as fast as with Python's numbers.
@@ -93,25 +81,24 @@ class Weights:
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
-        convolved = config.conv_taps > 1  # norm1 is then folded into the convolution, not into q|k|v
         self.layers = [
             Layer(
-                self._convolution(state, block) if convolved else None,
-                self._after_norm(state, "" if convolved else f"{block}.norm1", f"{block}.attention.qkv", order, scale),
-                self._to_stream(state, f"{block}.attention.proj"),
+                self._after_norm(state, f"{block}.norm1", f"{block}.attention.qkv", order, scale),
+                self._linear(state, f"{block}.attention.proj", centred=True),
                 self._after_norm(state, f"{block}.norm2", f"{block}.mlp.up"),
-                self._to_stream(state, f"{block}.mlp.down"),
+                self._linear(state, f"{block}.mlp.down", centred=config.conv_taps == 1),
+                self._taps(state, f"{block}.mlp"),
             )
             for block in (f"blocks.{i}" for i in range(config.layers))
         ]
         self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
-        self.embedding = self._centred(embedding)  # (V, C)
+        self.embedding = self.centred(embedding)  # (V, C)
         if config.token_shift:
             # The last row is zeros, for the first token of a text: its previous token is -1.
-            shifted = self._centred(embedding * state["shift"])
+            shifted = self.centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
-            self.positions = self._centred(state["position_embedding.weight"])  # (T, C)
+            self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
         self.slopes: Array = None
         if config.positions == "alibi":
             self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
@@ -119,29 +106,24 @@ class Weights:
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """Fold a norm, if any, into the linear layer that follows it, then reorder and scale the layer's outputs."""
+        """Fold a norm into the linear layer that follows it, then reorder and scale the layer's outputs."""
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-        if norm:
-            if f"{norm}.bias" in state:
-                shift = weight @ state[f"{norm}.bias"]
-                bias = shift if bias is None else bias + shift
-            weight = weight * (state[f"{norm}.weight"] * self.root)
-        weight = weight[order].T * scale
+        if f"{norm}.bias" in state:
+            shift = weight @ state[f"{norm}.bias"]
+            bias = shift if bias is None else bias + shift
+        weight = (weight * (state[f"{norm}.weight"] * self.root))[order].T * scale
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
-    def _convolution(self, state: Mapping[str, Array], block: str) -> Convolution:
-        """Fold the norm before attention into the convolution that follows it."""
-        gain, bias = state[f"{block}.norm1.weight"], state.get(f"{block}.norm1.bias")
-        others = [state[f"{block}.attention.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]
-        taps = self.xp.stack([gain * 0 + 1, *others])  # (K, C)
-        # At position t < K - 1, the taps from t + 1 on reach back before the text.
-        return Convolution((taps * (gain * self.root))[:, None], None if bias is None else taps.cumsum(0) * bias)
+    def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
+        """Return a linear layer; `centred` ones add to the residual stream without a convolution between."""
+        weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
+        if centred:
+            weight, bias = self.centred(weight), None if bias is None else self.centred(bias)
+        return Linear(self._contiguous(weight), bias)
 
-    def _to_stream(self, state: Mapping[str, Array], name: str) -> Linear:
-        """Centre the outputs of a linear layer, which are added to the residual stream."""
-        bias = state.get(f"{name}.bias")
-        weight = self._centred(state[f"{name}.weight"].T)
-        return Linear(self._contiguous(weight), None if bias is None else self._centred(bias))
+    def _taps(self, state: Mapping[str, Array], name: str) -> Array | None:
+        others = [state[f"{name}.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]
+        return self.xp.stack([others[0] * 0 + 1, *others])[:, None] if others else None  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
         """Return the order of the outputs of q|k|v, (3C,), and their scale, (3C,) or 1.
@@ -169,10 +151,11 @@ class Weights:
         if self.config.positions == "rotary":
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
-        return self._centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
+        return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
-    def _centred(self, x: Array) -> Array:
-        return x - x.mean(-1)[..., None] if self.config.norm == "layernorm" else x
+    def centred(self, x: Array) -> Array:
+        """Subtract from each vector its mean, as a layer norm does; return x for an RMS norm: (..., C) -> (..., C)."""
+        return x - (x @ self.average)[..., None] if self.config.norm == "layernorm" else x
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
@@ -202,13 +185,13 @@ def gelu(x: np.ndarray) -> np.ndarray:
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
     """Load a model for decoding, on a CPU without torch; return the weights and `gpt.model_file.FIELDS`.
 
-    The errors are those of `gpt.model_file.read` and `gpt.device.to_device`.
+    The errors are those of `gpt.model_file.read` and `gpt.model_file.to_device`.
     """
     config, state, meta = model_file.read(path)
     if device != "cpu":
         import torch
 
-        state = {name: to_device(torch.from_numpy(array), device) for name, array in state.items()}
+        state = {name: model_file.to_device(torch.from_numpy(array), device) for name, array in state.items()}
     return Weights(config, state), meta
 
 

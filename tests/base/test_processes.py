@@ -2,18 +2,35 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from base import processes
 from tests.conftest import ROOT
 
 
-def test_threads_sleep_soon_unless_the_user_has_chosen() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has no GNU OpenMP here")
+def test_threads_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the environment of torch's OpenMP, which a child process inherits."""
-    code = "import os; from base import processes; processes.limit_spinning(); print(os.environ.get('GOMP_SPINCOUNT'))"
-    plain = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    for given, expected in (
-        ({}, str(processes.SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")
+    for given, spins in (
+        ({}, str(processes.SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)
     ):  # fmt: skip
-        found = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=plain | given, check=True, capture_output=True, text=True
-        )
-        assert found.stdout.strip() == (expected if sys.platform == "linux" else given.get("GOMP_SPINCOUNT", "None"))
+        monkeypatch.setattr(os, "environ", given)
+        processes.limit_spinning()
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
+def test_other_processes_are_seen_and_this_one_is_not() -> None:
+    work = "import os, time; end = time.perf_counter() + 0.7\nwhile time.perf_counter() < end: pass"
+    code = f"from base import processes\n{work}\nprint(processes.busy_cores(), time.process_time() / 0.7)"
+    one = {min(os.sched_getaffinity(0))}
+    command = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {one})\n{code}"]
+    alone = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    others, own = map(float, alone.stdout.split())
+    assert others + own < 1.3, "on one core, both together"
+    with subprocess.Popen([sys.executable, "-c", f"{command[2].partition(chr(10))[0]}\nwhile True: pass"]) as busy:
+        try:
+            found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        finally:
+            busy.kill()
+    assert float(found.stdout.split()[0]) > 0.25, "half of the core, or less beside a third process"

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 
 class Terminal:
-    def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, *command: str) -> None:
         import fcntl
         import pty
         import termios
@@ -24,7 +24,7 @@ class Terminal:
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         os.close(theirs)
         self.pieces: list[tuple[float, str]] = []
@@ -68,20 +68,11 @@ class Terminal:
 
 
 def left(text: str) -> list[str]:
-    """The lines that a terminal shows in the end: what is written replaces what was there."""
-    lines, row, column = [""], 0, 0
-    for part in re.findall(r"\x1b\[A|\r|\n|[^\x1b\r\n]+", text):
-        if part == "\r":
-            column = 0
-        elif part == "\n":
-            row += 1
-            lines += [""] * (row == len(lines))
-        elif part == "\x1b[A":
-            row = max(0, row - 1)
-        else:
-            before = lines[row].ljust(column)
-            lines[row] = before[:column] + part + before[column + len(part) :]
-            column += len(part)
+    """The lines that a terminal shows in the end: after \\r, what is written replaces what was there."""
+    lines = [""] * (text.count("\n") + 1)
+    for row, line in enumerate(text.split("\n")):
+        for part in line.split("\r"):
+            lines[row] = part + lines[row][len(part) :]
     return [line.rstrip() for line in lines if line.strip()]
 
 
@@ -102,8 +93,6 @@ with progress.Progress("encoding", total, "B") as work:
             said = True
             with progress.hidden():
                 print("meanwhile", flush=True)
-    if len(sys.argv) > 5:
-        raise SystemExit("failed")
 print("after", flush=True)
 print("tqdm" in sys.modules, flush=True)
 """

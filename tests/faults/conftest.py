@@ -1,16 +1,14 @@
 """The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
 
-import http.server
-import threading
-from collections.abc import Iterator
+import signal
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.processes import LONG, TWO, run
-from tests.faults.programs import PROGRAMS, Cost, Nursery, write_texts
+from tests.faults.processes import LONG, TWO, Fault, run
+from tests.faults.programs import PROGRAMS, Cost, call, write_texts
 from tests.model_files import filled, write_model_file
 
 
@@ -22,15 +20,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
-    made: dict[tuple[str, ...], Path] = {}
+    """Makes the run runs/cut of a recipe, once, and returns its directory; `fault` kills it."""
+    made: dict[tuple[Any, ...], Path] = {}
 
-    def make(recipe: list[str]) -> Path:
-        key = tuple(recipe)
+    def make(recipe: list[str], fault: Fault = (), **options: Any) -> Path:
+        key = (*recipe, *fault)
         if key not in made:
             place = tmp_path_factory.mktemp("whole")
             (place / "book.txt").write_text(prose, encoding="utf-8")
             with chdir(place):
-                assert run("name=cut", *recipe).status == 0
+                cache = {"XDG_CACHE_HOME": str(place / "cache")}
+                ended = run("name=cut", *recipe, fault=fault, environment=cache, **options)
+            assert ended.status == (-signal.SIGKILL if fault else 0), ended
             made[key] = place / "runs/cut"
         return made[key]
 
@@ -38,28 +39,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def whole_of_two(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
-    place = tmp_path_factory.mktemp("two")
-    (place / "book.txt").write_text(prose, encoding="utf-8")
-    with chdir(place):
-        ended = run("name=whole", *TWO, *LONG, long=True, environment={"XDG_CACHE_HOME": str(place / "cache")})
-    assert ended.status == 0, ended
-    return place / "runs/whole"
+def whole_of_two(whole: Any) -> Path:
+    return whole([*TWO, *LONG], long=True)
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture(scope="session")
-def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
     with chdir(tmp_path_factory.mktemp("honest")):
         write_texts()
         write_model_file("honest.safetensors", filled())
-        costs = {program: nursery(program, "honest.safetensors") for program in PROGRAMS}
+        costs = {program: call(program, "honest.safetensors") for program in PROGRAMS}
     assert all(ended.status == 0 for ended in costs.values()), costs
     return costs
 
@@ -67,23 +56,3 @@ def honest(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture
 def texts(workplace: Path) -> None:
     write_texts()
-
-
-@pytest.fixture
-def listener() -> Iterator[tuple[str, list[str]]]:
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()

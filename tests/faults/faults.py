@@ -4,47 +4,29 @@ import io
 import itertools
 import math
 import os
-import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import matplotlib.figure
 import torch
-from lightning.pytorch.strategies import Strategy
-from torch.distributed.tensor import DTensor
+from torch.distributed.elastic.multiprocessing.api import PContext
 
-import data.remote.manifest
-import data.remote.shards
-import data.remote.store
 import gpt.checkpoint
 import gpt.optim
-import reports.picture_process
-import reports.tensorboard
-import training.callbacks.pictures
-import training.checkpoint_io
+import training.callbacks.checkpoints
 import training.finish
 import training.machine
 import training.module
-import training.outcome
 import training.summary
 from base import processes
 from training.callbacks.checkpoints import Checkpoints
-from training.callbacks.pictures import Pictures
 from training.module import LitGPT
 from training.run_plan import RunPlan
-from training.sharding import ShardedMuon
-
-
-def die(*_: Any, **__: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def before(owner: Any, name: str, action: Callable[..., object]) -> None:
@@ -59,6 +41,9 @@ def after(owner: Any, name: str, action: Callable[..., object]) -> None:
 
 def sending(number: int) -> Callable[..., None]:
     return lambda *_, **__: os.kill(os.getpid(), number)
+
+
+die = sending(signal.SIGKILL)
 
 
 def the(number: int, action: Callable[..., object] = die) -> Callable[..., object]:
@@ -83,15 +68,6 @@ def at_step(step: int) -> None:
     before_step(step, die)
 
 
-def in_accumulation(step: int, micro_batch: int) -> None:
-    kill = the(micro_batch)
-    after(LitGPT, "manual_backward", lambda module, *_: kill() if module.global_step == step else None)
-
-
-def before_update(step: int) -> None:
-    after(torch.nn.utils, "clip_grad_norm_", the(step + 1))
-
-
 def after_update(step: int) -> None:
     after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
 
@@ -100,7 +76,7 @@ def signal_in_validation(number: int, where: str, signal_number: int = signal.SI
     begun: list[Any] = []
     kill = sending(signal_number)
     before(LitGPT, "on_validation_epoch_start", begun.append)
-    name = {"begin": "on_validation_epoch_start", "middle": "validation_step", "end": "on_validation_epoch_end"}[where]
+    name = {"middle": "validation_step", "end": "on_validation_epoch_end"}[where]
     after(LitGPT, name, lambda *_: kill() if len(begun) == number else None)
 
 
@@ -120,20 +96,15 @@ class _Dying(io.FileIO):
 
 
 def in_write(number: int, size: int) -> None:
-    """Die in a save (from 1) when so many bytes are written; negative ones count from the end."""
+    """Die in a save (from 1) when so many bytes are written."""
 
-    def arrange(_: Path, contents: dict[str, Any]) -> None:
-        whole = io.BytesIO()
-        torch.save(contents, whole)
+    def opened(path: Path, mode: str) -> Any:
+        file = _Dying(path, mode)
+        file.left = size
+        return file
 
-        def opened(path: Path, mode: str) -> Any:
-            file = _Dying(path, mode)
-            file.left = size if size >= 0 else whole.tell() + size
-            return file
-
-        gpt.checkpoint.open = opened  # type: ignore[attr-defined]
-
-    before(training.checkpoint_io, "save", the(number, arrange))
+    arrange = the(number, lambda *_, **__: setattr(gpt.checkpoint, "open", opened))
+    before(training.callbacks.checkpoints, "save", arrange)
 
 
 def before_rename(number: int, name: str) -> None:
@@ -144,28 +115,9 @@ def before_rename(number: int, name: str) -> None:
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
     action = the(call, sending(number))
-    for module in (training.machine, training.summary, training.outcome, training.finish):
+    for module in (training.machine, training.summary, training.finish):
         if hasattr(module, name):
             before(module, name, action)
-
-
-def without(protection: str) -> None:
-    """Do not load weights, or the optimizer's state, seed dropout by the step, or cut TensorBoard's files."""
-    match protection:
-        case "weights":
-            LitGPT.load_state_dict = lambda *_, **__: None  # type: ignore[method-assign, assignment]
-        case "optimizer":
-            Strategy.load_optimizer_state_dict = lambda *_: None  # type: ignore[method-assign]
-        case "seeds":
-            training.module.dropout_seed = lambda *_: torch.initial_seed()
-            torch.manual_seed = lambda *_: torch.default_generator  # type: ignore[assignment]
-        case "cut":
-            reports.tensorboard.cut_events = lambda *_: None
-
-
-def no_links(step: int) -> None:
-    os.link = mock.Mock(side_effect=OSError(95, "Operation not supported"))
-    at_step(step)
 
 
 def never_due() -> None:
@@ -176,16 +128,9 @@ def never_due() -> None:
 def break_best() -> None:
     def damage(plan: RunPlan, *_: Any) -> None:
         best = plan.directory / "checkpoints/best.safetensors"
-        data = best.read_bytes()
-        best.unlink()
-        best.write_bytes(data[:-100])
+        best.write_bytes(best.read_bytes()[:-100])
 
-    before(training.finish, "finish", damage)
-
-
-def limit_file_size(step: int, size: int) -> None:
-    limit = (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    before_step(step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    before(training.finish, "write_results", damage)
 
 
 def read_only(step: int) -> None:
@@ -202,7 +147,7 @@ def read_only(step: int) -> None:
 
 def fill_disk(step: int) -> None:
     def fill() -> None:
-        with suppress(OSError), open("filler", "wb", buffering=0) as file:
+        with suppress(OSError), open("runs/filler", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
 
@@ -252,11 +197,6 @@ def spoil_weights(step: int) -> None:
     after(LitGPT, "training_step", spoil)
 
 
-def both(*each: Any) -> None:
-    for function, *arguments in each:
-        function(*arguments)
-
-
 def raise_at(step: int) -> None:
     before_step(step, lambda: 1 / 0)
 
@@ -273,68 +213,12 @@ def signal_parent_at(step: int, number: int) -> None:
     before_step(step, send)
 
 
-def hang_at(step: int) -> None:
-    signal_at(step, signal.SIGSTOP)
+def hang_in_rank(rank: int, step: int) -> None:
+    PContext.close.__defaults__ = (None, 3)  # seconds until the launcher kills a rank that does not end
+    in_rank(rank, signal_at, step, signal.SIGSTOP)
 
 
 def signal_while_loading(number: int) -> None:
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
     send = the(1, sending(number))
     before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))
-
-
-def small_shards(*more: Any) -> None:
-    data.remote.shards.SHARD, data.remote.shards.BLOCK = 8_000, 30_000
-    data.remote.store.RETRY_SECONDS = 20.0
-    if more:
-        more[0](*more[1:])
-
-
-def in_fetch(number: int) -> None:
-    def cut(_: Any, copy: Path) -> None:
-        copy.write_bytes(copy.read_bytes()[:500])
-        die()
-
-    after(data.remote.manifest, "download", the(number, cut))
-
-
-def orthogonalise_shards() -> None:
-    """Have Muon take the rows that a device has for a matrix."""
-    ShardedMuon.whole = staticmethod(lambda tensor: tensor.to_local())
-    ShardedMuon.shard_like = staticmethod(
-        lambda rows, like: DTensor.from_local(rows, like.device_mesh, like.placements)
-    )
-
-
-def count_graphs(backend: str) -> None:
-    from torch._dynamo.utils import counters
-
-    torch.compile = partial(torch.compile, backend=backend)
-
-    def say(*_: Any) -> None:
-        print(f"graphs: {counters['stats']['unique_graphs']}, breaks: {sum(counters['graph_break'].values())}")
-
-    before(training.finish, "finish", say)
-
-
-def killed_at_the_end() -> None:
-    reports.picture_process.NICENESS = 0
-    after(Pictures, "finish", die)
-
-
-def drawer_gets(number: int, waiting: int = 100) -> None:
-    """The process that draws gets a signal as soon as it has something to draw; so many pictures wait for it."""
-
-    def send(pictures: Pictures, *_: Any, **__: Any) -> None:
-        if pictures.renderer:
-            os.kill(pictures.renderer.process.pid, number)
-
-    training.callbacks.pictures.END_SECONDS, training.callbacks.pictures.MAX_QUEUED = 1.0, waiting
-    after(Pictures, "_send", send)
-
-
-def nothing_is_drawn_here() -> None:
-    """Drawing in this process is an error; the one that draws gets as much time as others, and is waited for."""
-    reports.picture_process.NICENESS, training.callbacks.pictures.END_SECONDS = 0, 100.0
-
-    before(matplotlib.figure.Figure, "__init__", mock.Mock(side_effect=AssertionError("drawn where the run trains")))

@@ -2,7 +2,7 @@
 
 What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
 for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
-command of `train.py`, trials and further ranks, is forked from it; `start` and the tests of SLURM start real commands.
+command of `train.py`, trials and ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
 import ctypes
@@ -23,12 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
 import train as train_script
 from base import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
 from training import finish
-from training.callbacks import samples
+from training.callbacks import watch
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 SCRIPT = str(ROOT / "train.py")
@@ -44,7 +46,8 @@ CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may en
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra "
-    "hydra._internal.config_loader_impl filelock pooch tqdm tests.faults.faults tests.faults.processes".split()
+    "hydra._internal.config_loader_impl filelock tqdm torch.distributed.run tests.faults.faults tests.faults.processes "
+    "sample score export gpt.export.to_web_page gpt.export.to_graph tests.faults.programs".split()
     + ["s3fs.core"]  # which Lightning looks for when it logs
 )
 
@@ -88,7 +91,7 @@ class Process:
         self.pid: int = self.process.pid
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send a signal, also to the processes that it has started and that are of its group."""
+        """Send a signal, also to the processes that it has started and that are of its group: trials, but no ranks."""
         with suppress(ProcessLookupError):  # it has ended
             (os.killpg if group else os.kill)(self.pid, number)
 
@@ -96,17 +99,12 @@ class Process:
         """The exit status, None before the end."""
         return self.process.exitcode
 
-    def said(self) -> str:
-        """What it has printed until now, on both channels."""
-        return "".join(file.read_text("utf-8", "replace") for file in self.files if file.exists())
-
     def wait(self, timeout: float = LIMIT) -> Ended:
         """Wait for the end; a process that was killed by a signal has its negative number as status."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             self.process.kill()
-            self.process.join()
-            raise AssertionError(f"did not end within {timeout} s: {self.said()}")
+            raise AssertionError(f"did not end within {timeout} s: {self.wait()}")
         if self.ended is None:
             out, err = (file.read_text("utf-8", "replace") for file in self.files)
             self.ended = Ended(self.process.exitcode, out, less_progress(err))
@@ -115,22 +113,14 @@ class Process:
         return self.ended
 
     def ends(self) -> Ended:
-        """As `wait`, of a job that must leave no process behind; ends what is left."""
+        """As `wait`, of a job that must leave no process behind in this directory; ends what is left."""
         try:
             ended = self.wait()
-            wait_for(lambda: not group_is_there(self.pid), timeout=60)
+            wait_for(lambda: not processes_in(Path()), timeout=60)
             return ended
         finally:
-            self.signal(signal.SIGKILL, group=True)
-
-
-def group_is_there(group: int) -> bool:
-    """Whether a process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            for left in processes_in(Path()):
+                os.kill(left, signal.SIGKILL)
 
 
 def run(*arguments: str, **options: Any) -> Ended:
@@ -194,10 +184,9 @@ def _begin(variables: dict[str, str], arguments: list[str]) -> None:
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
     faulthandler.enable()  # a crash of the interpreter says where
     tempfile.tempdir = None  # as in a new process: found anew
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [SCRIPT, *arguments]
     train_script.STARTED = time.perf_counter()
@@ -211,18 +200,16 @@ def _run(
     for number, name in enumerate(files, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     _begin(variables, given)
-    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    subprocess.Popen = subprocess_handler.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
-        samples.SAMPLE_LENGTH = finish.FINAL_SAMPLE_LENGTH = 20
+        watch.SAMPLE_LENGTH = finish.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
     if network:
         from torch.distributed import run as torchrun
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         with open(f"/run/netns/{network}") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
-        subprocess_handler.Popen = ForkingPopen
         torchrun.main(given)
     status = 0 if network else train_script.cli()
     if os.getuid() == 0:
@@ -248,7 +235,7 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
     while not condition():
         assert time.monotonic() < until, "did not happen in time"
         if process is not None and process.poll() is not None:
-            said = process.said() if isinstance(process, Process) else process.communicate()
+            said = process.wait() if isinstance(process, Process) else process.communicate()
             raise AssertionError(f"ended before that: {said}")
         time.sleep(0.005)
 
@@ -279,5 +266,6 @@ def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]
     for tag in tags["tensors"]:
         if not tag.startswith("_hparams_"):
-            points[tag] = [(p.step, p.tensor_proto.SerializeToString()) for p in accumulator.Tensors(tag)]
+            texts = {point.step: point.tensor_proto.SerializeToString() for point in accumulator.Tensors(tag)}
+            points[tag] = list(texts.items())  # of two texts of one step, TensorBoard shows the second
     return points

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from base import processes
 from base.errors import InputError
 from base.options import spell
+from conf.groups import OPTIONS
 from conf.hydra_grammar import parse
-from conf.keys import LITERAL, PLUGGED, PLUGINS, SEARCH, fields, set_leaf
+from conf.keys import LITERAL, PLUGGED, SEARCH, fields, set_leaf
 from conf.overrides import read_command
 from conf.schema import REFUSED, Config, from_dict, to_dict
-from tests.conftest import ROOT, Call, Ended, less_progress, one_line, refusal
+from tests.conftest import ROOT, TINY, Call, one_line, refusal, summary
 
 
 def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
@@ -40,6 +41,7 @@ def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
         yield from ("nonsense", f"{bounds['choices'][0]}x", "3", "[1]")
 
 
+PLUGINS = {key: each for name, kind in OPTIONS.items() for key, each in fields(kind, f"{name}.").items()}
 EVERY = [
     (key, value)
     for key, (hint, field) in {**fields(), **PLUGINS, **SEARCH}.items()
@@ -75,83 +77,79 @@ def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path
     assert sorted(workplace.rglob("*")) == before
 
 
-CALLBACKS = "callbacks=[ema,early_stopping]"
 OTHERS: dict[str | tuple[str, ...], str] = {
     # unknown, with the nearest right name; more in tests/conf/test_overrides.py
-    "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "experiment=[a,b]": "experiment=[a,b]",
-    "experiment=[nanogpt_cpu,nanogpt_gpu]": "must be one of", "optim=[muon,adamw]": "must be one of adamw, muon",
+    "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "optim=[muon,adamw]": "one of adamw, muon",
     # no key=value, or not as Hydra means it
-    "": "must be key=value", "=3": "must be key=value", "--foo": "--foo",
+    "": "must be key=value", "-x": "-x", "--help=1": "--help=1",
     "--max-steps=10": "--max-steps=10: no such flag; settings have no dashes: trainer.max_steps=10",
-    ("--max-steps", "10"): "dashes: trainer.max_steps=10", ("--data.path", "book.txt"): "dashes: data.path=book.txt",
-    "--cfg": "--cfg", "-x": "-x", "-m=1": "-m=1",
-    "--help=1": "--help=1", "model={layers:3}": "model=", "model.heads={": "cannot read the value",
-    "model.layers=${nope}": "nope", "+trainer.foo=1": "trainer.foo", "++optim.lr=x": "optim.lr=x",
-    "hydra/launcher=x": "is not accepted", "hydra.run.dir=x": "hydra.run.dir: is not accepted",
-    "seed=range(0,1000000000)": "seed=range(0,1000000000)", "seed=range(0,5)": "-m",
+    ("--data.path", "book.txt"): "dashes: data.path=book.txt",
+    "book.txt": "must be key=value, such as model.heads=8; to train on this text: data.path=book.txt",
+    # what other programs call it
+    "ckpt_path=x": "resume=RUN continues a run, init_from=RUN starts from its model",
+    "learning_rate=1": "it is optim.lr here",
+    ("--lr", "3e-4"): "dashes: optim.lr=3e-4", "--learning-rate=1e-3": "dashes: optim.lr=1e-3",
+    "--batch_size=8": "dashes: data.batch=8",
+    "epochs=3": "it is trainer.max_steps here", "max_iters=5": "it is trainer.max_steps here", "--out_dir=a": "name=a",
+    "model.n_head=2": "it is model.heads here",
+    ("--config-name", "x"): "train.py has no --config-name; --cfg job", "-p": "train.py has no -p", "--info": "has no",
+    ("--config-dir", "nowhere"): "--config-dir nowhere: has no preset, such as nowhere/model/mine.yaml",
+    "model={layers:3}": "model=", "model.heads={": "cannot read the value", "model.layers=${nope}": "nope",
+    "hydra.run.dir=x": "hydra.run.dir: is not accepted", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard takes none",
-    "+logger.tensorboard.max_queue=abc": "logger=tensorboard takes none",
     "callbacks.ema.decay=0.5": "needs callbacks=ema",
-    (CALLBACKS, "+callbacks.ema.start_step=abc"): "callbacks=ema takes decay",
-    (CALLBACKS, "callbacks.ema._target_=nope.Nope"): "callbacks=ema takes decay",
-    (CALLBACKS, "+callbacks.early_stopping.divergence_threshold=abc"): "takes monitor, patience, min_delta",
-    (CALLBACKS, "callbacks.early_stopping.min_delta=abc"): "must be a number, at least 0",
+    ("callbacks=ema", "callbacks.ema._target_=nope.Nope"): "callbacks=ema takes decay",
     # contradictory
     "model.heads=3": "must divide model.dim=32: 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
-    "trainer.strategy=bogus": "must be one of auto, ddp, fsdp", "trainer.accelerator=gpu": "this machine has only",
-    "trainer.deterministic=maybe": "must be one of true, false, warn",
-    "trainer.max_steps=1000000000000": "1 to 1000000000", "trainer.timeout=1000001": "most 1000000",
-    "workers=2": "workers: goes with -m",
-    "allow=[seeed]": "goes with resume=", "allow=seed": "a list", "allow=[seed]": "resume",
+    ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
+    "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: goes with -m",
+    "allow=seed": "a list", "allow=[seed]": "goes with resume=",
     ("model.dim=131072", "model.heads=1024"): "out of memory",
     # text
-    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/dev/null": "data.path",
-    "data.path=/": "data.path=/: holds files of the system", "data.path=/proc/kmsg": "holds files of the system",
-    "data.path=*.nothing": "no file matches", "data.path=bin.dat": "bin.dat: is a binary file",
-    "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=empty.txt": "is empty",
-    "data.path=one.txt": "only one distinct character", "data.path=short.txt": "too few",
+    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",
+    "data.path=/proc/kmsg": "holds files of the system", "data.path=bin.dat": "bin.dat: is a binary file",
+    "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=nul.txt": "nul.txt: is a binary file",
+    "data.path=ascii16.txt": "over a quarter of its characters are NUL); name its encoding with data.encoding=",
+    ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there",
+    "data.path=many": "join them into fewer",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
-    # names and runs
-    "name=": "name=", "name=a/b/c": "or SWEEP/TRIAL", "name=..": "or SWEEP/TRIAL", "name=a\nb": "name=",
-    f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "no such run",
+    # names and runs; more in tests/conf/test_overrides.py and tests/base/test_run_directory.py
+    "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
-    "resume=.": "is not a run that can continue",
     **{f"trainer.{name}=1": f"trainer.{name}: is not accepted" for name in REFUSED},
 }  # fmt: skip
 
 
 def test_other_wrong_words(train: Call, workplace: Path) -> None:
     Path("bin.dat").write_bytes(bytes(range(256)) * 100)
+    Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
+    Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
+    Path("nul.txt").write_bytes(bytes(5000))
+    for number in range(40):
+        Path("many").mkdir(exist_ok=True)
+        Path(f"many/{number}.txt").write_text("one\n" if number else "a long text\n" * 500)
     Path("utf16.txt").write_bytes(("Zeile für Zeile\n" * 500).encode("utf-16-le"))
-    Path("empty.txt").touch()
-    Path("one.txt").write_text("a" * 5000)
-    Path("short.txt").write_text("abc")
     before = set(workplace.rglob("*"))
     for typed, said in OTHERS.items():
         ended = train(*([typed] if isinstance(typed, str) else typed))
         one_line(ended, 2, said)
         made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
         assert ended.out == "" and not made, (typed, made)
-    words = [typed for typed in OTHERS if isinstance(typed, str)][:40]
-    for first, second in itertools.islice(itertools.combinations(words, 2), 0, None, 9):
-        one_line(train(first, second), 2)
 
 
 SAMPLE = {
-    "nothing": "nothing: no such model or run; the newest are runs/first", "book.txt": "is damaged or no model file",
-    "x" * 5000: "too long", "runs/\nx": "no such", "--promt=x": "nearest: --prompt", "-x": "-x", "second": "no such",
-    "--num-chars": "expected one argument", "--num-chars=-1": "at least 0", "--num-chars=99999999999": "at most",
-    "--num-chars=x": "must be a whole number", "--num-chars=1000000001": "at most 1000000000",
-    "--num-samples=0": "at least 1", "--num-samples=100000000000": "at most",
+    "book.txt": "is damaged or no model file", "x" * 5000: f"{'x' * 80}: ", "runs/\nx": "no such",
+    "--start=x": "it is --prompt here", "--temp=1": "it is --temperature here", "--length=3": "it is --num-chars here",
+    "--max_new_tokens=3": "it is --num-chars here", "--promt=x": "nearest: --prompt",
+    "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
+    "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
-    "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number",
-    "--seed=-1": "at least 0", "--seed=x": "must be a whole number", "--seed=99999999999999999999999": "at most",
-    "--device=quantum": "must be cpu, cuda", "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu",
-    "--prompt=né": "'é' (U+00E9) at position 1", "--prompt=a\udcff": "half of a surrogate pair",
+    "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number", "--seed=99999999999999999999999": "at most",
+    "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "half of a surrogate",
 }  # fmt: skip
 
 
@@ -160,26 +158,34 @@ def test_every_option_of_sample(trained: Path, sample: Call) -> None:
         ended = sample("first", argument) if argument.startswith("-") else sample(argument)
         one_line(ended, 2, said, program="sample.py")
         assert ended.out == "", argument
-    one_line(sample("first", "first"), 2, program="sample.py")
+    one_line(sample("first", "ROMEO:"), 2, "unrecognized arguments: ROMEO:; it is --prompt TEXT", program="sample.py")
 
 
-def test_a_process_of_its_own_answers_in_one_line(workplace: Path) -> None:
-    for typed in (
-        "train.py model.heads=7", "train.py data.path=bok.txt", "sample.py book.txt",
-        "train.py trainer.devices=3 trainer.accelerator=cpu data.path=book.txt",
+def test_variables_that_cannot_be(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = "this environment variable must be a whole number"
+    for variable, value, said in (
+        ("RANK", "abc", number), ("LOCAL_RANK", "", number), ("LOCAL_RANK", "-1", number),
+        ("RANK", "1", "is set without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset RANK, or start with"),
+        ("OMP_NUM_THREADS", "abc", number), ("OMP_NUM_THREADS", "0", number),
     ):  # fmt: skip
-        script, *arguments = typed.split()
-        ended = subprocess.run([sys.executable, ROOT / script, *arguments], capture_output=True, text=True)
-        one_line(Ended(ended.returncode, ended.stdout, less_progress(ended.stderr)), 2, program=script)
-
-
-def test_variables_that_hold_no_number(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, value in (("RANK", "abc"), ("LOCAL_RANK", ""), ("LOCAL_RANK", "-1"), ("WORLD_SIZE", "abc")):
         with monkeypatch.context() as patch:
-            if variable == "WORLD_SIZE":  # which has a meaning beside it only
-                patch.setenv("RANK", "0")
             patch.setenv(variable, value)
-            one_line(train(), 2, f"{variable}={value}: this environment variable must be a whole number")
+            one_line(train(), 2, f"{variable}={value}: ", said)
+    monkeypatch.setenv("OMP_NUM_THREADS", " 2,1")
+    assert processes.cores() == 2, "one number for each level of nesting"
+
+
+@pytest.mark.slow
+def test_closed_standard_streams_change_nothing(trained: Path) -> None:
+    for command in (
+        "sample.py first --num-chars 1", "score.py first book.txt --window disjoint",
+        "export.py first --to web out.html",
+        f"train.py data.path=book.txt name=second {' '.join(TINY)}",
+    ):  # fmt: skip
+        line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
+        ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
+        assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
+    assert summary("second")["status"] == "finished" and Path("out.html").exists()
 
 
 SWEEPS = [  # an environment variable, what is typed, and what is said of it
@@ -187,9 +193,9 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=range(0,1000000)", "more than 10,000 values"), ("", "seed=5,range(1,3)", "either single values or one"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
-    ("", "seed=1,2 data.path=bok.txt", "nearest: book.txt"), ("", "seed=1,2 model.context=20,20000", "model.context"),
-    ("", "seed=1,2 init_from=nothing", "nothing: no such model or run"), ("", "seed=1,2 name=a/b", "has no slash"),
-    ("", "seed=1,2 workers=0", "workers=0: must be"), ("", "seed=1,2 workers=1,2", "workers: must have one value"),
+    ("", "seed=1,2 model.context=20,20000", "model.context"), ("", "seed=1,2 name=a/b", "has no slash"),
+    ("", "seed=1,2 init_from=nothing", "nothing: no such model, nor a run in runs/"),
+    ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
     ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep runs in one SLURM task, and this step has 4"),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpt.model_file import read
 from tests.conftest import Call, missing, one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
+from tests.faults.processes import MUON, TWO, Fault, Process, events, run, run_ranks, start, wait_for
+from training.machine import missing_to_compile
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
 EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
@@ -41,46 +41,56 @@ def assert_same_checkpoints(whole: Path, cut: Path) -> None:
     for name in ("last.safetensors", "best.safetensors"):
         ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
         assert ours == theirs, name
-    assert events(whole) == events(cut)
+    ours, theirs = events(whole), events(cut)
+    assert [tag for tag in ours.keys() | theirs.keys() if ours.get(tag) != theirs.get(tag)] == []
 
 
 def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
     assert_same_checkpoints(whole, cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
-    for key in ours.keys() - {"seconds", "characters_per_second", "mfu"}:
+    for key in ours.keys() - {"begun", "seconds", "characters_per_second", "mfu"}:
         assert ours[key] == theirs[key], key
     assert theirs["seconds"] and theirs["characters_per_second"]
     ours, theirs = (sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, cut))
     assert ours == theirs, "nothing unfinished is left"
 
 
-POINTS: dict[str, tuple[Any, ...]] = {
+POINTS: dict[str, Fault] = {
     "before a step": (faults.at_step, 16),
-    "in the accumulation of a step": (faults.in_accumulation, 12, 1),
-    "before the update of a step": (faults.before_update, 18),
     "after the update of a step": (faults.after_update, 25),
-    "before a validation": (faults.signal_in_validation, 2, "begin"),
     "in a validation": (faults.signal_in_validation, 2, "middle"),
     "after a validation": (faults.signal_in_validation, 1, "end"),
     "just after the last save": (faults.after_save, 3),
+    "with the first best model not yet named": (faults.before_rename, 1, "best.safetensors"),
     "with nothing of the first save written": (faults.in_write, 1, 0),
-    "with half of a save written": (faults.in_write, 2, 100_000),
-    "with all but a byte of a save written": (faults.in_write, 2, -1),
-    "with all of a save written, not renamed": (faults.before_rename, 2, "step-"),
-    "with the first model not yet named": (faults.before_rename, 1, "last.safetensors"),
-    "with last.ckpt not yet named": (faults.before_rename, 2, "last.ckpt"),
-    "with the last best model not yet named": (faults.before_rename, 3, "best.safetensors"),
+    "with half of a save written, but its best model whole": (faults.in_write, 2, 100_000),
+    "with all of a save written, nothing renamed": (faults.before_rename, 1, "previous.ckpt"),
+    "with the older checkpoint renamed, the newer not": (faults.before_rename, 2, "last.ckpt"),
     "before the end is summed up": (faults.before_call, "write_summary", signal.SIGKILL, 2),
-    "before the evaluation": (faults.before_call, "finish"),
+    "before the evaluation": (faults.before_call, "write_results"),
+    "with the last model not yet named": (faults.before_rename, 1, "last.safetensors"),
 }
+OTHERS = [(ADAMW, (faults.at_step, 13)), (EMA, (faults.in_write, 2, 9999))]
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_once(point: str, whole: Any, workplace: Path) -> None:
-    assert run("name=cut", *MUON, fault=POINTS[point]).status == -signal.SIGKILL
-    ended = run("name=cut", "resume=auto", *MUON)
+@pytest.mark.parametrize(
+    ("recipe", "fault"), [*((MUON, fault) for fault in POINTS.values()), *OTHERS], ids=[*POINTS, "AdamW", "averages"]
+)
+def test_killed_once(recipe: list[str], fault: Fault, whole: Any, workplace: Path) -> None:
+    assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
+    ended = run("name=cut", "resume=auto", *recipe)
     assert ended.status == 0 and ended.err == "", ended.err
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+    assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_killed_once(workplace: Path) -> None:
+    if missing_to_compile():
+        missing(f"{missing_to_compile()}, to compile")
+    assert run("name=whole", "compile=true").status == 0
+    assert run("name=cut", "compile=true", fault=(faults.at_step, 16)).status == -signal.SIGKILL
+    assert run("resume=runs/cut", defaults=False).status == 0
+    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
 
 
 def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None:
@@ -109,7 +119,7 @@ def test_checkpoints_by_time_change_nothing(whole: Any, workplace: Path) -> None
     for recipe in (MUON, EMA):
         assert run("name=cut", *recipe, often, fault=(faults.at_step, 17)).status == -signal.SIGKILL
         ended = run("resume=auto", defaults=False)
-        assert ended.status == 0 and "step-00000017.ckpt, step 17" in ended.out, ended
+        assert ended.status == 0 and "last.ckpt, step 17" in ended.out, ended
         assert steps_of(Path("runs/cut")) == [29, 30]
         assert_same_checkpoints(whole(recipe), Path("runs/cut"))
         shutil.rmtree("runs")
@@ -123,8 +133,8 @@ def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
 
 
 def steps_of(directory: Path) -> list[int]:
-    """The steps of a run's checkpoints."""
-    return sorted(int(path.stem[5:]) for path in directory.glob("checkpoints/step-*.ckpt"))
+    """The steps of a run's two checkpoints."""
+    return [torch.load(directory / f"checkpoints/{name}.ckpt")["global_step"] for name in ("previous", "last")]
 
 
 def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) -> None:
@@ -150,7 +160,7 @@ def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) ->
     ended = run(*words("exists; (.*) continues it", run("name=it's").err), "seed=1", "allow=[seed]", defaults=False)
     assert ended.status == 0 and "continuing runs/it's" in ended.out and "step 20" in ended.out, ended
     assert sample(*words("^more text +python sample.py (.*)", ended.out)).status == 0
-    older = run("resume=runs/it's/checkpoints/step-00000020.ckpt", defaults=False)
+    older = run("resume=runs/it's/checkpoints/previous.ckpt", defaults=False)
     given = words("continues from its newest checkpoint, (.*)", older.err)
     finished = run(*given, defaults=False)
     assert finished.status == 0 and "is finished: step 30 of 30" in finished.out, finished
@@ -162,46 +172,6 @@ def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) ->
     gone = run("resume=runs/it's", defaults=False)
     ended = run(*words("has a model but no checkpoint; (.*) starts another run", gone.err), "model.dropout=0.1")
     assert ended.status == 0 and "from       runs/it's" in ended.out, ended
-
-
-def test_models_are_brought_up_to_the_checkpoint(workplace: Path) -> None:
-    folder = Path("runs/cut/checkpoints")
-
-    def models() -> tuple[int, int]:
-        return read(folder / "last.safetensors").meta["step"], read(folder / "best.safetensors").meta["step"]
-
-    for name, left, brought in (
-        ("step-", (10, 20, 10), (10, 10)),  # of step 20 the model is there, but not the checkpoint
-        ("best.safetensors", (20, 20, 10), (20, 20)),
-    ):
-        shutil.rmtree("runs", ignore_errors=True)
-        assert run("name=cut", *MUON, fault=(faults.before_rename, 2, name)).status == -signal.SIGKILL
-        assert (max(int(path.stem[5:]) for path in folder.glob("step-*.ckpt")), *models()) == left, name
-        for _ in range(2):
-            assert run("resume=auto", defaults=False, fault=(faults.at_step, left[0] + 1)).status == -signal.SIGKILL
-            assert models() == brought, name
-            (folder / "best.safetensors").write_bytes(b"damaged")
-
-
-def test_killed_with_other_recipes(whole: Any, workplace: Path) -> None:
-    for recipe, fault in ((ADAMW, (faults.in_accumulation, 13, 1)), (EMA, (faults.in_write, 2, 9999))):
-        assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
-        ended = run("resume=auto", defaults=False)
-        assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
-        assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
-        shutil.rmtree("runs")
-
-
-def test_killed_again_and_again(whole: Any, workplace: Path) -> None:
-    for fault in (
-        (faults.signal_in_validation, 1, "middle"), (faults.in_write, 1, -1), (faults.at_step, 15),
-        (faults.in_accumulation, 15, 1), (faults.before_rename, 1, "step-"), (faults.before_update, 4),
-        (faults.after_save, 1), (faults.after_save, 1), (faults.before_call, "finish"),
-    ):  # fmt: skip
-        ended = run("name=cut", "resume=auto", *MUON, fault=fault)
-        assert ended.status == -signal.SIGKILL, (fault, ended)
-    assert run("name=cut", "resume=auto", *MUON).status == 0
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 @pytest.mark.parametrize("least", [1, pytest.param(200, marks=pytest.mark.nightly)])
@@ -222,32 +192,6 @@ def test_killed_at_random_moments(least: int, whole: Any, workplace: Path) -> No
             break
 
 
-def test_stopped_at_random_moments(whole: Any, workplace: Path) -> None:
-    rng, statuses = random.Random(5), []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        process = Process("name=cut", "resume=auto", *MUON)
-        while process.poll() is None and "run  " not in process.said():
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0.0, 0.2))
-        process.signal(number)
-        statuses.append(process.wait().status)
-        assert statuses[-1] in (0, 128 + number), process.wait()
-    assert any(statuses)
-    assert run("name=cut", "resume=auto", *MUON).status == 0
-    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
-
-
-def test_temporary_directory_on_another_file_system(whole: Any, workplace: Path) -> None:
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == workplace.stat().st_dev:
-        missing("a second file system at /dev/shm")
-    before, elsewhere = set(other.iterdir()), {"TMPDIR": str(other)}
-    assert run("name=cut", *MUON, fault=(faults.in_write, 2, 50_000), environment=elsewhere).status == -signal.SIGKILL
-    assert not [path for path in set(other.iterdir()) - before if path.suffix in (".ckpt", ".tmp")]
-    assert run("name=cut", "resume=auto", *MUON, environment=elsewhere).status == 0
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-
-
 def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     """Killed after the save that early stopping has decided in, before it has stopped."""
     stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 optim.lr=0.3 optim.muon_lr=0.5".split()
@@ -264,41 +208,16 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     assert ended.status == 0 and "step 100/100" in ended.out, ended
 
 
-def test_without_it_weights_differ_or_points_are_double(whole: Any, workplace: Path) -> None:
-    assert run("name=cut", *MUON, fault=(faults.at_step, 16)).status == -signal.SIGKILL
-    shutil.copytree("runs", "killed")
-    for without in ("weights", "optimizer", "seeds", "cut"):
-        shutil.rmtree("runs")
-        shutil.copytree("killed", "runs")
-        assert run("name=cut", "resume=auto", *MUON, fault=(faults.without, without)).status == 0
-        ours, theirs = (torch.load(each / "checkpoints/last.ckpt") for each in (whole(MUON), Path("runs/cut")))
-        same = all(torch.equal(value, theirs["state_dict"][key]) for key, value in ours["state_dict"].items())
-        assert same == (without == "cut"), without
-    assert [step for step, _ in events(Path("runs/cut"))["train/loss"]] == [5, 10, 15, 15, 20, 25, 30]
-
-
-def test_two_processes_killed_and_resumed(workplace: Path) -> None:
+def test_two_processes_killed_and_resumed(whole: Any, workplace: Path) -> None:
     two = ["trainer=ddp", "trainer.devices=2", *ADAMW]
-    ended = run("name=whole", *two, long=True)
-    assert ended.status == 0, ended
     rng = random.Random(6)
-    for step in (10, 20):
+    for saved in ("last", "previous"):
         process = Process("name=cut", "resume=auto", *two, long=True)
-        wait_for(Path(f"runs/cut/checkpoints/step-000000{step}.ckpt").exists, process)
+        wait_for(Path(f"runs/cut/checkpoints/{saved}.ckpt").exists, process)
         time.sleep(rng.uniform(0, 0.1))
-        process.signal(signal.SIGKILL, group=True)
+        process.signal(signal.SIGKILL)  # whose ranks end with it
         assert process.ends().status == -signal.SIGKILL
-    resumed = start("resume=auto", *two)  # the second process goes on in the run that the first has found
+    resumed = start("resume=auto", *two)  # the ranks go on in the run that the first process has found
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
-
-
-def test_sharded_processes_killed_and_resumed(workplace: Path) -> None:
-    given = ["trainer=fsdp", *MUON]
-    assert run_ranks(2, "name=whole", *given).status == 0
-    for fault in ((faults.in_accumulation, 13, 1), {0: (faults.in_write, 1, 9999)}):
-        ended = run_ranks(2, "name=cut", "resume=auto", *given, fault=fault)
-        assert ended.status == -signal.SIGKILL, ended
-    assert run_ranks(2, "name=cut", "resume=auto", *given).status == 0
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+    assert_as_if_never_touched(whole(two, long=True), Path("runs/cut"))

@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
+import gpt
+from base.errors import InputError
 from conf.merge import settings
 from conf.schema import Config
-from gpt.checkpoint import REQUIRED, CheckpointError, last_component, load_checkpoint, read, save, write_model
+from gpt.checkpoint import CHECKPOINT_FORMAT, last_component, load, load_checkpoint, read, save, write_model
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.model_file import FORMAT
+from gpt.model_file import FORMAT, CheckpointError
 from tests.conftest import refusal
 from tests.reference.models import SOME, fill, tiny
+from training.module import LitGPT
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
 LETTERS = {"kind": "char", "characters": "abcdefghijk"}
@@ -22,8 +25,9 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
     config = config or tiny(layers=1)
     state = fill(GPT(config, 11), seed).state_dict()
     return {
-        "format": FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": LETTERS,
-        "data": {"name": "letters/b\udcffok.txt"}, "state_dict": {f"net.{key}": state[key] for key in state},
+        "format": CHECKPOINT_FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": LETTERS,
+        "data": {"name": "letters/b\udcffok.txt", "documents": ["ab12"], "split": [0.8, 0.1, 0.1]},
+        "state_dict": {f"net.{key}": state[key] for key in state},
         "global_step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
     }  # fmt: skip
 
@@ -37,11 +41,11 @@ def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
         torch.manual_seed(9)
         before = torch.get_rng_state()
         model, meta = load_checkpoint(path)
+        same, tokenizer = load(path)
+        assert torch.equal(same(tokens), model(tokens)) and tokenizer.vocabulary == LETTERS
         assert torch.equal(torch.get_rng_state(), before)
         expected = fill(GPT(config, 11)).eval()
-        assert [(*each, p.shape, p.requires_grad) for *each, p in model.named_parameters()] == [
-            (*each, p.shape, p.requires_grad) for *each, p in expected.named_parameters()
-        ]
+        assert all(parameter.requires_grad for parameter in model.parameters())
         assert (model.head.weight is model.embedding.weight) is config.tied
         assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
         assert not any(module.training for module in model.modules())
@@ -50,7 +54,7 @@ def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
         assert ModelConfig(**meta.pop("model_config")) == config
         assert meta == {
             "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
-            "text": "b\ufffdok.txt",
+            "text": "b\ufffdok.txt", "trained_on": {"sha256": ["ab12"], "share": 0.8},
         }  # fmt: skip
     assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
 
@@ -65,33 +69,31 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
-    path, good = tmp_path / "odd.ckpt", contents()
-
-    def refused(path: Path, said: str) -> None:
-        message = refusal(CheckpointError, read, path)
-        assert path.name in message and said in message, (said, message)
-
-    refused(tmp_path / "none.ckpt", "no such checkpoint")
-    refused(tmp_path, "no such checkpoint")
-    path.write_text("Friends, Romans, countrymen")
-    refused(path, "is damaged")
-    for other, said in (
-        (torch.zeros(3), "holds a Tensor"), ([1, 2], "holds a list"), (Path("x"), "is damaged or no checkpoint"),
-        ({**good, "format": FORMAT + 1}, f"has format {FORMAT + 1}"), ({**good, "format": None}, "without format"),
-        *(({other: value for other, value in good.items() if other != key}, f"without {key}") for key in REQUIRED),
+    later = {**contents(), "format": CHECKPOINT_FORMAT + 1}
+    for name, content, said in (
+        ("later", later, f"has format {CHECKPOINT_FORMAT + 1}"), ("none", None, "no such checkpoint"),
+        ("tensor", torch.zeros(3), "is no chargpt checkpoint"), ("path", Path("x"), "is damaged or no checkpoint"),
     ):  # fmt: skip
-        torch.save(other, path)
-        refused(path, said)
+        if content is not None:
+            torch.save(content, tmp_path / name)
+        message = refusal(CheckpointError, read, tmp_path / name)
+        assert name in message and said in message, message
 
 
 def test_another_model_or_other_settings_are_another_format() -> None:
     """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
     model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
         conv_taps tied attention"""
-    names = """seed init_from minutes compile data.encoding data.tokenizer data.split data.overfit data.batch
-        data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2 optim.min_lr optim.warmup optim.schedule
-        optim.cooldown optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic
+    names = """seed init_from minutes threads compile data.encoding data.tokenizer data.split data.overfit data.batch
+        data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2 optim.muon_every optim.min_lr optim.warmup
+        optim.schedule optim.cooldown optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic
         trainer.benchmark callbacks"""
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
-    assert found == (6, model.split(), names.split()), "give FORMAT a new number, too"
+    assert found == (7, model.split(), names.split()), "give FORMAT a new number, too"
+
+
+def test_the_names_of_the_package_are_listed_and_the_lightning_module_points_to_load() -> None:
+    assert {"GPT", "ModelConfig", "evaluate", "generate", "load"} <= set(dir(gpt))
+    assert "gpt.load(path)" in refusal(ImportError, lambda: gpt.LitGPT)
+    assert "use gpt.load('a.ckpt')" in refusal(InputError, LitGPT.load_from_checkpoint, "a.ckpt")

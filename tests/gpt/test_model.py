@@ -1,8 +1,8 @@
 import copy
+import itertools
 import math
 import re
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt.config import ModelConfig
+from data.batches import batches_on_device
+from gpt.checkpoint import copy_weights, with_context
+from gpt.config import ModelConfig, OptimConfig
 from gpt.model import GPT, Block
-from gpt.transfer import copy_weights, with_context
+from gpt.optim import make_optimizer
 from tests.conftest import refusal
 from tests.reference import model as reference
-from tests.reference.models import ALL, SOME, fill, name, normal, tiny, tolerance
-from tests.reference.positions import sinusoidal
+from tests.reference.models import ALL, MIXED, PLACES, SOME, fill, name, normal, tiny, tolerance
 
 V = 11
 
@@ -34,9 +35,9 @@ def close(one: torch.Tensor, other: torch.Tensor, atol: float, config: object = 
 
 
 def test_equals_numpy() -> None:
-    shapes = [(1, 1, 2, 1), (1, 8, 8, 16), (3, 4, 16, 12)]
-    others = [ModelConfig(*shape, positions="learned", key_offset=False, token_shift=False) for shape in shapes]
-    for config in ALL + others:
+    # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel none.
+    odd = [tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)]
+    for config in [*ALL, *odd, ModelConfig(1, 1, 2, 1, positions="learned"), ModelConfig(3, 4, 16, 12)]:
         model, tokens = build(config), draw(2, config.context)
         expected = reference.gpt(model.state_dict(), config, tokens.numpy())
         assert expected.std() > 0.01
@@ -44,37 +45,29 @@ def test_equals_numpy() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
 
 
-@pytest.mark.slow
-def test_derivatives() -> None:
-    for config in [*ALL[:32:6], *ALL[33::8]]:
-        config = replace(config, layers=1, heads=1 if config.key_offset else 2, dim=4, context=3)
-        model, tokens = build(config, vocabulary=3), draw(1, 3, vocabulary=3)
-        names = [key for key, _ in model.named_parameters()]
-        values = [value.detach().clone().requires_grad_() for value in model.parameters()]
-
-        def function(*values: torch.Tensor, model=model, names=names, tokens=tokens) -> torch.Tensor:
-            return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (tokens,))
-
-        assert torch.autograd.gradcheck(function, tuple(values)), name(config)
-
-
-def test_bfloat16_autocast_is_close() -> None:
-    for positions, qk_norm, kernel in product(("learned", "rotary"), (False, True), ("explicit", "sdpa")):
-        config = tiny(dim=48, heads=3, context=32, positions=positions, qk_norm=qk_norm, attention=kernel)
-        model = fill(GPT(config, V), std=0.1).eval()
-        tokens, targets = draw(8, 32), draw(8 * 32, seed=6)
-        exact = model(tokens)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            rough = model(tokens)
-        assert not torch.equal(exact, rough.float())
-        assert ((rough.float() - exact).norm() / exact.norm()).item() < 0.02, name(config)
-        losses = [F.cross_entropy(logits.float().flatten(0, 1), targets).item() for logits in (exact, rough)]
-        assert losses[0] == pytest.approx(losses[1], abs=5e-3), name(config)
+@pytest.mark.parametrize("config", [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)], ids=name)
+def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelConfig) -> None:
+    """On torch's meta device, which knows shapes only: to read a number, or to mix in a CPU's tensor, is an error."""
+    text = torch.empty(500, dtype=torch.uint8, device="meta")
+    batches = batches_on_device(text, 0, 3, 8, config.context, slice(2, 5))
+    with torch.device("meta"):
+        trained, model = GPT(config, 7), GPT(config, V)
+    copy_weights(model, trained, torch.arange(7, device="meta"))
+    optimizer = make_optimizer(model, OptimConfig(name="muon"))
+    for batch in itertools.islice(batches, 2):
+        assert batch.is_meta and batch.shape == (3, config.context + 1) and batch.dtype == torch.int64
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss.is_meta
+    assert all(value.is_meta for state in optimizer.state.values() for value in state.values())
 
 
 @torch.no_grad()
 def test_no_logit_sees_what_comes_after_it() -> None:
     """Changing token t changes the logits of its row from t on that a window reaches, and no other.
+
     A window of W places reaches W - 1 places back in each block, one more where a key is offset, K - 1 more through
     a convolution of K taps, and one more through a token shift.
     """
@@ -104,8 +97,6 @@ def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None)
         close(wide[:, :7], model(tokens[:, :7]), 1e-12, positions)
         expected = reference.gpt(model.state_dict(), config, tokens.numpy())
         np.testing.assert_allclose(wide.numpy(), expected, rtol=0, atol=tolerance(config), err_msg=positions)
-    with pytest.raises(ValueError, match="must be at most 7, the number of learned positions"):
-        with_context(build(tiny(positions="learned")), 8)
 
 
 @torch.no_grad()
@@ -118,8 +109,6 @@ def test_rows_lengths_and_a_shorter_context_do_not_matter() -> None:
         shorter = with_context(model, 3).eval()
         assert shorter.config == replace(config, context=3)
         close(shorter(tokens[:, :3]), whole[:, :3], 1e-11, name(config))
-        with pytest.raises(ValueError, match="4 per window, must be 1 to 3"):
-            shorter(tokens[:, :4])
 
 
 @pytest.mark.parametrize("branch", ["attention", "mlp"])
@@ -134,15 +123,14 @@ def test_dropout_on_each_branch(branch: str) -> None:
         torch.manual_seed(1)
         added, whole = block.train()(x) - x, plain(x) - x
     lost = (added == 0).all(-1).double().mean().item()
-    # One character: its only attention weight is lost as often.
-    kept = 0.8**2 if branch == "attention" else 0.8
+    kept = 0.8**2 if branch == "attention" else 0.8  # the only attention weight of one character is lost as often
     assert (added == 0).double().mean().item() == pytest.approx(1 - kept, abs=0.03)
     assert lost == pytest.approx(0.2 if branch == "attention" else 0.0, abs=0.03)
     close(added[added != 0], whole[added != 0] / kept, 1e-10)
 
 
 def test_dropout_on_the_embeddings() -> None:
-    for positions in ("learned", "rotary", "sinusoidal"):
+    for positions in ("learned", "rotary"):
         model, tokens, seen = build(tiny(dropout=0.3, positions=positions)), draw(300, 7), []
         assert torch.equal(model(tokens), build(tiny(positions=positions))(tokens)), "none while it is not trained"
         model.train()
@@ -153,8 +141,6 @@ def test_dropout_on_the_embeddings() -> None:
         embedded = model.embedding.weight[tokens].detach()
         if positions == "learned":
             embedded = embedded + model.position_embedding.weight.detach()
-        if positions == "sinusoidal":
-            embedded = embedded + torch.from_numpy(sinusoidal(7, 12)) / 12**0.5
         assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02), positions
         close(seen[0][kept], embedded[kept] / 0.7, 1e-7, positions)
 
@@ -167,12 +153,7 @@ def test_initialisation() -> None:
         matrices = 0
         for key, value in model.named_parameters():
             if value.ndim == 1:
-                expected = (
-                    torch.zeros_like(value)
-                    if key.endswith(("bias", "shift")) or ".taps." in key
-                    else torch.ones_like(value)
-                )
-                assert torch.equal(value, expected), key
+                assert (value == (not (key.endswith(("bias", "shift")) or ".taps." in key))).all(), key
                 continue
             matrices += 1
             residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
@@ -184,14 +165,8 @@ def test_initialisation() -> None:
 
 
 def test_number_of_parameters() -> None:
-    # 2 blocks: norms 2*8, qkv 24*8, proj 8*8, up 32*8, down 8*32; biases qkv 24, proj 8, up 32, down 8, norms 2*8
-    for changes, count in (
-        ({"token_shift": False, "conv_taps": 1}, 56 + 2 * 784 + 8 + 56),
-        ({"token_shift": True, "tied": True}, 56 + 8 + 2 * (784 + 3 * 8) + 8),
-        ({"bias": True, "token_shift": False, "positions": "learned"}, 56 + 5 * 8 + 2 * (784 + 24 + 72 + 16) + 16 + 56),
-        ({"bias": True, "token_shift": False, "norm": "rmsnorm"}, 56 + 2 * (784 + 24 + 72) + 8 + 56),
-    ):
-        assert GPT(ModelConfig(2, 2, 8, 5, **changes), 7).num_parameters() == count, changes
+    # 2 blocks: norms 2*8, qkv 24*8, proj 8*8, up 32*8, down 8*32, taps 2*8
+    assert GPT(ModelConfig(2, 2, 8, 5, token_shift=True), 7).num_parameters() == 56 + 8 + 2 * (784 + 2 * 8) + 8 + 56
     options = {"positions": "learned", "qk_norm": False, "tied": True, "token_shift": False, "conv_taps": 1}
     with torch.device("meta"):
         gpt2 = GPT(ModelConfig(12, 12, 768, 1024, bias=True, norm="layernorm", activation="gelu", **options), 50257)
@@ -207,38 +182,23 @@ def test_flops_are_those_that_torch_counts() -> None:
         assert counter.get_total_flops() == model.flops_per_token() * tokens.numel(), changes
 
 
-def test_tied_weights_are_one() -> None:
-    tied, free = build(tiny(tied=True)), build(tiny())
-    assert tied.head.weight.data_ptr() == tied.embedding.weight.data_ptr()
-    assert free.head.weight.data_ptr() != free.embedding.weight.data_ptr()
-    free.load_state_dict({**tied.state_dict(), "head.weight": tied.embedding.weight.detach().clone()})
-    for model in (tied, free):
-        F.cross_entropy(model(draw(2, 7)).flatten(0, 1), draw(14, seed=6)).backward()
-    close(tied.embedding.weight.grad, free.embedding.weight.grad + free.head.weight.grad, 1e-12)
-
-
 def test_wrong_tokens_and_wrong_configurations_are_named() -> None:
     zeros, model = torch.zeros, build(tiny())
     for tokens, named in (
         (zeros(1, 8).long(), "tokens: 8 per window, must be 1 to 7"), (zeros(1, 0).long(), "tokens: 0 per window"),
         (torch.tensor([[0, 11, 3]]), "tokens: 11 is outside the vocabulary, must be 0 to 10"),
-        (torch.tensor([[4, 500]]), "tokens: 500 is outside"), (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"),
-        (zeros(3).long(), r"must be \(B, T\) int64, not \(3,\)"), (zeros(1, 3, 2).long(), r"not \(1, 3, 2\)"),
-        (zeros(1, 3), "float32"), (zeros(1, 3).bool(), "bool"), (zeros(1, 3, dtype=torch.uint8), "uint8"),
+        (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"), (zeros(1, 3), "float32"),
+        (zeros(3).long(), r"must be \(B, T\) int64, not \(3,\)"),
     ):  # fmt: skip
         assert re.search(named, message := refusal(ValueError, model, tokens)), message
     rotary = {"positions": "rotary"}
     for changes, *named in (
-        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"), ({"heads": 24}, "model.heads=24", "model.dim=12"),
+        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"),
         ({"heads": 4, **rotary}, "rotary", "model.heads=4", "model.dim=12", "= 3; the other positions take any"),
-        ({"heads": 12, **rotary}, "rotary", "= 1;"),
         ({"heads": 2, "key_offset": True, **rotary}, "multiple of 4 (2 with model.key_offset=false)", "= 6;"),
         ({"heads": 5, "key_offset": True, **rotary}, "must divide model.dim=12: 1;"),
-        ({"layers": 0}, "model.layers=0"), ({"dropout": 1.0}, "model.dropout=1"),
-        ({"norm": "layer_norm"}, "model.norm=layer_norm", "layernorm", "rmsnorm"),
     ):  # fmt: skip
         assert all(word in (message := refusal(ValueError, tiny, **changes)) for word in named), message
-    assert tiny(heads=4, positions="learned").head_dim == 3
 
 
 @torch.no_grad()

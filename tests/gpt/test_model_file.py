@@ -1,5 +1,7 @@
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -31,22 +33,18 @@ def about(header: Header, **changes: object) -> Header:
 
 
 SHAPE = vars(tiny(layers=1))
+# Others are in tests/faults/hostile.py, where every program refuses them.
 CHANGES = [
-    (lambda h: about(h, format=FORMAT + 1), f"has format {FORMAT + 1}, this version reads"),
+    (lambda h: about(h, format=FORMAT - 1), f"has format {FORMAT - 1}, this version reads format {FORMAT}"),
     (lambda h: {k: v for k, v in h.items() if k != "__metadata__"}, "no chargpt model"),
     (lambda h: about(h, model_config=SHAPE | {"layers": 2}), "blocks.1.norm1.weight is missing"),
     (lambda h: about(h, model_config=SHAPE | {"bell": 1}), "bell"),
-    *(
-        (lambda h, key=key: about(h, model_config={k: v for k, v in SHAPE.items() if k != key}), f"has no {key}")
-        for key in SHAPE
-    ),
+    (lambda h: about(h, model_config={k: v for k, v in SHAPE.items() if k != "bias"}), "has no bias"),
     (lambda h: about(h, model_config=SHAPE | {"heads": 5}), "heads"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "abc"}), "must be F32 (3, 12)"),
-    (lambda h: about(h, vocabulary={"kind": "char", "characters": "ba"}), "sorted"),
-    (lambda h: about(h, vocabulary={}), "no vocabulary"), (lambda h: about(h, step=...), "step is missing"),
-    (lambda h: about(h, step=-1), "step is out of range"),
+    (lambda h: about(h, vocabulary={}), "no vocabulary"),
     (lambda h: about(h, step=True), "step is missing or of a wrong type"),
-    (lambda h: about(h, val_loss="1"), "val_loss is missing or of a wrong type"),
+    (lambda h: about(h, step=-1), "step is out of range"),
     (lambda h: about(h, val_loss=float("nan")), "not JSON compliant"),
     (lambda h: about(h, evaluation={"mode": "disjoint"}), "context is missing"),
     (lambda h: about(h, sha256=...), "not those that were written"),
@@ -64,11 +62,23 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "odd.safetensors" in message and said in message, (said, message)
 
 
-def test_format_5_is_a_model_without_convolution(tmp_path: Path) -> None:
-    path = write_model_file(tmp_path / "old.safetensors", filled())
-    header, data = unpacked(path.read_bytes())
-    older = {key: value for key, value in SHAPE.items() if key != "conv_taps"}
-    wanted = read(path)
-    path.write_bytes(packed(about(header, format=5, model_config=older), data))
-    found = read(path)
-    assert (found.config, found.meta) == (wanted.config, wanted.meta)
+def test_a_file_that_is_rewritten_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+    path = write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=4, dim=96)))
+    whole, over, seen = path.read_bytes(), threading.Event(), set()
+
+    def rewrite() -> None:
+        while not over.wait(0.001):
+            path.write_bytes(whole)  # in place, as cp does: for a moment the file is empty
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(rewrite)
+        try:
+            while seen != {"read", "refused"}:  # a mapped file would end this process with SIGBUS
+                try:
+                    read(path)
+                    seen.add("read")
+                except CheckpointError as error:
+                    seen.add("refused")
+                    assert "\n" not in str(error)
+        finally:
+            over.set()

@@ -1,7 +1,6 @@
 """Multi-head causal attention in NumPy, one head, one query and one key at a time."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,7 +58,6 @@ def attention(
     rotate: bool = False,
     alibi: bool = False,
     key_offset: bool = False,
-    taps: Sequence[np.ndarray] = (),
     window: int | None = None,
     seen: list | None = None,
     eps: float = float(np.finfo(np.float64).eps),
@@ -75,15 +73,13 @@ def attention(
         rotate: rotary positions; with key_offset on the first half of each head only.
         alibi: linear biases, see `head`.
         key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
-        taps: factors (dim,) of the inputs one, two, ... places before, which are added to each place's own.
         window: how many places a query sees, itself the last; None is all.
         seen: where the shares of each head's attention are appended, see `head`.
         eps: what qk_norm adds below the root.
     """
     time, dim = x.shape
     size = dim // heads
-    convolved = [x[t] + sum(tap * x[t - 1 - j] for j, tap in enumerate(taps) if j < t) for t in range(time)]
-    packed = linear(np.array(convolved), *qkv)
+    packed = linear(x, *qkv)
     joined = np.zeros((time, dim))
     for h in range(heads):
         q, k, v = (packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3))
@@ -92,11 +88,7 @@ def attention(
         if rotate:
             q, k = (rotary(each, channels=size // 2 if key_offset else size) for each in (q, k))
         if key_offset:
-            k = np.array(
-                [
-                    [k[t, c] if c < size - size // 2 else (k[t - 1, c] if t > 0 else 0.0) for c in range(size)]
-                    for t in range(time)
-                ]
-            )
+            own = size - size // 2  # channels
+            k = np.array([[*k[t, :own], *(k[t - 1, own:] if t else np.zeros(size - own))] for t in range(time)])
         joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen, alibi_slopes(heads)[h] if alibi else 0.0)
     return linear(joined, *proj)

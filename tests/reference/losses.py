@@ -16,15 +16,12 @@ def totals(
     windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], characters: Sequence[int], sizes: Sequence[int]
 ) -> tuple[float, int, int, int]:
     """(nats, tokens, characters, bytes) over the counted targets of windows of (logits, targets, counted)."""
-    nats, tokens, letters, octets = [], 0, 0, 0
+    nats, found = [], []
     for logits, targets, counted in windows:
-        for b in range(len(targets)):
-            for t in range(len(targets[b])):
-                if counted[b][t]:
-                    target = int(targets[b][t])
-                    nats.append(surprisal(np.asarray(logits[b][t], dtype=np.float64), target))
-                    tokens, letters, octets = tokens + 1, letters + characters[target], octets + sizes[target]
-    return math.fsum(nats), tokens, letters, octets
+        for b, t in zip(*np.nonzero(counted), strict=True):
+            found.append(int(targets[b, t]))
+            nats.append(surprisal(logits[b, t].tolist(), found[-1]))
+    return math.fsum(nats), len(found), sum(characters[each] for each in found), sum(sizes[each] for each in found)
 
 
 def shannon_bounds(needed: Sequence[int], most: int, size: int) -> tuple[float, float]:

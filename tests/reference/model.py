@@ -9,6 +9,8 @@ import numpy as np
 from tests.reference.attention import attention, linear, unit_rms
 from tests.reference.positions import sinusoidal
 
+PRODUCTS = "attention.qkv", "attention.proj", "mlp.up", "mlp.down"
+
 
 def layer_norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5) -> np.ndarray:
     """g * (x - mean) / sqrt(var + eps) + b, row by row (Ba et al., arXiv:1607.06450, eq. 3-4)."""
@@ -35,9 +37,13 @@ def relu2(x: np.ndarray) -> np.ndarray:
     return np.vectorize(lambda value: value * value if value > 0 else 0.0)(x)
 
 
-def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str) -> np.ndarray:
-    """act(x W_1 + b_1) W_2 + b_2 (arXiv:1706.03762, eq. 2, with another non-linearity)."""
-    return linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
+def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str, taps: Sequence[np.ndarray]) -> np.ndarray:
+    """y = act(x W_1 + b_1) W_2 + b_2 (arXiv:1706.03762, eq. 2, with another non-linearity), then a convolution.
+
+    The convolution is y[t] + tap_1 * y[t - 1] + tap_2 * y[t - 2] + ..., with 0 before the first place.
+    """
+    y = linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
+    return np.array([y[t] + sum(tap * y[t - 1 - j] for j, tap in enumerate(taps) if j < t) for t in range(len(y))])
 
 
 def gpt(
@@ -63,6 +69,9 @@ def gpt(
     def norm(name: str, x: np.ndarray) -> np.ndarray:
         return rms_norm(x, arrays[f"{name}.weight"]) if config.norm == "rmsnorm" else layer_norm(x, *both(name))
 
+    options = {"qk_norm": config.qk_norm, "key_offset": config.key_offset, "seen": seen, "eps": eps}
+    options |= {"rotate": config.positions == "rotary", "alibi": config.positions == "alibi"}
+    options |= {"window": config.window if window is None else window}
     rows = []
     for row in tokens:
         x = np.array([arrays["embedding.weight"][token] for token in row])
@@ -74,23 +83,10 @@ def gpt(
             x = x + sinusoidal(len(row), config.dim) / math.sqrt(config.dim)
         for i in range(config.layers):
             block = f"blocks.{i}"
-            x = x + attention(
-                norm(f"{block}.norm1", x),
-                both(f"{block}.attention.qkv"),
-                both(f"{block}.attention.proj"),
-                config.heads,
-                qk_norm=config.qk_norm,
-                rotate=config.positions == "rotary",
-                alibi=config.positions == "alibi",
-                key_offset=config.key_offset,
-                taps=[arrays[f"{block}.attention.taps.{tap}"] for tap in range(config.conv_taps - 1)],
-                window=config.window if window is None else window,
-                seen=seen,
-                eps=eps,
-            )
-            x = x + mlp(
-                norm(f"{block}.norm2", x), both(f"{block}.mlp.up"), both(f"{block}.mlp.down"), config.activation
-            )
+            taps = [arrays[f"{block}.mlp.taps.{tap}"] for tap in range(config.conv_taps - 1)]
+            qkv, proj, up, down = (both(f"{block}.{part}") for part in PRODUCTS)
+            x = x + attention(norm(f"{block}.norm1", x), qkv, proj, config.heads, **options)
+            x = x + mlp(norm(f"{block}.norm2", x), up, down, config.activation, taps)
         head = arrays["embedding.weight" if config.tied else "head.weight"]
         rows.append(norm("norm", x) @ head.T)
     return np.array(rows)

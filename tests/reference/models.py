@@ -24,18 +24,8 @@ def normal(*shape: int, seed: int = 7) -> torch.Tensor:
 
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
-    return ModelConfig(
-        **{
-            "layers": 2,
-            "heads": 2,
-            "dim": 12,
-            "context": 7,
-            "key_offset": False,
-            "token_shift": False,
-            "conv_taps": 1,
-            **changes,
-        }
-    )
+    small = {"layers": 2, "heads": 2, "dim": 12, "context": 7}
+    return ModelConfig(**{**small, "key_offset": False, "token_shift": False, "conv_taps": 1, **changes})
 
 
 def tolerance(config: ModelConfig) -> float:

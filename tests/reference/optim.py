@@ -1,31 +1,24 @@
 """The learning-rate schedule by its parts, and AdamW one number at a time."""
 
 import math
+from typing import Any
 
 
-def learning_rate(
-    step: int, steps: int, *, lr: float, min_lr: float, warmup: int, schedule: str, cooldown: float
-) -> float:
+def learning_rate(step: int, steps: int, config: Any) -> float:
     """Learning rate of `step`, counted from 0: the smaller of a linear rise and a fall.
 
     The rise reaches lr after `warmup` steps in warmup + 1 equal parts. The fall is half a cosine over what is left
     (Loshchilov and Hutter, arXiv:1608.03983, eq. 5) or a straight line over the last `cooldown` share
     (trapezoid: Hägele et al., arXiv:2405.18392, eq. 1).
     """
-    rise = lr * (step + 1) / (warmup + 1) if step < warmup else lr
-    if schedule == "cosine":
-        if step < warmup:
-            return rise
-        passed = 1.0 if step >= steps else (step - warmup) / (steps - warmup)
+    lr, min_lr, warmup, cosine = config.lr, config.min_lr, config.warmup, config.schedule == "cosine"
+    if step < warmup and cosine:
+        return lr * (step + 1) / (warmup + 1)
+    start = warmup if cosine else steps - config.cooldown * steps
+    passed = 0.0 if step <= start else 1.0 if step >= steps else (step - start) / (steps - start)
+    if cosine:
         return min_lr + 0.5 * (lr - min_lr) * (1 + math.cos(math.pi * passed))
-    start = steps - cooldown * steps
-    if step <= start:
-        fall = lr
-    elif step < steps:
-        fall = lr - (lr - min_lr) * (step - start) / (steps - start)
-    else:
-        fall = min_lr
-    return min(rise, fall)
+    return min(lr * min(1.0, (step + 1) / (warmup + 1)), lr - (lr - min_lr) * passed)
 
 
 def adamw(

@@ -14,11 +14,9 @@ def rotary(x: np.ndarray, base: float = 10000.0, channels: int | None = None) ->
     whose pairs are half a head apart (the paper's own are neighbours). With `channels` only so many are
     turned, as if they were the whole head.
     """
-    time, size = x.shape
-    size = size if channels is None else channels
+    size, out = channels or x.shape[1], x.copy()
     half = size // 2
-    out = x.copy()
-    for t in range(time):
+    for t in range(len(x)):
         for i in range(half):
             turned = complex(x[t, i], x[t, i + half]) * cmath.exp(1j * t * base ** (-2 * i / size))
             out[t, i], out[t, i + half] = turned.real, turned.imag
@@ -31,12 +29,12 @@ def sinusoidal(time: int, dim: int) -> np.ndarray:
     Vaswani et al., arXiv:1706.03762, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)) and
     PE(pos, 2i + 1) = cos(pos / 10000^(2i/d)).
     """
-    table = np.zeros((time, dim))
-    for t in range(time):
-        for channel in range(dim):
-            angle = t / 10000 ** (2 * (channel // 2) / dim)
-            table[t, channel] = math.cos(angle) if channel % 2 else math.sin(angle)
-    return table
+
+    def entry(t: int, channel: int) -> float:
+        angle = t / 10000 ** (2 * (channel // 2) / dim)
+        return math.cos(angle) if channel % 2 else math.sin(angle)
+
+    return np.array([[entry(t, channel) for channel in range(dim)] for t in range(time)])
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -46,12 +44,6 @@ def alibi_slopes(heads: int) -> list[float]:
     2^(-8/n) and has that ratio. For another n, as in the authors' code: the sequence of the next smaller power of two
     p, and then every other member, beginning with the first, of the sequence for 2p.
     """
-    slopes = []
-    power = 1
-    while 2 * power <= heads:
-        power *= 2
-    for h in range(heads):
-        slopes.append(
-            (2 ** (-8 / power)) ** (h + 1) if h < power else (2 ** (-8 / (2 * power))) ** (2 * (h - power) + 1)
-        )
-    return slopes
+    power = 2 ** int(math.log2(heads))
+    further = [2 ** (-8 / (2 * power) * member) for member in range(1, 2 * power, 2)]
+    return [2 ** (-8 / power * member) for member in range(1, power + 1)] + further[: heads - power]

@@ -39,11 +39,3 @@ def probabilities(
         if power[i] >= min_p * power[order[0]]:
             result[i] = power[i]
     return result / result.sum()
-
-
-def chi_square(counts: Sequence[int], expected: Sequence[float]) -> float:
-    """P-value of Pearson's statistic sum (n - e)^2 / e, by the approximation of Wilson and Hilferty (1931)."""
-    pairs = [(n, e) for n, e in zip(counts, expected, strict=True) if e > 0]
-    statistic, freedom = sum((n - e) ** 2 / e for n, e in pairs), len(pairs) - 1
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    return 0.5 * math.erfc(z / math.sqrt(2))

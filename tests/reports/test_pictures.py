@@ -1,66 +1,105 @@
-import io
+from pathlib import Path
+from unittest.mock import Mock
 
-import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageColor, ImageFont
 
-from reports import pictures
+from data.config import DataConfig
+from data.passages import ATTENDED, varied_line
+from data.text import open_text
+from gpt.analysis import attention_maps
+from gpt.model import GPT
+from reports import glyphs, pictures
 from reports.glyphs import visible
+from tests.reference.models import fill, tiny
 
-ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אب😀👩\ufffd\U000e0001") + ["\\xff"]
-
-
-def pixels(png: bytes) -> np.ndarray:
-    """(height, width, 3) uint8."""
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אב😀👩\ufffd\U000e0001") + ["\\xff"]
+BLUES = "#f7fbff #deebf7 #c6dbef #9ecae1 #6baed6 #4292c6 #2171b5 #08519c #08306b".split()  # ColorBrewer's
 
 
-def has(picture: np.ndarray, colour: str | tuple[float, ...]) -> int:
-    """How many pixels have a colour, to within rounding."""
-    wanted = 255 * np.array(matplotlib.colors.to_rgb(colour))
-    return int((np.abs(picture - wanted).max(-1) < 2).sum())
+@pytest.fixture(params=["installed", "built in"])
+def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Plot with a font that is installed, if there is one, and with the one that comes with Pillow."""
+    if request.param == "built in":
+        monkeypatch.setattr(glyphs, "FONTS", [])
+    glyphs.font.cache_clear()
+    glyphs.label.cache_clear()
+    return request.param
 
 
 def test_attention_has_the_colours_of_its_weights() -> None:
-    weights = np.tril(np.random.default_rng(0).uniform(size=(8, 8)))
-    weights /= weights.sum(1, keepdims=True)
-    for shown in (weights, np.eye(8)):
-        picture = pixels(pictures.attention(7, "L0H1", list("abcdefgh"), shown))
-        height, width, _ = picture.shape
-        side = min(0.91 * width, 0.77 * height)
-        left, top = (1.07 * width - side) / 2, (0.97 * height - side) / 2
-        for row, column in np.ndindex(8, 8):
-            x, y = left + side * (column + 0.5) / 8, top + side * (row + 0.5) / 8
-            expected = 255 * np.array(matplotlib.colormaps["Blues"](shown[row, column] ** 0.5)[:3])
-            np.testing.assert_allclose(picture[int(y), int(x)], expected, atol=3)
+    ranks = np.random.default_rng(0).permuted(np.tile(np.arange(9), (9, 1)), axis=1)
+    picture = np.asarray(pictures.attention("a title", list("abcdefghi"), (ranks / 8) ** 2))
+    framed = (picture == ImageColor.getrgb("#d0d0d0")).all(-1)
+    (top, bottom), (left, right) = (framed.any(axis).nonzero()[0][[0, -1]] for axis in (1, 0))
+    for row, column in np.ndindex(9, 9):
+        y, x = top + (bottom - top) * (row + 0.5) / 9, left + (right - left) * (column + 0.5) / 9
+        assert tuple(picture[int(y), int(x)]) == ImageColor.getrgb(BLUES[ranks[row, column]])
 
 
 def test_what_a_character_cost_is_its_colour() -> None:
     """A line of each cost: as much of the picture has its colour as it has characters."""
-    costs = [0.4, 2.3, 5.0, 30.0]
-    characters = [each for count in (4, 8, 12, 16) for each in "x" * (count - 1) + "\n"]
-    picture = pixels(pictures.surprisal(1, characters, np.repeat(costs, (4, 8, 12, 16))))
-    found = [has(picture, pictures.SURPRISAL_COLOURS(min(cost, 6) / 6)) for cost in costs]
+    costs = {1.5: "#fde3c1", 3.0: "#f5a25d", 4.5: "#d55e00", 30.0: "#7a2b00"}
+    counts = (4, 8, 12, 16)
+    characters = [each for count in counts for each in "x" * (count - 1) + "\n"]
+    picture = np.asarray(pictures.surprisal(1, characters, np.repeat(list(costs), counts)))
+    found = [(picture == ImageColor.getrgb(colour)).all(-1).sum() for colour in costs.values()]
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 
-@pytest.mark.slow
-def test_everything_can_be_drawn() -> None:
-    for png in (
-        pictures.attention(1, "L0H0", ODD, np.eye(len(ODD))),
-        pictures.attention(10**9, "L9999H9999", ["x"], np.ones((1, 1))),
+def test_everything_can_be_drawn(font: str) -> None:
+    for picture in (
+        pictures.attention("layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))),
+        pictures.attention("layer 9999, head 9999, step 1,000,000,000", ["x"], np.ones((1, 1))),
         pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than fit
         pictures.surprisal(1, ["\n"], np.zeros(1)),
     ):
-        picture = pixels(png)
-        assert picture.shape[1] == 720 and len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
+        assert isinstance(picture, Image.Image) and picture.width == 720 and len(picture.getcolors(2**20)) > 10
 
 
-def test_characters_are_made_visible() -> None:
+def test_characters_are_made_visible(font: str) -> None:
     shown = [visible(each) for each in "a\n\t \x01\x7f\u2028\u0301é中"]
     assert shown == ["a", "↵", "⇥", "␣", "␁", "␡", "U+2028", "◌\u0301", "é", "中"]
     assert visible("\\xff") == "\\xff"
     assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
-    labels = {"a": "a", "é": "é", "א": "א", "↵": "↵", "中": "4E2D", "\U000e0001": "U+E0001"}
-    assert {each: pictures.label(each) for each in labels} == labels, "code points of what DejaVu does not have"
+    labels = {"a": "a", "中": "4E2D", "\U000e0001": "U+E0001"}
+    if glyphs.font(24).getname() == ImageFont.load_default(24).getname():
+        labels |= {"é": "00E9", "\n": "\\n", "\t": "\\t", " ": "·"}
+    else:
+        labels |= {"é": "é", "\n": "↵", " ": "␣"}
+    assert {each: glyphs.label(each) for each in labels} == labels, "code points of what the font does not have"
+    assert all(glyphs.label(each).strip() for each in ODD)
+
+
+def test_heads_are_spread_over_layers() -> None:
+    for layers, heads in ((2, 3), (12, 12), (40, 1)):
+        chosen = pictures.spread_over(layers, heads, pictures.NUM_HEADS)
+        assert len(set(chosen)) == len(chosen) == min(pictures.NUM_HEADS, layers * heads) and chosen == sorted(chosen)
+        assert (chosen[0], chosen[-1]) == ((0, 0), (layers - 1, heads - 1))
+        assert np.ptp(np.diff([layer * heads + head for layer, head in chosen])) <= 1
+
+
+def test_the_model_computes_what_is_plotted(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ\nabc\n" * 400, encoding="utf-8")
+    text = open_text(DataConfig(path="greek.txt", tokenizer="byte", split=(0.9, 0.05, 0.05)), 32)
+    model = fill(GPT(tiny(context=4096, layers=2, heads=3, dim=24), text.tokenizer.size)).eval()
+    plotted = Mock(return_value=None)
+    monkeypatch.setattr(pictures, "surprisal", plotted)
+    monkeypatch.setattr(pictures, "attention", lambda _, names, weights: (names, weights))
+    found = dict(pictures.plots(model, text, [(0, 2), (1, 0)], 7))
+    assert list(found) == ["view_attention/L0H2", "view_attention/L1H0", "view/surprisal"]
+    begin = varied_line(text)
+    tokens = torch.from_numpy(text.validation[: begin + pictures.NUM_TOKENS].astype("int64"))
+    maps = attention_maps(model, tokens[begin : begin + ATTENDED])
+    names, weights = found["view_attention/L0H2"]
+    assert np.array_equal(weights, maps[0, 2].numpy())
+    assert names == [text.tokenizer.names[token] for token in tokens[begin : begin + ATTENDED]]
+    # All fits into a context: one forward pass sees every token and the text before it.
+    with torch.no_grad():
+        each = torch.nn.functional.cross_entropy(model(tokens[None, :-1])[0], tokens[1:], reduction="none")[begin - 1 :]
+    (step, characters, nats), _ = plotted.call_args
+    assert step == 7 and characters == text.tokenizer.decode(tokens[begin:].numpy())
+    sizes = [len(character.encode()) for character in characters]
+    assert nats == pytest.approx([float(part.sum()) for part in each.split(sizes)], rel=1e-4)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import Call, one_line
-from training.machine import COMPILE_FROM, choose_compile, choose_precision, device_kind
+from base import processes
+from training.machine import COMPILE_FROM, choose_compile, choose_precision, choose_threads, peak_flops
 
 
 @pytest.fixture
@@ -21,16 +21,32 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     return monkeypatch
 
 
+def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(processes, "cores", lambda: 4)
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
+            monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
+            why = f"other programs use {busy:.1f} of 4 cores" if threads < 4 else ""
+            assert choose_threads("auto") == (threads, why) and torch.get_num_threads() == threads
+            assert choose_threads(3) == (3, ""), "what is typed or stored wins"
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        assert choose_threads("auto") == (4, "")
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            monkeypatch.setenv(name, "1")
+        assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
     assert choose_compile("auto", "cpu", COMPILE_FROM) == ("true", "saves time in a run this long")
     chosen, why = choose_compile("auto", "cpu", COMPILE_FROM - 1)
     assert chosen == "false" and "saves time on a CPU only in runs of more than" in why
     assert choose_compile("auto", "cuda", 1.0)[0] == "true"
-    for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0), ("graph", "cuda", 1.0)):
+    for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0)):
         assert choose_compile(asked, device, seconds) == (asked, "as configured")
-    for device in ("cpu", "mps"):
-        with pytest.raises(ValueError, match=f"^compile=graph: needs a CUDA GPU, and this is {device}; compile=true"):
-            choose_compile("graph", device, 1.0)
     # Without what it needs.
     for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
@@ -59,7 +75,11 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
         assert choose_precision("auto", "cuda")[0] == precision
 
 
-def test_a_device_that_is_not_there(train: Call) -> None:
-    needed = [kind for kind in ("mps", "cuda") if kind not in str(device_kind("auto"))][0]
-    one_line(train(f"trainer.accelerator={needed}"), 2, f"trainer.accelerator={needed}: this machine has only ")
-    one_line(train("trainer.devices=[0]"), 2, "trainer.devices=[0]: a list is for GPUs; a CPU takes a number")
+def test_peaks_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:1")
+    for name in ("NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H20", "NVIDIA H200"):
+        assert peak_flops(torch.device("cpu"), "32-true") is None
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert (peak_flops(gpu, "bf16-mixed") is None) == (name != "NVIDIA H200")
+    assert peak_flops(gpu, "bf16-mixed") == peak_flops(gpu, "bf16-true") == pytest.approx(989.4e12)
+    assert peak_flops(gpu, "32-true") == pytest.approx(66.9e12) and peak_flops(gpu, "64-true") is None

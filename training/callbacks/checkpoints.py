@@ -6,28 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.plugins import TorchCheckpointIO
 
-from base.files import link
+from gpt.checkpoint import is_finite, read, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
-from training.checkpoint_files import remove_older, step_path
-from training.lightning_private import validation_interval
-from training.module import LitGPT
+from training.ending import Diverged
 
 FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class Checkpoints(L.Callback):
-    """Save `last.safetensors` and `step-<n>.ckpt`, and link `last.ckpt` to the latter, after every validation.
+    """Save `last.ckpt` after every validation; the one before it becomes `previous.ckpt`.
 
-    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal.
-
-    At the lowest validation loss so far, link `best.safetensors` to that model. The link comes last because a resumed
-    run can restore it from the `.ckpt`: a kill between two files loses neither the old nor the new best model.
+    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal. At the lowest
+    validation loss so far, save the model as `best.safetensors`, too (`AtomicCheckpointIO`).
     """
 
-    def __init__(self, directory: Path, seconds: float, stops: StopSignals) -> None:
-        self.directory, self.seconds, self.stops = directory, seconds, stops
+    def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
+        self.directory, self.interval, self.seconds, self.stops = directory, interval, seconds, stops
         self.due_at = math.inf
+        self.saved_at = 0.0  # time.perf_counter() after the last save
         self.over = False  # whether the run ended before max_steps, such as by early stopping
         self.best_loss, self.best_step = math.inf, -1
 
@@ -40,37 +39,56 @@ class Checkpoints(L.Callback):
     def on_train_start(self, *_: Any) -> None:
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        assert isinstance(pl_module, LitGPT)
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         step = trainer.global_step
-        if step % validation_interval(trainer) == 0 or step == trainer.max_steps:
+        if step % self.interval == 0 or step == trainer.max_steps:
             return  # a validation follows and saves
         # A single reduction per step: `stop_if_asked` makes another only after a save.
         if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
             self.save(trainer)
-            pl_module.end_pause()
             self.stops.stop_if_asked(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LitGPT) and pl_module.score is not None
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:  # before the first step
             return
-        best = pl_module.score.loss < self.best_loss
-        if best:
+        if pl_module.score.loss < self.best_loss:
             self.best_loss, self.best_step = pl_module.score.loss, trainer.global_step
         self.over = trainer.should_stop and trainer.global_step < trainer.max_steps
-        self.save(trainer, best)
+        self.save(trainer)
 
-    def save(self, trainer: L.Trainer, best: bool = False) -> None:
+    def save(self, trainer: L.Trainer) -> None:
         """Save the state after the step just taken; all ranks must call this."""
         for logger in trainer.loggers:
             logger.save()  # flush the events of these steps before the checkpoint that counts them
-        path = step_path(self.directory, trainer.global_step)
-        trainer.save_checkpoint(path)
-        self.due_at = time.monotonic() + self.seconds
-        if not trainer.is_global_zero:
-            return
-        link(path, self.directory / "last.ckpt")
-        if best:
-            link(self.directory / "last.safetensors", self.directory / "best.safetensors")
-        remove_older(path)
+        trainer.save_checkpoint(self.directory / LAST)
+        self.due_at, self.saved_at = time.monotonic() + self.seconds, time.perf_counter()
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Read and write checkpoints with `gpt.checkpoint`: atomically, and without executing code from the file.
+
+    Lightning writes a temporary file, too, but renames it without flushing it to the disk.
+    """
+
+    def __init__(self, resumed: dict[str, Any] | None = None, *, last_is_damaged: bool = False) -> None:
+        self.resumed = resumed  # the checkpoint to continue from, which is read already
+        self.last_is_damaged = last_is_damaged  # so it must not replace the one before it
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint, and the best model before the checkpoint that counts it.
+
+        After a kill between the two, the resumed run validates that step again.
+
+        Raises:
+            Diverged: a value is NaN or infinite; nothing is written.
+        """
+        if not is_finite(checkpoint):
+            raise Diverged(f"step {checkpoint['global_step']} has left weights that are NaN or infinite: not saved")
+        if checkpoint["callbacks"]["Checkpoints"]["best_step"] == checkpoint["global_step"]:
+            write_model(Path(path).with_name("best.safetensors"), checkpoint)
+        save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))
+        self.last_is_damaged = False
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        contents, self.resumed = self.resumed, None
+        return read(path) if contents is None else contents

@@ -6,126 +6,128 @@ import time
 from typing import Any
 
 import lightning as L
-import psutil
 import torch
-from tqdm import tqdm
+from torch import Tensor
+from torch.nn.utils import get_total_norm
 
+from base import processes
 from base.log import log
-from base.progress import LINE_SECONDS, clock
+from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
+from gpt.model import GPT
 from gpt.optim import lr_at
 from reports.tensorboard import layout
 from reports.terminal import in_nats
-from training.callbacks.samples import boards
-from training.callbacks.weight_updates import relative_updates
-from training.captured_step import WARMUP_STEPS, CapturedLitGPT
+from training.callbacks.checkpoints import Checkpoints
+from training.callbacks.watch import boards
 from training.history import History
-from training.module import LitGPT
-from training.peak_flops import peak_flops
+from training.machine import peak_flops
 
 MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
+SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attributes that a checkpoint saves as they are
 
 
 class Metrics(L.Callback):
-    """Log training every `log_every_n_steps` and show a bar in a terminal, lines elsewhere.
+    """Log training every `log_every_n_steps`. Show a bar in a terminal, lines elsewhere, and what the run waits for.
 
-    Must come before the callbacks that save, so that its state in a checkpoint includes the step.
+    Must be the first callback: so its state in a checkpoint includes the step, and what it shows after a validation is
+    the work of the others.
     """
 
-    def __init__(self, tokens_per_step: int, tokens_per_character: float, unit: str) -> None:
+    def __init__(self, tokens_per_step: int, tokens_per_character: float, unit: str, checkpoints: Checkpoints) -> None:
         self.tokens_per_step = tokens_per_step  # over all devices
         self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
         self.unit = unit  # what a token is
+        self.checkpoints = checkpoints  # each pause between two steps ends with a save
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.losses = History(1000)  # [step, training loss]
         self.validations = History(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, including validations and checkpoints
         self.started: float | None = None  # when fitting began; None before and after it
-        self.stepping, self.stepped = 0.0, 0  # seconds and number of steps, without the first `num_slow`
+        self.stepping, self.stepped = 0.0, 0  # seconds and number of steps, without the first, which is slow
         self.peak: float | None = None  # peak FLOP/s of all devices together; None if unknown
+        self.waiting: Progress | None = None
 
-    @property
-    def state_key(self) -> str:
-        """Return the name of this state in checkpoints: the class was once called `Watch`."""
-        return "Watch"
+    def show(self, what: str, total: int = 0) -> None:
+        """Show what the run waits for, with `total` units of work, instead of what was shown before."""
+        self.hide()
+        self.waiting = Progress(what, total).__enter__()
+
+    def hide(self) -> None:
+        """Show nothing from now on."""
+        if self.waiting is not None:
+            self.waiting.__exit__()
+            self.waiting = None
 
     def state_dict(self) -> dict[str, Any]:
         if self.started:
             self._read_losses()
-        return {
-            "loss_sum": self.loss_sum,
-            "loss_count": self.loss_count,
-            "clipped": self.clipped,
-            "history": {"losses": self.losses.state_dict(), "validations": self.validations.state_dict()},
+        return {key: getattr(self, key) for key in SUMS} | {
+            "history": {"losses": vars(self.losses), "validations": vars(self.validations)},
             "seconds": self.seconds + (time.perf_counter() - self.started if self.started else 0.0),
-            "stepping": self.stepping,
-            "stepped": self.stepped,
             "peak": self.peak,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for key in ("loss_sum", "loss_count", "clipped", "seconds", "stepping", "stepped"):
+        for key in (*SUMS, "seconds"):
             setattr(self, key, state_dict[key])
-        self.losses.load_state_dict(state_dict["history"]["losses"])
-        self.validations.load_state_dict(state_dict["history"]["validations"])
+        self.losses = History(**state_dict["history"]["losses"])
+        self.validations = History(**state_dict["history"]["validations"])
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LitGPT)
+    def setup(self, *_: Any, **__: Any) -> None:
+        self.show("setting up")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.start_step, self.module = trainer.global_step, pl_module
-        captured = isinstance(pl_module, CapturedLitGPT)
-        self.num_slow = WARMUP_STEPS + 1 if captured else 1  # steps that compile, warm up or capture
         peak = peak_flops(pl_module.device, str(trainer.precision))
         self.peak = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
-        self.started = self.last_line = self.marked = time.perf_counter()
-        self.unassigned = 0.0  # seconds of the present step up to `marked`, without pauses
-        pl_module.end_pause = self._end_pause
+        self.started = self.ended = self.last_line = time.perf_counter()  # `ended`: when the last step ended
         if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
             for board in boards(trainer):
-                board.experiment.add_custom_scalars(layout([] if self.peak else ["perf/mfu"]))
+                board.experiment.add_custom_scalars(layout(self.peak is not None))
         self.logged = self.stepping, self.stepped  # at the last log
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
-            self.bar = tqdm(
+            self.bar = load_tqdm()(
                 total=trainer.max_steps,
                 initial=self.start_step,
                 file=sys.stdout,
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
             )
+        self.show("compiling" if pl_module.compile_step else "the first step")
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        assert isinstance(pl_module, LitGPT)
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
             self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        assert isinstance(pl_module, LitGPT)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        self.hide()
         step = trainer.global_step
-        count = step - self.start_step  # steps of this process
-        read = count == self.num_slow or self._is_logged(trainer, step)
-        if read or not pl_module.asynchronous or len(pl_module.unread) >= MAX_UNREAD:
+        first, logged = step == self.start_step + 1, self._is_logged(trainer, step)
+        if first or logged or not pl_module.asynchronous or len(pl_module.unread) >= MAX_UNREAD:
             self._read_losses()
-        self._end_step_time()
-        if count > self.num_slow:
-            self.stepping += self.unassigned
-            self.stepped += 1
-        self.unassigned = 0.0
-        if self._is_logged(trainer, step):
-            self._log(trainer, pl_module, step)
+        self._end_step_time(counts=not first)
+        self.stepped += not first
+        if logged:
+            self._log(trainer, step)
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate after the last step, whatever the interval
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LitGPT)
+    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
         if self.started:
-            if pl_module.asynchronous:
-                self._read_losses()  # wait for the queued steps, which would else count as validation
+            self._read_losses()  # a GPU may still compute the steps before the validation
             self._end_step_time()
+        self.show("validating", trainer.datamodule.num_validated() // trainer.world_size)  # type: ignore[attr-defined]
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LitGPT) and pl_module.score is not None
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        assert self.waiting is not None
+        self.waiting.update(batch[0].numel())
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.show("saving and sampling")
         score = pl_module.score
         self.validations.add([trainer.global_step, score.loss, score.bpc])
         if trainer.is_global_zero:
@@ -136,22 +138,22 @@ class Metrics(L.Callback):
         self._read_losses()
         self._stop()
 
-    def on_exception(self, *_: Any) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
+        self.hide()
         if self.started:
             self.seconds += time.perf_counter() - self.started
             self.started = None
             if self.bar is not None:
                 self.bar.close()
 
-    def _end_step_time(self) -> None:
-        now = time.perf_counter()
-        self.unassigned, self.marked = self.unassigned + now - self.marked, now
+    on_exception = _stop
 
-    def _end_pause(self) -> None:
-        self.marked = time.perf_counter()
+    def _end_step_time(self, counts: bool = True) -> None:
+        """Add the seconds since the last step or pause to those of steps."""
+        now = time.perf_counter()
+        if counts:
+            self.stepping += now - max(self.ended, self.checkpoints.saved_at)
+        self.ended = now
 
     def _read_losses(self) -> None:
         for _, loss, grad_norm in self.module.read():
@@ -163,13 +165,12 @@ class Metrics(L.Callback):
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
 
-    def _log(self, trainer: L.Trainer, module: LitGPT, step: int) -> None:
-        loss, count = self.loss_sum / self.loss_count, self.loss_count
-        bits = loss / math.log(2) * self.tokens_per_character
+    def _log(self, trainer: L.Trainer, step: int) -> None:
+        module, loss, count = self.module, self.loss_sum / self.loss_count, self.loss_count
         self.losses.add([step, loss])
         values = {
             "train/loss": loss,
-            "train/bpc": bits,
+            "train/bpc": loss / math.log(2) * self.tokens_per_character,
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": self.grad_norm,
         }
@@ -180,8 +181,8 @@ class Metrics(L.Callback):
             updates = relative_updates(self.before, module.net)
             values |= {f"update/{group}": update for group, update in updates.items()}
             on_gpu = module.device.type == "cuda"
-            memory = torch.cuda.max_memory_allocated(module.device) if on_gpu else psutil.Process().memory_info().rss
-            values["perf/memory_gib"] = memory / 2**30  # maximum so far on a GPU, current elsewhere
+            memory = torch.cuda.max_memory_allocated(module.device) if on_gpu else processes.max_memory()
+            values["perf/memory_gib"] = memory / 2**30  # maximum so far
             del self.before
         seconds, steps = self.stepping - self.logged[0], self.stepped - self.logged[1]
         self.logged = self.stepping, self.stepped
@@ -200,3 +201,22 @@ class Metrics(L.Callback):
             left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
             log.info(f"step {step}/{trainer.max_steps}  {shown}{left}")
             self.last_line = time.perf_counter()
+
+
+def group_of(name: str) -> str:
+    """Return the group of a weight: embedding, attention, mlp, norm or head."""
+    layers = name.split(".")
+    layer = layers[2] if layers[0] == "blocks" else layers[0]
+    return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
+
+
+def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
+    """Return how far a step moved each group of weights: ||after - before|| / ||before|| by group."""
+    weights: dict[str, list[Tensor]] = {}
+    moves: dict[str, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        old = before[name]
+        weights.setdefault(group_of(name), []).append(old.float())
+        moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
+    ratios = [get_total_norm(moves[group]) / get_total_norm(weights[group]) for group in weights]
+    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))  # a single GPU synchronization

@@ -6,7 +6,8 @@ from typing import Any
 
 import lightning as L
 
-from training.endings import Stopped
+from base.slurm import STOPS
+from training.ending import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
@@ -21,14 +22,12 @@ class StopSignals(L.Callback):
     there is nothing to save, so the handler itself raises `Stopped`.
     """
 
-    SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-
     def __init__(self) -> None:
         self.received: int | None = None
         self.training = False
 
     def __enter__(self) -> "StopSignals":
-        self.previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+        self.previous = {number: signal.signal(number, self._receive) for number in STOPS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,7 +36,7 @@ class StopSignals(L.Callback):
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
         """Set our handlers again, because Lightning has set its own since `__enter__`; it removes them itself."""
-        for number in self.SIGNALS:
+        for number in STOPS:
             signal.signal(number, self._receive)
         self.training = True
 

@@ -108,6 +108,7 @@ function showGame(verdict) {
     element(`${id}-first`).textContent = length ? `${Math.round((100 * needed.filter((n) => n === 1).length) / length)} %` : "–";
     element(`${id}-bits`).textContent = length ? shannonBounds(needed, size).map((bits) => bits.toFixed(2)).join(" to ") : "–";
   });
+  element("guesses").hidden = !length;
   element("exact").textContent = length ? (nats / Math.LN2 / length).toFixed(2) : "–";
   element("rough").hidden = length >= ROUGH;
   element("meaning").textContent = over ? sentence() : "";
@@ -120,7 +121,11 @@ function showGame(verdict) {
 function sentence() {
   const [mine, theirs] = [player, opponent].map((needed) => shannonBounds(needed, size));
   const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
-  const better = mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
+  // McNemar's test: of the characters that only one side guessed at once, is each side's share half but for chance?
+  const leads = player.map((needed, i) => (needed === 1) - (opponent[i] === 1)), lead = leads.reduce((sum, each) => sum + each);
+  const certain = Math.abs(lead) > 1.96 * Math.sqrt(leads.filter(Boolean).length);
+  const better = certain ? `${lead > 0 ? "You" : "The model"} guessed more characters at once, and by more than chance: ${lead > 0 ? "you" : "it"} predicted the text better.`
+    : mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
     : "The ranges overlap, so it is open who predicted the text better.";
   const about = player.length < ROUGH ? "Roughly, for" : "For";
   return `${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;

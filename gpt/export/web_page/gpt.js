@@ -183,7 +183,6 @@ class GPT {
     const act = ACTIVATIONS[config.activation];
     for (const block of this.blocks) {
       this.norm(normed, block["norm1.weight"], block["norm1.bias"]);
-      if (config.conv_taps > 1) this.convolve(block, slot);
       this.mix(block, slot);
       products(branch, this.mixed, block["attention.proj.weight"], 0, dim, dim);
       add(x, branch);
@@ -193,8 +192,11 @@ class GPT {
       products(hidden, normed, block["mlp.up.weight"], 0, dim, 4 * dim);
       add(hidden, block["mlp.up.bias"]);
       for (let n = 0; n < hidden.length; n++) hidden[n] = act(hidden[n]);
-      addRows(x, hidden, hidden.length, block["mlp.down.weight"], 0, dim);
-      add(x, block["mlp.down.bias"]);
+      branch.fill(0);
+      addRows(branch, hidden, hidden.length, block["mlp.down.weight"], 0, dim);
+      add(branch, block["mlp.down.bias"]);
+      if (config.conv_taps > 1) this.convolve(block, slot);
+      add(x, branch);
     }
   }
 
@@ -209,14 +211,14 @@ class GPT {
     add(out, bias);
   }
 
-  /** Apply the causal convolution (conv_taps) to the input of attention: add tap i times the input i + 1 tokens earlier. */
+  /** Apply the causal convolution (conv_taps) to what the MLP returns: add tap i times the result of i + 1 tokens earlier. */
   convolve(block, slot) {
-    const { normed } = this, { recent } = block; // inputs of earlier tokens, the newest first
-    const own = normed.slice();
+    const { branch } = this, { recent } = block; // results of earlier tokens, the newest first
+    const own = branch.slice();
     if (slot === 0) recent.length = 0;
     recent.forEach((earlier, tap) => {
-      const factors = block[`attention.taps.${tap}`];
-      for (let c = 0; c < own.length; c++) normed[c] += factors[c] * earlier[c];
+      const factors = block[`mlp.taps.${tap}`];
+      for (let c = 0; c < own.length; c++) branch[c] += factors[c] * earlier[c];
     });
     recent.unshift(own);
     recent.length = Math.min(recent.length, this.config.conv_taps - 1);

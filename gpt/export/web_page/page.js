@@ -3,10 +3,10 @@
 const SLICE = 40; // milliseconds of computing before the page responds to input
 const BARS = 12; // tokens with a bar
 const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
-const GREETING = 200; // characters that the page writes when it opens
+const GREETING = 300; // characters that the page writes when it opens
+const PACE = 32; // milliseconds between them, about as fast as one reads
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
-
-const { config, vocabulary, size, tensors, name, weightCount, unit: tokenUnit, facts, passages } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, precision, name, weightCount, unit: tokenUnit, facts, passages } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
@@ -17,7 +17,7 @@ let given; // number of tokens in the prompt
 let empty; // whether the prompt field is empty; the prompt is then a line break, which the page does not show
 let looked = null; // the selected unit, whose attention the page shows; null selects the last unit
 let task = 0; // number of the newest computation; older ones stop
-let speed = null; // while the page generates text: a function that describes the speed
+let speed = null; // while the page generates text: a function that describes its speed or its origin
 
 /* Computing without blocking the page. */
 
@@ -31,20 +31,28 @@ function pause() {
   });
 }
 
-/** Repeat `step` while `wanted()` is true, and update the page after each slice. Return false if a newer task began. */
-async function inSlices(wanted, step) {
+/** Repeat `step` while `wanted()` is true, and update the page after each slice. Return false if a newer task began.
+    With `pace`, a slice is one step, and the next one begins `pace` milliseconds later. */
+async function inSlices(wanted, step, pace = 0) {
   const mine = ++task;
   while (wanted()) {
     const end = performance.now() + SLICE;
-    while (wanted() && performance.now() < end) step();
+    do step(); while (!pace && wanted() && performance.now() < end);
     show();
-    await pause();
+    await (pace ? new Promise((resolve) => setTimeout(resolve, pace)) : pause());
     if (mine !== task) return false;
   }
   return true;
 }
 
-/** Decode the weights in the page; return {name: Float32Array}. */
+/** Return a buffer with the fp32 numbers of a buffer with bf16 numbers, which are the upper halves of fp32 numbers. */
+function widened(buffer) {
+  const halves = new Uint16Array(buffer, 0, buffer.byteLength >> 1), words = new Uint32Array(halves.length);
+  for (let n = 0; n < halves.length; n++) words[n] = halves[n] << 16;
+  return words.buffer;
+}
+
+/** Decode the weights in the page, stored as fp32 or bf16; return {name: Float32Array}. */
 async function loadWeights() {
   const source = element("weights"), base64 = source.textContent;
   const bytes = new Uint8Array((base64.length / 4) * 3);
@@ -55,10 +63,11 @@ async function loadWeights() {
     await pause();
   }
   source.remove(); // free the memory
+  const buffer = precision === "bf16" ? widened(bytes.buffer) : bytes.buffer;
   const weights = {};
   let start = 0;
   for (const [tensor, count] of tensors) {
-    weights[tensor] = new Float32Array(bytes.buffer, 4 * start, count);
+    weights[tensor] = new Float32Array(buffer, 4 * start, count);
     start += count;
   }
   return weights;
@@ -153,10 +162,11 @@ function addUnit(index) {
   return unit;
 }
 
-/** Generate `length` more tokens; return whether that was not interrupted. */
-async function write(length = whole("length")) {
+/** Generate `length` more tokens, `pace` milliseconds apart. The page then shows `status`, or else how fast that was. */
+async function write(length = whole("length"), pace = 0, status = "") {
   const first = model.tokens.length, last = first + length, seed = whole("seed"), begun = performance.now();
   speed = () => {
+    if (status) return status;
     const written = model.tokens.length - first;
     const rate = (1000 * written) / (performance.now() - begun);
     return `${count(written, tokenUnit)}, ${Math.round(rate).toLocaleString("en")} a second`;
@@ -166,9 +176,9 @@ async function write(length = whole("length")) {
   const ended = await inSlices(
     () => model.tokens.length < last,
     () => append(pick(nextProbabilities(), random(seed, model.tokens.length))),
+    pace,
   );
   if (ended) stop();
-  return ended;
 }
 
 /** Stop the current computation. */
@@ -193,6 +203,7 @@ const count = (number, what) => `${number.toLocaleString("en")} ${what}${number 
 /** Show a status, and update the buttons. */
 function setStatus(status) {
   element("status").textContent = status;
+  text.classList.toggle("writing", Boolean(speed)); // shows a cursor
   generate.textContent = speed ? "Stop" : "Generate";
   goOn.disabled = Boolean(speed);
   element("looking").ariaLive = speed ? "off" : "polite";
@@ -275,7 +286,9 @@ function makeButton() {
 /** Generate a new text from the prompt. */
 async function begin() {
   stop();
-  if (await readPrompt()) write();
+  if (!(await readPrompt())) return;
+  write();
+  text.scrollIntoView({ block: "nearest" }); // on a phone, it is below the window
 }
 
 /** Show the attention of a unit; null is the last one. */
@@ -342,10 +355,10 @@ async function start() {
   window.chargpt = { model, logits };
   showInvalid(); // the browser may have kept the input of the last visit
   setStatus("");
-  for (const id of ["generate", "continue", "clear"]) element(id).disabled = false;
+  for (const id of ["generate", "continue", "dice", "clear"]) element(id).disabled = false;
   if (prompt.value) return;
-  const seed = whole("seed");
-  if (await write(GREETING)) setStatus(`Written by this model, seed ${seed}`);
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  write(GREETING, still ? 0 : PACE, `Written by this model, seed ${whole("seed")}`);
 }
 
 start();

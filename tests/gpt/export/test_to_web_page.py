@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from data.tokenizer import tokenizer_from
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import facts, text_name, write_web
+from gpt.export.to_web_page import encoded, facts, rounded, write_web
 from gpt.model import GPT
+from gpt.tokenizer import tokenizer_from
 from tests.conftest import pages
 from tests.model_files import filled
 from tests.reference import model as naive
+from tests.reference import sampling
+from tests.reference.attention import softmax
 from tests.reference.losses import shannon_bounds, surprisal
 from tests.reference.models import PLACES, SOME, name, tiny
 from tests.reports.test_run_page import report
@@ -45,11 +47,17 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     with pages(browser) as open_file:
 
-        def open_page(model: GPT, meta: dict[str, Any], passages: list[str] | None = None, **options: Any) -> Any:
-            write_web(model, meta, tmp_path / "model.html", passages)
+        def open_page(
+            model: GPT, meta: dict[str, Any], passages: list[str] | None = None, bf16: str | None = None, **options: Any
+        ) -> Any:
+            write_web(model, meta, tmp_path / "model.html", passages, bf16)
+            options = {"reduced_motion": "reduce"} | options
             page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
+            if options["reduced_motion"] == "no-preference":
+                return page
             until(page, "document.querySelector('#status').textContent === 'Written by this model, seed 1'")
-            assert page.evaluate("chargpt.model.tokens.length") == 201
+            assert page.evaluate("chargpt.model.tokens.length") == 301
+            page.click("#settings summary")
             page.click("#clear")
             return page
 
@@ -118,6 +126,26 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
     np.testing.assert_allclose(erf, torch.erf(torch.from_numpy(points)), atol=1e-14)
 
 
+def test_weights_in_two_bytes(show: Show) -> None:
+    """An odd number of weights, some of them halfway between two numbers of bf16."""
+    model, meta = make(tiny(dim=15, heads=3, positions="alibi"))
+    for each in model.parameters():
+        bits = each.data.view(torch.int32)
+        bits[..., ::3] = bits[..., ::3] & ~0xFFFF | 0x8000
+    assert model.num_parameters() % 2
+    near = rounded(model)
+    assert all((a == b.bfloat16().float()).all() for a, b in zip(near.parameters(), model.parameters(), strict=True))
+    halfway = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8])  # each to the even neighbour
+    assert np.frombuffer(encoded(halfway, True), "<u2").tolist() == [0x3F80, 0x3F82, 0xBF80]
+    tokens = torch.randint(model.vocabulary, (60,), generator=torch.manual_seed(1)).tolist()
+    cost = "weights in bf16: +0.00001 nats"
+    page = show(model, meta, bf16=cost)
+    assert page.text_content("#facts").endswith(f" · {cost}")
+    logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
+    np.testing.assert_allclose(logits, read(near, tokens)[0], rtol=1e-5, atol=1e-5)
+    assert np.abs(logits - read(model, tokens)[0]).max() > 1e-4
+
+
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
 def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
     """Within the context and far beyond it; an empty prompt is a line break, which is not part of the text."""
@@ -142,11 +170,10 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
     page = show(model, meta)
     with torch.no_grad():
         logits = model.double()(torch.arange(model.vocabulary)[:, None])[:, 0]  # (V, V)
-    for temperature, top_k in ((1.5, ""), (0.6, 4)):
-        text = write(page, "a", length=8000, temperature=temperature, top_k=top_k, seed=7)
+    for temperature, top_k in ((1.5, None), (0.6, 4)):
+        text = write(page, "a", length=8000, temperature=temperature, top_k=top_k or "", seed=7)
         tokens = tokenizer_from(meta["vocabulary"]).encode(text)
-        least = logits.sort().values[:, [-top_k if top_k else 0]]
-        shares = (logits.masked_fill(logits < least, -math.inf) / temperature).softmax(-1).numpy()
+        shares = np.array([sampling.probabilities(row, temperature, top_k) for row in logits.tolist()])
         expected = shares * np.bincount(tokens[:-1], minlength=len(logits))[:, None]
         counted = np.zeros_like(expected)
         np.add.at(counted, (tokens[:-1], tokens[1:]), 1)
@@ -199,7 +226,7 @@ def test_bytes(show: Show) -> None:
         tokens = page.evaluate("chargpt.model.tokens")
         assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
         page.fill("#temperature", "1")
-        assert_bars(page, read(model, tokens)[0][-1], lambda token: chr(token) if 32 < token < 127 else None)
+        assert_bars(page, softmax(read(model, tokens)[0][-1]), lambda token: chr(token) if 32 < token < 127 else None)
     page = show(model, meta)  # an emoji of four bytes that come one by one, and what is no character
     page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
     assert page.text_content("#text") == "a\ufffd"
@@ -211,15 +238,14 @@ def test_bytes(show: Show) -> None:
     assert page.text_content("#text") == b"a\xf0\x9f\x98\x80\xc3b\xff\xc3\xe2\x80".decode(errors="replace")
 
 
-def assert_bars(page: Any, logits: np.ndarray, label: Callable[[int], str | None]) -> None:
-    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+def assert_bars(page: Any, shares: np.ndarray, label: Callable[[int], str | None]) -> None:
     order = np.argsort(-shares, kind="stable")
     bars = page.eval_on_selector_all(
         "#bars button",
         "all => all.map(({ children: [name, bar, share] }) => [name.textContent, bar.style.getPropertyValue('--share'),"
         "parseFloat(getComputedStyle(bar).backgroundSize) / 100, share.textContent])",
     )
-    assert len(bars) == min(12, len(logits))
+    assert len(bars) == min(12, len(shares))
     for (text, share, length, percent), token in zip(bars, order[:12], strict=True):
         assert label(token) in (None, text)
         assert float(share) == pytest.approx(shares[token], rel=1e-4)
@@ -239,17 +265,17 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
     for temperature, top_k in ((1, ""), (0.5, ""), (0.5, 3)):
         fill(page, temperature=temperature, top_k=top_k)
-        kept = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf) if top_k else logits
-        assert_bars(page, kept / temperature, labels.__getitem__)
+        shares = sampling.probabilities(logits, temperature, top_k or None)
+        assert_bars(page, shares, labels.__getitem__)
     chosen = tokenizer.decode([np.argsort(-logits)[2]])
     page.locator("#bars button").nth(2).click()
     assert page.text_content("#text") == "bee" + chosen
     fill(page, top_k="", temperature=1)
-    assert_bars(page, read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1], labels.__getitem__)
+    logits = read(model, tokenizer.encode("bee" + chosen).tolist())[0][-1]
+    assert_bars(page, softmax(logits), labels.__getitem__)
     fill(page, prompt="bad", temperature=0.05, top_k=11)
     logits = read(model, tokenizer.encode("bad").tolist())[0][-1]
-    shares = np.sort(np.exp((logits - logits.max()) / 0.05))[::-1]
-    shares = shares / shares[:11].sum() * (np.arange(len(shares)) < 11)
+    shares = np.sort(sampling.probabilities(logits, temperature=0.05, top_k=11))[::-1]
     said = page.locator("#bars .percent").all_inner_texts()
     assert [each == "<0.01 %" for each in said] == [0 < share < 5e-5 for share in shares[:12]]
     assert [each == "0.00 %" for each in said] == [share == 0 for share in shares[:12]]
@@ -260,9 +286,8 @@ def test_what_is_taken_for_a_number_out_of_range_is_said(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     for field, typed, label, bounds, taken in (
-        ("length", "-5", "Characters", "1 to 100000", "1"), ("length", "2.5", "Characters", "1 to 100000", "2"),
-        ("length", "", "Characters", "1 to 100000", "400"), ("top-k", "-3", "Top k", "1 to 100000", "1"),
-        ("seed", "-1", "Seed", "0 to 4294967295", "0"),
+        ("length", "2.5", "Characters", "1 to 100000", "2"), ("length", "", "Characters", "1 to 100000", "400"),
+        ("top-k", "-3", "Top k", "1 to 100000", "1"), ("seed", "-1", "Seed", "0 to 4294967295", "0"),
     ):  # fmt: skip
         fill(page, **{"length": 20, "temperature": 2, "top-k": "", "seed": 1, field: typed})
         page.click("#generate")
@@ -347,14 +372,14 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
-    meta["text"] = f"{markup}&amp; ${{style}} $style"
+    meta["text"] = f"{markup}&amp; ${{style}} $style {{{{style}}}}"
     page = show(model, meta)
     assert page.text_content("#size") == f"{model.num_parameters():,} weights"
     assert page.text_content("#facts") == " · ".join(facts(model, meta))
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
-    assert page.text_content("#name") == meta["text"].rpartition("/")[2] == page.title().removesuffix(" · chargpt")
+    assert page.text_content("#name") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
 def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
@@ -403,6 +428,37 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
     assert nameless == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_on_first_sight_a_text_is_being_written(show: Show, width: int, scheme: str) -> None:
+    """Slowly enough to be read, in the window, also on a phone; it is the text that comes at once without motion."""
+    size, phone = {"width": width, "height": 740}, width == 360
+    options = {"viewport": size, "color_scheme": scheme, "is_mobile": phone, "has_touch": phone}
+    model, meta = make(SLIDING)
+    page = show(model, meta, [passage(0)], reduced_motion="no-preference", **options)
+    until(page, "text.textContent.length >= 20")
+    seen = page.text_content("#text")
+    assert len(seen) < 60 and page.text_content("#status") == "Writing…" and page.text_content("#generate") == "Stop"
+    cursor = "getComputedStyle(text.lastChild, '::after').display"
+    assert page.evaluate(cursor) == "inline-block"
+    box = page.locator("#text").bounding_box()
+    assert box["y"] + 200 < 740 and box["height"] > 200 and box["x"] + box["width"] <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    contrasts(page)
+    page.wait_for_timeout(500)
+    assert len(seen) + 5 < len(page.text_content("#text")) < len(seen) + 40
+    page.click("#generate")
+    assert page.text_content("#status") == "Written by this model, seed 1" and page.evaluate(cursor) == "none"
+    stopped = page.text_content("#text")
+    if phone:
+        page.set_viewport_size({"width": 360, "height": 480})
+        assert page.locator("#text").bounding_box()["y"] + 200 > 480
+    page.click("#generate")
+    box = page.locator("#text").bounding_box()
+    assert 0 <= box["y"] and (box["y"] + box["height"] <= 481 or not phone)
+    assert written(page).startswith(stopped) and stopped.startswith(seen)
+
+
 def test_shannons_bounds(show: Show) -> None:
     page, rng = show(*make(tiny())), np.random.default_rng(0)
     games = [rng.integers(1, 1 + highest, count).tolist() for highest in (1, 2, 6) for count in (1, 7, 100)]
@@ -432,6 +488,7 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
     logits = read(model, tokens.tolist())[0]
     rng, you, them, nats = np.random.default_rng(2), [], [], []
     fill(page, temperature=0.3, top_k=2)  # of the writing part: the game has its own
+    assert not page.is_visible("#plot"), "an empty plot"
     page.focus("#typed")
     for at in range(100, 200):
         wrong = [letter for letter in sorted(set(CHARACTERS) - {text[at]}) if letter not in " \n"]
@@ -452,10 +509,9 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
         them.append(min(rank, 6))
         nats.append(surprisal(logits[at - 1].tolist(), int(tokens[at])))
         if at in (100, 103, 150, 199):
-            shares = np.exp(logits[at - 1] - logits[at - 1].max())
             bars = page.locator("#model-bars .bar")
             shown = bars.evaluate_all("all => all.map((bar) => Number(bar.style.getPropertyValue('--share')))")
-            assert shown == pytest.approx(np.sort(shares / shares.sum())[::-1][:5], rel=1e-4)
+            assert shown == pytest.approx(np.sort(softmax(logits[at - 1]))[::-1][:5], rel=1e-4)
             assert f"its guess {rank}." in page.text_content("#compared")
             assert page.text_content("#progress") == f"{at - 99} of 100"
             assert page.is_visible("#rough") == (at < 149) and page.is_enabled("#finish") == (139 <= at < 199)
@@ -466,6 +522,9 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
                 assert share == pytest.approx(100 * needed.count(1) / len(needed), abs=0.51)
             assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
     assert page.is_disabled("#typed") and "yes-or-no question" in page.text_content("#meaning")
+    only = sum((one == 1) != (other == 1) for one, other in zip(you, them, strict=True))
+    certain = abs(you.count(1) - them.count(1)) > 1.96 * only**0.5
+    assert ("by more than chance" in page.text_content("#meaning")) == certain
     assert page.locator("#passage i").count() == 200
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     contrasts(page)
@@ -491,7 +550,6 @@ def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
 
 
 def test_what_is_known_of_the_model() -> None:
-    assert [text_name(each) for each in ("/a/b.txt", "a/", "a/*.txt", "x y")] == ["b.txt", "a", "a/*.txt", "x y"]
     model, meta = make(SLIDING)
     known = facts(model, meta)
     assert "context 7" in known and "10 characters" in known

@@ -1,0 +1,157 @@
+"""Download text from addresses such as s3:// and https://, each file whole and once: then it is a local text."""
+
+import glob
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import fsspec
+from filelock import FileLock
+from fsspec.callbacks import Callback
+
+from base.errors import InputError, nearest, one_line, printable
+from base.files import atomic, remove_unfinished, write_text
+from base.log import log
+from base.progress import Progress
+
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versions of a file apart, besides its size
+FAILURES = {
+    TimeoutError: "no answer in time",
+    aiohttp.ClientPayloadError: "the connection was cut",
+    aiohttp.ClientConnectionError: "no connection",
+    PermissionError: "access is denied",
+    FileNotFoundError: "no such file, directory or bucket",
+}
+# Without this, a whole file must arrive within 5 minutes and HTTPS_PROXY is ignored.
+WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
+UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
+BUGS = (AssertionError, AttributeError, NameError, TypeError)  # programming errors: never turned into a message
+
+
+def fetch(entry: str, folder: Path) -> dict[str, Path]:
+    """Find the files that an entry of `data.path` names; return the local copy of each by its address.
+
+    An address that exists is never a glob. A directory stands for its `*.txt` files or, without any, for all its files;
+    hidden files are left out. An address that does not exist is a glob, except on the web: web servers list no files.
+    A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
+    If the store cannot be reached, use the copies of the last time, and say so.
+    """
+    listing = folder.with_name("addresses") / f"{hashlib.sha256(entry.encode()).hexdigest()}.json"
+    try:
+        with Progress("listing the text"):
+            store, root = _open(entry)
+            files = {store.unstrip_protocol(name): info for name, info in _find(store, root).items()}
+    except BUGS:
+        raise
+    except Exception as error:  # the library of a store may raise anything
+        what = f"data.path={printable(entry)}: {_reason(error, entry)}"
+        if not (copies := _copies_of_last_time(error, listing, folder)):
+            raise InputError(what) from error
+        log.info(f"{what}; using its copy in {printable(folder)}")
+        return copies
+    copies = {}
+    for address, info in files.items():
+        version = [address, info.get("size"), next((str(info[tag]) for tag in TAGS if info.get(tag)), None)]
+        copies[address] = folder / hashlib.sha256(repr(version).encode()).hexdigest()
+    missing = sum(files[address].get("size") or 0 for address, copy in copies.items() if not copy.exists())
+    with Progress("downloading the text", missing, "B") as progress:
+        for address, copy in copies.items():
+            download(address, copy, progress, size=files[address].get("size"))
+    with suppress(OSError):  # the cache may be read-only
+        listing.parent.mkdir(exist_ok=True)
+        write_text(listing, json.dumps({address: copy.name for address, copy in copies.items()}))
+    return copies
+
+
+def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
+    """Return the copies in `listing` if `error` means that the store cannot be reached; empty if one is missing."""
+    causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
+    if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
+        return {}
+    with suppress(OSError, ValueError):
+        copies = {address: folder / name for address, name in json.loads(listing.read_text("utf-8")).items()}
+        return copies if all(copy.exists() for copy in copies.values()) else {}
+    return {}
+
+
+def _open(address: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the path in it."""
+    return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
+
+
+def _find(store: Any, root: str) -> dict[str, dict[str, Any]]:
+    """Return what `store` knows of each file at `root`, by the file's path."""
+    store.invalidate_cache()
+    is_web = "https" in store.protocol  # a string or a tuple of strings
+    if is_web and root.endswith("/"):  # the server would send an HTML page
+        raise ValueError("a web server lists no files; name each")
+    if not is_web and glob.has_magic(root) and not store.exists(root):
+        found = store.glob(root, detail=True)
+    else:
+        info = store.info(root)
+        if info["type"] != "directory":
+            return {root: info}
+        found = store.find(root, detail=True)
+        found = {name: found[name] for name in found if "/." not in "/" + name.removeprefix(info["name"])}
+        found = {name: found[name] for name in found if name.lower().endswith(".txt")} or found
+    found = {name: info for name, info in found.items() if info["type"] == "file"}
+    if not found:
+        raise ValueError("no file matches")
+    return found
+
+
+def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
+    """Download a file to `target`, atomically, unless a file of this size or sha256 is there.
+
+    Of several processes one downloads the file, and the others wait for it.
+    """
+
+    def is_right(file: Path) -> bool:
+        if not file.exists() or size not in (None, file.stat().st_size):
+            return False
+        return not sha256 or hashlib.sha256(file.read_bytes()).hexdigest() == sha256
+
+    if is_right(target):
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / ".lock"):
+            remove_unfinished(target.parent, target.name)
+            if is_right(target):  # another process has just downloaded it
+                return
+            store, path = _open(address)
+            updates = Callback()
+            updates.relative_update = progress.update
+            with atomic(target) as temporary:
+                store.get_file(path, str(temporary), callback=updates)
+                if not is_right(temporary):
+                    what = "checksum" if sha256 else "size"
+                    raise ValueError(f"the file there has another {what} than expected, and was thrown away")
+    except BUGS:
+        raise
+    except Exception as error:
+        what = f"cannot download {printable(address)} to {printable(target)}"
+        raise InputError(f"{what}: {_reason(error, address, target.parent)}") from error
+
+
+def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
+    """Say in a few words why an address cannot be read or, for want of the local `folder`, not be copied."""
+    if isinstance(error, ImportError) and "s3fs" in str(error):
+        return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
+    if isinstance(error, ValueError):
+        kind = nearest(address.partition("://")[0], sorted(fsspec.available_protocols()))
+        return f"no such kind of address{kind}" if "Protocol not known" in str(error) else one_line(error)
+    path = Path(getattr(error, "filename", None) or "-")  # of a failed connection, the file that was being written
+    if isinstance(error, aiohttp.ClientError):
+        folder = None
+    if folder and (path.is_relative_to(folder) or folder.is_relative_to(path)):
+        return f"{one_line(error)}; data.cache_dir= sets another folder"
+    # fsspec raises `FileNotFoundError` from whatever fails on the web.
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    if isinstance(cause, aiohttp.ClientResponseError) and cause.status != 404:
+        return f"the server answered {cause.status} {cause.message}"
+    words = next((FAILURES[kind] for each in (cause, error) for kind in FAILURES if isinstance(each, kind)), None)
+    return words or one_line(f"cannot be read: {str(cause) or type(cause).__name__}")[:300]

@@ -1,0 +1,84 @@
+"""The loss of counting n-grams: what a model must beat to have learned more than which characters follow each other."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from data.batches import evaluation_windows
+from data.text import Text
+
+MAX_ORDER = 7
+MAX_COUNTED = 3 * 10**7  # training tokens: they take about 5 seconds and 1.2 GB of memory (docs/experiments.md)
+
+
+class Yardsticks(NamedTuple):
+    """What a loss is compared with, in nats per token."""
+
+    guessing: float  # all tokens equally likely
+    counting: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
+    order: int | None
+
+
+def yardsticks(text: Text, context: int, tokens: int) -> Yardsticks:
+    """Return the losses of guessing and of counting on those `tokens` of the validation split that a model scores."""
+    guessing = math.log(text.tokenizer.size)
+    if len(text.train) > MAX_COUNTED:
+        return Yardsticks(guessing, None, None)
+    scored = np.arange(len(text.validation)) == 0  # (M,)
+    for _, positions, counted in evaluation_windows(np.arange(len(scored)), context, batch=256, most=tokens):
+        scored[positions[counted].numpy()] = True
+    losses = ngram_losses(text.train, text.validation, text.tokenizer.size, scored)
+    best = min(range(len(losses)), key=losses.__getitem__)
+    return Yardsticks(guessing, losses[best], best + 1)
+
+
+def ngram_losses(
+    train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
+) -> list[float]:
+    """Return the nats per token of `text` under n-grams of `train`, of order 1, 2, ... up to `MAX_ORDER`.
+
+    Orders are interpolated: a context that was seen n times, with k different tokens after it, gives the weight
+    k / (n + k) to the next shorter context. Below the shortest one, all tokens are equally likely. The first token
+    counts ln(size), as in the loss of a model. A large vocabulary has fewer orders.
+    Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
+
+    Args:
+        train: tokens to count, (N,), of any integer type; n-grams count where one of the highest order begins.
+        text: tokens to predict, (M,).
+        size: of the vocabulary.
+        scored: which tokens count, (M,) bool; by default all.
+    """
+    bits = max(1, (size - 1).bit_length())
+    highest = min(MAX_ORDER, 63 // bits, len(train))  # an n-gram is one int64
+    known = _packed(train, highest, bits)  # (N - highest + 1,)
+    known.sort()
+    begun = _packed(np.pad(text, (0, highest - 1)), highest, bits)  # (M,)
+    by_ngram = begun.argsort()
+    begun = begun[by_ngram]
+    # The n-gram that begins at token i of the text occurs at known[low[i] : high[i]].
+    low, high = np.zeros(len(text), np.int64), np.full(len(text), len(known))
+    probability, losses = np.full(len(text), 1 / size), []
+    for order in range(1, highest + 1):
+        shift = bits * (highest - order)
+        ngrams, wanted = known >> shift, begun >> shift
+        differs = np.concatenate(([False], ngrams[1:] != ngrams[:-1]))
+        number = differs.cumsum(dtype=np.int32)  # of each different n-gram
+        seen = high > low
+        n, k = high - low, np.where(seen, number[high - 1] - number[low * seen] + 1, 0)
+        low[by_ngram], high[by_ngram] = np.searchsorted(ngrams, wanted), np.searchsorted(ngrams, wanted, "right")
+        last = slice(order - 1, None)  # of each n-gram, its last token; those that the text cuts off have none
+        mixed = (high - low + k * np.pad(probability[last], (0, order - 1))) / np.maximum(n + k, 1)  # (M,)
+        probability[last] = np.where(seen, mixed, np.pad(probability[last], (0, order - 1)))[: len(text) - order + 1]
+        probability[0] = 1 / size
+        losses.append(-float(np.log(probability[scored]).mean()))
+    return losses
+
+
+def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
+    """Return the `length` tokens from each position on as one number: (N,) -> (N - length + 1,) int64."""
+    packed = np.zeros(len(tokens) - length + 1, np.int64)
+    for offset in range(length):
+        packed <<= bits
+        packed |= tokens[offset : offset + len(packed)]
+    return packed

@@ -1,0 +1,60 @@
+"""The model for transformers: `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`.
+
+`to_hf.py` copies this file and the files that it imports into DIR. Generated text equals that of `sample.py`.
+"""
+
+# mypy: disable-error-code="import-not-found, override"
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from gpt.config import ModelConfig
+from gpt.model import GPT
+
+
+class CharGPTConfig(PretrainedConfig):
+    """Has `model_config`, the fields of `ModelConfig`, and `vocab_size`."""
+
+    model_type = "chargpt"
+
+
+class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
+    """A `GPT`. There is no KV cache and no padding: the texts of a batch have one length."""
+
+    config_class = CharGPTConfig
+    _tied_weights_keys = {"net.head.weight": "net.embedding.weight"}  # if config.tie_word_embeddings
+    accepts_loss_kwargs = False  # the loss is a mean over the batch
+
+    def __init__(self, config: CharGPTConfig) -> None:
+        super().__init__(config)
+        self.shape = ModelConfig(**config.model_config)
+        # Without absolute positions the context is a window that slides, in every block, over a text of any length.
+        sliding = replace(self.shape, context=2**20, window=self.shape.attention_window)
+        self.net = GPT(self.shape if self.shape.absolute else sliding, config.vocab_size)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave the weights as `GPT` has initialised them."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_: Any
+    ) -> CausalLMOutput:
+        """Return the logits (B, T, V) of tokens (B, T); with `labels` (B, T), -100 where ignored, also the loss."""
+        if attention_mask is not None and not attention_mask.all():
+            raise ValueError("attention_mask: has zeros, but padding is not supported; give texts of one length")
+        logits = self.net(input_ids)  # (B, T, V)
+        loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
+        """Crop the text (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""
+        length, context, shape = input_ids.shape[1], self.shape.context, self.shape
+        keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
+        if shape.absolute:  # a text that fills the context continues from its last half
+            half = context // 2
+            keep = context if length <= context else half + (length - context - 1) % (context - half) + 1
+        return {"input_ids": input_ids[:, -keep:], "attention_mask": attention_mask}

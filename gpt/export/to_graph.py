@@ -1,0 +1,116 @@
+"""Export the model's graph: to a `torch.export` program, which runs without this project's code, and to ONNX."""
+
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from base.errors import InputError
+from gpt.model import GPT
+from gpt.positions import position_tables
+
+TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
+MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
+MAX_TABLE = 2**24  # bytes of a position table; a model with more bytes of weights may have a table of that size
+MAX_WEIGHTS = 2**31 - 2**24  # bytes: the 2 GiB limit of a protobuf message, minus room for the graph
+
+
+def trace(model: GPT) -> ExportedProgram:
+    """Trace the model to a graph for any batch size and for lengths from 1 to the context."""
+    config, context = model.config, model.config.context
+    length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
+    example = torch.zeros(2, min(3, context), dtype=torch.int64)
+    if config.positions in ("rotary", "sinusoidal"):
+        rows = max(MAX_TABLE, 4 * model.num_parameters()) // (4 * (config.rotary_dims or config.dim))
+        if context > rows:  # its table would be far larger than the weights
+            raise InputError(f"model.context={context}: its position table may have at most {rows} rows")
+    # Cache the tables now: tables computed during tracing would be symbols without values.
+    position_tables(config, context, example.device)
+    with torch.no_grad():
+        program = torch.export.export(
+            model,
+            (example,),
+            dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
+            # Without this the export fails: torch 2.11 cannot prove that 64 * length < 128 * length.
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
+    return program
+
+
+@torch.no_grad()
+def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
+    """Compare the logits of two models on random tokens, for several batch sizes and lengths.
+
+    The longest text has the length of the context, or less if its attention would have more than `MAX_COMPARED` scores.
+    Return the largest difference of two logits, divided by the largest logit. If it is NaN or above `TOLERANCE`, raise
+    `InputError`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
+    differences = []
+    for shape in ((1, 1), (1, context), (2, (context + 1) // 2)):
+        tokens = torch.randint(model.vocabulary, shape, generator=generator)  # (batch, length)
+        expected = model(tokens)
+        differences.append((exported(tokens) - expected).abs().max() / expected.abs().max())
+    worst = float(torch.stack(differences).max())  # Tensor.max returns NaN if any value is NaN; Python's max does not
+    if not worst <= TOLERANCE:
+        allowed = f"must be at most {TOLERANCE:g}; nothing was written"
+        raise InputError(f"logits differ by {worst:.1e} of the largest, {allowed}")
+    return worst
+
+
+def described(meta: dict[str, Any]) -> dict[str, str]:
+    """Return what a file says about its model: `model_config`, `vocabulary` and `step`, in JSON."""
+    return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
+
+
+def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
+    """Write a .pt2 file, whose extra files are `described`."""
+    program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
+    torch.export.save(trace(model), program, extra_files=described(meta))
+    path.write_bytes(program.getbuffer())
+    program.seek(0)
+    return largest_difference(model, torch.export.load(program).module())
+
+
+def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
+    """Write one .onnx file that maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
+
+    The file's `metadata_props` are `described`.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
+    import onnx
+    import onnxruntime
+    import onnxscript  # noqa: F401  torch's exporter needs it
+
+    size = 4 * model.num_parameters()
+    if size > MAX_WEIGHTS:
+        raise InputError(f"one ONNX file holds 2 GB, the weights are {size / 1e9:.1f} GB; `--to torch` has no limit")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
+    with warnings.catch_warnings():  # the exporter calls deprecated functions of torch
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        program = torch.onnx.export(
+            trace(model),
+            dynamo=True,
+            input_names=["tokens"],
+            output_names=["logits"],
+            dynamic_shapes=({0: "batch", 1: "length"},),  # names only: the traced graph has dynamic shapes already
+            verbose=False,
+        )
+    assert program is not None
+    graph = program.model_proto  # torch builds a new graph at each access
+    onnx.helper.set_model_props(graph, described(meta))
+    onnx.save(graph, path)
+    session = onnxruntime.InferenceSession(path)
+    return largest_difference(model, lambda tokens: torch.from_numpy(session.run(None, {"tokens": tokens.numpy()})[0]))

@@ -1,0 +1,113 @@
+"""Export to a folder for transformers: weights, configuration, tokenizer, and the model's code.
+
+The folder is enough on its own, and writing it needs neither transformers nor tokenizers. The code is
+`hf_model/modeling_chargpt.py` and every file of ours that it imports, side by side.
+Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers), "Components".
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt.tokenizer import Tokenizer, tokenizer_from
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
+
+ROOT = Path(__file__).parents[2]
+WRAPPER = Path(__file__).with_name("hf_model") / "modeling_chargpt.py"
+OURS = re.compile(r"^( *from )(gpt|base)\.(\w+) import", re.MULTILINE)
+DROPOUT = {  # torch's: ours registers an operator, which the code of two folders in one process cannot share
+    "from gpt.dropout import Dropout\n": "from torch.nn import Dropout\n",
+    "from gpt.dropout import dropout as drop\n": "from torch.nn.functional import dropout as drop\n",
+}
+HEADER = "# Part of chargpt. Copyright (c) 2026 the chargpt authors. SPDX-License-Identifier: MIT\n"
+DATA = (
+    "config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json",
+    "tokenizer_config.json",
+)  # fmt: skip
+
+
+def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
+    """Fill the empty folder `path` with all of `DATA` except the README.md, and with the code."""
+    from safetensors.numpy import save
+
+    from gpt.checkpoint import model_state
+
+    shape, module = model.config, WRAPPER.stem
+    state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
+    if shape.tied:
+        del state["net.head.weight"]
+    (path / "model.safetensors").write_bytes(save(state, {"format": "pt"}))
+    config = {
+        "architectures": ["CharGPTForCausalLM"], "model_type": "chargpt", "dtype": "float32", "use_cache": False,
+        "auto_map": {
+            "AutoConfig": f"{module}.CharGPTConfig", "AutoModelForCausalLM": f"{module}.CharGPTForCausalLM",
+        },
+        "model_config": meta["model_config"], "vocab_size": model.vocabulary, "tie_word_embeddings": shape.tied,
+        "hidden_size": shape.dim, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+    }  # fmt: skip
+    contents = {
+        "config.json": config,
+        "generation_config.json": {"use_cache": False},
+        "tokenizer.json": describe(tokenizer_from(meta["vocabulary"])),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+    }
+    texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in contents.items()}
+    for name, text in (texts | code()).items():
+        (path / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """List what is in a folder and was not written by `write_hf`; all of it if the folder is no such export."""
+    names = sorted(path.name for path in folder.iterdir())
+    try:
+        ours = json.loads((folder / "config.json").read_text("utf-8"))["model_type"] == "chargpt"
+    except (OSError, ValueError, LookupError, TypeError):
+        ours = False
+    return [name for name in names if not ours or name not in (*DATA, *code())]
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return tokenizer.json: one token for each character or byte. An unknown character is an error."""
+    split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    before, names = split, tokenizer.names
+    after: dict[str, Any] = {"type": "Fuse"}
+    if tokenizer.unit == "byte":
+        after = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        before, names = {"type": "Sequence", "pretokenizers": [after, split]}, byte_names()
+    vocabulary = {name: token for token, name in enumerate(names)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": before, "post_processor": None, "decoder": after,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }  # fmt: skip
+
+
+def byte_names() -> list[str]:
+    """Return the character by which `ByteLevel` spells each byte: its own in Latin-1 if visible, else from U+0100 on.
+
+    Source: GPT-2 (https://github.com/openai/gpt-2), `bytes_to_unicode`.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(value if value in visible else next(others)) for value in range(256)]
+
+
+def code() -> dict[str, str]:
+    """Return the Python files by name: the wrapper and, recursively, the files of ours that they import."""
+    found: dict[str, str] = {}
+    waiting = [WRAPPER]
+    while waiting:
+        path = waiting.pop()
+        source = path.read_text("utf-8")
+        for ours, torchs in DROPOUT.items():
+            source = source.replace(ours, torchs)
+        imported = [ROOT / package / f"{name}.py" for _, package, name in OURS.findall(source)]
+        found[path.name] = HEADER + OURS.sub(r"\1.\3 import", source)
+        waiting += [each for each in imported if each.name not in found]
+    # Of a folder on this disk, transformers loads only the files that the wrapper itself imports.
+    others = sorted(name.removesuffix(".py") for name in found if name != WRAPPER.name)
+    found[WRAPPER.name] += "".join(f"from .{name} import __name__ as _  # noqa: E402\n" for name in others)
+    return found

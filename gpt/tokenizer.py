@@ -1,0 +1,153 @@
+"""Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
+
+A tokenizer's `vocabulary` describes it completely, as plain data. Model files and checkpoints store it;
+`tokenizer_from` reads it and checks it, also one of a stranger's model file.
+Row i of `token_sizes` is the number of characters and of UTF-8 bytes that token i stands for: (V, 2) int64.
+"""
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from base.errors import InputError
+
+MAX_CHARACTERS = 65_536  # tokens are uint16
+
+
+class UnknownCharacter(InputError):
+    """A text holds a character that is not in the vocabulary; the message is one line."""
+
+    def __init__(self, character: str, position: int, nearest: str = "") -> None:
+        self.character, self.position, self.nearest = character, position, nearest
+        code = ord(character)
+        if 0xD800 <= code <= 0xDFFF:
+            what = "is half of a surrogate pair, which is no character: the text was decoded wrongly or cut in two"
+        else:
+            what = "is not in the vocabulary of this model"
+        name = f"{character!r} (U+{code:04X})" if character.isprintable() else f"U+{code:04X}"
+        near = f"; nearest: {nearest!r}" if nearest else ""
+        super().__init__(f"character {name} at position {position} {what}{near}")
+
+
+class CharTokenizer:
+    """One token per character; token i is the i-th smallest code point of the vocabulary."""
+
+    kind = "char"  # the value of data.tokenizer
+    unit = "character"  # what a token is, for messages
+
+    def __init__(self, characters: str) -> None:
+        self.characters = "".join(sorted(set(characters)))
+        if not self.characters:
+            raise ValueError("a vocabulary needs at least one character")
+        if len(self.characters) > MAX_CHARACTERS:
+            raise ValueError(
+                f"{len(self.characters):,} distinct characters are more than the {MAX_CHARACTERS:,} "
+                "a vocabulary can hold: set data.tokenizer=byte"
+            )
+        self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
+        if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
+            raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
+        self.size = len(self.characters)  # number of tokens, V
+        self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
+        self.names = list(self.characters)  # each token as text
+        self.vocabulary: dict[str, Any] = {"kind": self.kind, "characters": self.characters}
+        utf8_bytes = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
+        self.token_sizes = np.stack((np.ones(self.size, np.int64), utf8_bytes), axis=1)  # (V, 2)
+        # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
+        self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
+        self._lookup[self._points] = np.arange(self.size)
+        # ASCII characters have the smallest tokens. So these fit into a byte even if the vocabulary is large.
+        self._ascii = self.characters.encode("ascii", "ignore")
+        self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
+
+    def nearest(self, character: str) -> str:
+        """Return the character, or a form without accent or in other case, that is in the vocabulary; else ""."""
+        plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
+        forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
+        forms += [form.swapcase() for form in forms]
+        return next((form for form in forms if form and set(form) <= set(self.characters)), "")
+
+    def adapt(self, text: str, *, replace: bool) -> str:
+        """Drop the characters that are not in the vocabulary, or replace them by the nearest form if there is one."""
+        known = set(self.characters)
+        forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
+        return "".join(forms[c] for c in text)
+
+    def pack(self, text: str) -> np.ndarray:
+        """Encode as (characters,) of `dtype`; raise `UnknownCharacter` for the first one outside the vocabulary."""
+        if text.isascii():
+            raw = text.encode("ascii")
+            if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
+                return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        tokens = self._lookup.take(points, mode="clip")
+        if tokens.size and tokens.min() < 0:
+            position = int(np.argmax(tokens < 0))
+            raise UnknownCharacter(text[position], position, self.nearest(text[position]))
+        return tokens.astype(self.dtype)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode as int64, see `pack`."""
+        return self.pack(text).astype(np.int64)
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """Decode tokens 0..V-1, of any array type."""
+        return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+
+    def utf8(self, tokens: ArrayLike) -> bytes:
+        """Decode tokens to the bytes of their UTF-8."""
+        return self.decode(tokens).encode()
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8: 256 tokens encode every text."""
+
+    kind = unit = "byte"
+    size = 256
+    dtype: type[np.unsignedinteger] = np.uint8
+    names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]  # such as a and \xff
+    vocabulary: dict[str, Any] = {"kind": kind}
+    # Bytes 10xxxxxx continue a character.
+    token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
+
+    def pack(self, text: str) -> np.ndarray:
+        """Encode as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""
+        try:
+            return np.frombuffer(text.encode("utf-8"), np.uint8)
+        except UnicodeEncodeError as error:
+            raise UnknownCharacter(text[error.start], error.start) from None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode as int64, see `pack`."""
+        return self.pack(text).astype(np.int64)
+
+    def adapt(self, text: str, *, replace: bool) -> str:
+        """Drop lone surrogates, which have no UTF-8, or replace them by U+FFFD."""
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """Decode tokens 0..255, of any array type; invalid UTF-8 becomes U+FFFD."""
+        return self.utf8(tokens).decode("utf-8", errors="replace")
+
+    def utf8(self, tokens: ArrayLike) -> bytes:
+        """Return the tokens as bytes, which may be invalid UTF-8."""
+        return np.asarray(tokens, np.int64).astype(np.uint8).tobytes()
+
+
+Tokenizer = CharTokenizer | ByteTokenizer
+
+
+def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
+    """Make a tokenizer from its `vocabulary`; raise `ValueError` unless it is one, without any other key."""
+    match vocabulary:
+        case {"kind": "byte", **more} if not more:
+            return ByteTokenizer()
+        case {"kind": "char", "characters": str(characters), **more} if not more:
+            tokenizer = CharTokenizer(characters)
+            if tokenizer.characters != characters:
+                raise ValueError("the characters of a vocabulary must be sorted and distinct")
+            return tokenizer
+    raise ValueError("no vocabulary")

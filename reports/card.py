@@ -1,0 +1,106 @@
+"""Write a model card in Markdown: what a model was trained on, how good it is, what it writes."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from base import run_directory
+from base.errors import printable
+from base.progress import clock, count
+from conf.merge import overrides, read_config
+from gpt.checkpoint import last_component
+from gpt.inference.generate import generate
+from gpt.model import GPT
+from gpt.tokenizer import tokenizer_from
+from reports.run_page import origin
+from reports.terminal import in_nats
+from reports.verdict import describe_yardsticks
+
+PRIVATE = ("data.path", "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component
+HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n# license: to fill in, such as mit\n---\n\n"
+USE = """## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
+tokens = tokenizer("The ", return_tensors="pt")
+print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200, do_sample=True, temperature=0.8)[0]))
+```
+
+"""
+END = """## What it is not for
+
+It continues text in the manner of its training text. It knows no facts, follows no instructions and was not filtered:
+what it writes can be false or offensive, and can repeat passages of the training text. It is not for advice, for
+decisions about people, or for text that readers take for true or for a person's.
+
+## Licence
+
+To fill in: the licence of the weights, which depends on that of the training text.
+"""
+
+
+def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
+    """Return the card of the model in `file`, from its `gpt.model_file.FIELDS` and from the run that it is in, if any.
+
+    In a folder for transformers (`hf`) the card begins with metadata for its site and says how to load the model.
+    """
+    run, summary, command, split = file.resolve().parents[1], {}, "", ""
+    if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
+        summary, config = run_directory.summary_of(run), read_config(run)
+        pairs = (each.partition("=") for each in overrides(config))
+        typed = [f"{key}={last_component(value) if key in PRIVATE else value}" for key, _, value in pairs]
+        command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *typed]))}\n\n"
+        split = f"; split {', '.join(f'{share:g}' for share in config.data.split)} into training, validation and test"
+    table = "".join(f"| {key} | {escape(value)} |\n" for key, value in rows(model, meta, summary, split))
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    begin = tokenizer.encode("\n" if "\n" in tokenizer.names else tokenizer.names[0])
+    sample = tokenizer.decode(generate(model, begin, 400, temperature=0.8, seed=0)[1:].numpy()).strip("\n")
+    name = escape(run_directory.name_of(run) if command else file.stem)
+    title = f"# {name}\n\nA GPT that reads and writes single {tokenizer.unit}s, trained with chargpt.\n\n"
+    body = f"| | |\n|---|---|\n{table}\n{command}## A sample, at temperature 0.8\n\n{fenced(sample)}\n\n"
+    return f"{HEAD if hf else ''}{title}{body}{USE if hf else ''}{END}"
+
+
+def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a model: its text, losses, shape and training."""
+    tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
+    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("guessing_loss") is not None
+    sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
+    if finished:
+        read, validated = summary["characters"] / summary["epochs"], summary["evaluation"]["split_characters"]
+        sizes += f", {count(round(read), unit)} for training, {count(validated, 'character')} for validation"
+    yield "text", meta["text"] + sizes + split
+    if loss is not None:
+        yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
+    if loss is not None and measured:
+        windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
+        yield "measured on", f"{count(measured['characters'], 'character')} of the validation split in {windows}"
+    if summary.get("test_loss") is not None and meta["step"] == summary["best_step"]:
+        yield "test loss", f"{in_nats(summary['test_loss'])} per {unit}"
+    if loss is not None and finished:
+        yield "yardsticks", describe_yardsticks({**summary, "val_loss": loss}, unit)
+    window = f", window {shape.window}" if shape.window else ""
+    form = f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
+    yield "shape", f"{form}, context {shape.context} {unit}s{window}, {shape.positions} positions"
+    yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
+    if finished:
+        read = f"{count(summary['characters'], unit)} ({summary['epochs']:.2g} epochs)"
+        yield "training", f"{count(summary['steps'], 'step')}, {read}, {clock(summary['seconds'])} minutes"
+        yield "machine", origin({**summary, "init_from": last_component(summary["init_from"] or "")})
+
+
+def fenced(text: str) -> str:
+    """Return a block of code, whose fence is longer than any backticks inside."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return f"{fence}text\n{lines}\n{fence}"
+
+
+def escape(text: str) -> str:
+    """Escape what Markdown would take for markup, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))

@@ -1,0 +1,43 @@
+"""Say how good a run's loss is: yardsticks, and what helps a model that has memorised its text or learned little."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FAR_BELOW = 0.8  # training loss / best validation loss
+RISEN = 1.02  # last validation loss / best validation loss
+READ_OFTEN = 2.0  # epochs: a text that was read less often is not memorised
+HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
+
+
+def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
+    """Compare the loss of the best model with guessing and counting, in one line."""
+    parts = [f"guessing {summary['guessing_loss']:.2f}"]
+    if summary["counting_loss"] is None:
+        parts.append("counting left out for so long a text")
+    else:
+        parts.append(f"counting {summary['counting_order']}-grams {summary['counting_loss']:.2f}")
+    return f"{', '.join(parts)}, this model {summary['val_loss']:.2f} nats per {unit}"
+
+
+def verdict(summary: Mapping[str, Any], losses: Sequence[Sequence[float]]) -> list[str]:
+    """Return a sentence for each thing that went wrong, with what helps.
+
+    Args:
+        summary: contents of summary.json.
+        losses: history of the training loss, [step, nats per token].
+    """
+    best, last, counting, step = (summary[key] for key in ("val_loss", "last_val_loss", "counting_loss", "best_step"))
+    said = []
+    if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and summary["epochs"] > READ_OFTEN:
+        read = f"The text was read {summary['epochs']:,.0f} times and memorised from step {step:,} on"
+        said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
+    if counting is not None and best > counting:
+        longer = "more steps, " if last == best else ""
+        said.append(f"Counting {summary['counting_order']}-grams predicts better. What helps: {longer}{HELP}")
+    return said
+
+
+def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
+    """Whether the best model predicts no better than guessing, after `enough` steps, or far worse after any."""
+    excess = summary["val_loss"] - summary["guessing_loss"]
+    return excess >= 0 and summary["steps"] >= enough or excess > 1

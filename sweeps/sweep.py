@@ -1,0 +1,255 @@
+"""Run a sweep (`-m`): check all its trials, run each in its own process and write a table of the results.
+
+`runs/<sweep>/` holds the table `sweep.csv` and a run directory for each trial. This module does not load torch.
+"""
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from base import run_directory, run_lock, slurm
+from base.errors import InputError
+from base.files import write_text
+from base.log import log
+from base.options import spell
+from base.processes import command
+from base.progress import Progress, clock
+from conf.compose import ParsedRun
+from conf.hydra_grammar import parse
+from conf.keys import HOW
+from conf.merge import changed, merge_started, read_config
+from reports.run_list import aligned
+from sweeps.trial import Trial, ending, make_trial, start, sweep_name
+from training.devices import rows_per_device
+
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
+MAX_ROWS = 20  # max trials on the leaderboard
+
+
+def varied_keys(arguments: Iterable[str]) -> list[str]:
+    """Return the keys that were typed with several values; if there are none, all typed settings of the run."""
+    parsed = parse(list(arguments))
+    several = [override.get_key_element() for override in parsed if override.is_sweep_override()]
+    return several or [key for override in parsed if (key := override.get_key_element()) not in HOW]
+
+
+def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
+    """Check what concerns the whole sweep: where it runs, its varied keys and its name; return its directory."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InputError(
+            f"-m: torchrun starts the processes of one run; start the sweep with {command('python')} train.py"
+        )
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1":
+        raise InputError(f"-m: a sweep runs in one SLURM task, and this step has {tasks}; use srun --ntasks=1")
+    if not varied:
+        raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
+    if literals.get("resume") not in (None, "auto"):
+        raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume=")
+    for key in varied:
+        if key in HOW:
+            raise InputError(f"{key}: must have one value for all trials of a sweep")
+    directory = run_directory.RUNS / name
+    if "/" in name:
+        raise InputError(f"name={name}: the name of a sweep has no slash")
+    if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
+        raise InputError(f"name={name}: {directory} is not a sweep; use another name")
+    return directory
+
+
+def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
+    """Return the literals of every trial, such as `data.path=x`."""
+    return [f"{key}={spell(value)}" for key, value in literals.items() if key not in HOW]
+
+
+def has_finished(trial: Trial, run: ParsedRun) -> bool:
+    """Whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
+    if not (trial.directory / "config.yaml").exists():
+        return False
+    old, config = read_config(trial.directory), run.config
+    if differing := changed(old, run.typed):
+        raise InputError(f"{trial.directory}: is a run with other settings; use another name=…: {'; '.join(differing)}")
+    finished = run_directory.summary_of(trial.directory).get("status") == "finished"
+    return finished and ("trainer.max_steps" not in run.typed or config.trainer.max_steps <= old.trainer.max_steps)
+
+
+def check_inputs(runs: Iterable[ParsedRun]) -> str:
+    """Check the text, the batch size and the model of `init_from` of each run; return the last text's fingerprint."""
+    from data.corpus import open_corpus
+    from data.text import open_text
+
+    text = ""
+    distinct = {}  # reading a text takes time
+    for run in runs:
+        config = run.config
+        distinct[repr((config.data, config.model.context, config.trainer, config.init_from and config.model))] = run
+    for run in distinct.values():
+        config = run.config
+        if isinstance(config.trainer.devices, int):
+            rows_per_device(config, config.trainer.devices)
+        if config.init_from is None:
+            text = open_text(config.data, config.model.context).fingerprint
+        else:  # the context, which the fingerprint depends on, may be that model's
+            from gpt import model_file
+            from gpt.tokenizer import tokenizer_from
+
+            model, _, meta = model_file.read(run_directory.find_model(config.init_from))
+            merge_started(run.typed, vars(model), tokenizer_from(meta["vocabulary"]).kind)
+            open_corpus(config.data)
+    return text
+
+
+@dataclass
+class Sweep:
+    """Trials that are known from the start; a subclass may propose them from the results of earlier ones."""
+
+    name: str  # of the directory `runs/<name>/`
+    count: int  # number of trials in all
+    trials: dict[str, Trial]  # by name, the rows of the table
+    outcomes: dict[str, str]  # how trials have ended, by name, also in earlier commands
+    kind: str = "sweep"  # the first word of the log
+
+    def ask(self) -> Iterator[Trial]:
+        """Yield the trials to run; `run_trials` takes the next one when a worker is free."""
+        yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
+
+    def tell(self, trial: Trial, outcome: str) -> None:
+        """Take the outcome of a trial."""
+        self.outcomes[trial.name] = outcome
+
+    def label(self, trial: Trial) -> str:
+        """Return the first words of a line about a trial."""
+        return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
+
+    def conclude(self, results: list[dict[str, str]]) -> int:
+        """Log the last line about a sweep that was not stopped; return the exit status: 1 if trials have failed."""
+        failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
+        if failed:
+            log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
+        return 1 if failed else 0
+
+
+def run_sweep(sweep: Sweep, workers: int) -> int:
+    """Run the trials of a sweep and show the results; return the exit status, 128 + its number after a signal."""
+    directory = run_directory.RUNS / sweep.name
+    log.info(f"{sweep.kind:10} {directory}: {sweep.count} trials; output: {directory}/TRIAL/console.log")
+    for name, outcome in sweep.outcomes.items():
+        log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")
+    results = write_table(sweep.name, sweep.trials.values(), sweep.outcomes)
+    received: list[int] = []
+    for each in slurm.STOPS:  # the process ends with its sweep, so nobody needs the former handlers
+        signal.signal(each, lambda number, _: received.append(number))
+    with Progress("trials", sweep.count, lines=False) as progress:
+        progress.update(len(sweep.outcomes))
+        for trial, status in run_trials(sweep, workers, received):
+            outcome, line = ending(trial, status, bool(received))
+            sweep.tell(trial, outcome)
+            results = write_table(sweep.name, sweep.trials.values(), sweep.outcomes)
+            progress.update(1)
+            log.info(f"{sweep.label(trial)}  {line}")
+    show_results(results, directory / "sweep.csv")
+    if not received:
+        return sweep.conclude(results)
+    if slurm.time_is_up(received[0]):
+        slurm.requeue()
+    else:
+        log.info("stopped    the same command continues")
+    return 128 + received[0]
+
+
+def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
+    """Run trials, at most `workers` at the same time, and yield each with its exit status when it has ended.
+
+    Take the next trial only when a worker is free, because a search chooses the trial by earlier outcomes. After a
+    signal in `received`, stop the running trials and start no other.
+    """
+    waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
+    passed = 0  # number of signals that were sent on to the trials
+    try:
+        while True:
+            while not received and len(running) < workers and (trial := next(waiting, None)):
+                log.info(f"{sweep.label(trial)}  {trial.title}")
+                running[start(trial, workers)] = trial
+            if not running:
+                return
+            for number in received[passed:]:
+                for process in running:  # a trial exits at once on its second SIGINT
+                    process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+            passed = len(received)
+            time.sleep(0.05)
+            for process in [each for each in running if each.poll() is not None]:
+                yield running.pop(process), process.returncode
+    finally:
+        for process in running:  # only after an exception
+            process.kill()
+
+
+def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, str]) -> list[dict[str, str]]:
+    """Write `sweep.csv` with these trials and those of earlier commands; return its rows, the best trial first."""
+    path = run_directory.RUNS / sweep / "sweep.csv"
+    varied = dict[str, dict[str, str]]()
+    with suppress(OSError), open(path, encoding="utf-8", newline="") as file:
+        varied = {row["directory"]: row for row in csv.DictReader(file) if Path(row["directory"]).is_dir()}
+    varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
+    settings = [key for row in varied.values() for key in row if key not in RESULTS]
+    columns = dict.fromkeys([*settings, *RESULTS], "")
+    table = []
+    for directory, own in varied.items():
+        summary = run_directory.summary_of(Path(directory))
+        status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
+        results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
+        table.append(columns | own | results | {"status": str(status), "directory": directory})
+    table.sort(key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_text(path, text.getvalue())
+    return table
+
+
+def leaderboard(table: list[dict[str, str]]) -> str:
+    """Format the best trials, with their settings and results, as aligned columns."""
+    settings = [key for key in table[0] if key not in RESULTS]
+    lines = [[*settings, "loss", "bpc", "parameters", "time"]]
+    for row in table[:MAX_ROWS]:
+        loss = f"{float(row['val_loss']):.4f}" if row["val_loss"] else row["status"]
+        bits = f"{float(row['val_bpc']):.4f}" if row["val_bpc"] else ""
+        weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
+        seconds = clock(float(row["seconds"])) if row["seconds"] else ""
+        lines.append([*(row[key] for key in settings), loss, bits, weights, seconds])
+    return aligned(lines) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
+
+
+def show_results(results: list[dict[str, str]], table: Path) -> None:
+    """Log the leaderboard, the path of `table` and commands to look at the results."""
+    if results:
+        log.info(f"\n{leaderboard(results)}\n")
+        if results[0]["val_loss"]:
+            log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
+        log.info(f"watch      {command('tensorboard', '--logdir', table.parent)}")
+    log.info(f"table      {table}")
+
+
+def begin_sweep(overrides: list[str], literals: dict[str, str | None], runs: list[ParsedRun]) -> int:
+    """Check all trials of a sweep before any file is written, and run them; return the exit status."""
+    varied, fixed = varied_keys(overrides), literal_settings(literals)
+    name = literals.get("name") or sweep_name([*overrides, *fixed])
+    directory = check_sweep(name, varied, literals)
+    if any(override.startswith("debug=") for override in overrides):
+        raise InputError("debug: is for one run, not for -m")
+    trials = [make_trial(name, varied, [*run.overrides, *fixed]) for run in runs]
+    finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run)]
+    by_name = {trial.name: trial for trial in trials}
+    sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
+    check_inputs(runs)
+    directory.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(directory)
+    return run_sweep(sweep, runs[0].config.workers)

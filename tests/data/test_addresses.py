@@ -1,0 +1,188 @@
+import hashlib
+import io
+import os
+import re
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import Mock
+
+import pytest
+
+from base.errors import InputError
+from data import addresses, corpus
+from data.config import DataConfig
+from data.corpus import open_corpus
+from data.text import open_text
+from tests.conftest import refusal
+from tests.faults.processes import fork
+from tests.stores import differing, make
+
+CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
+ZIPPED = io.BytesIO()
+with zipfile.ZipFile(ZIPPED, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("enwik8", CONTENT)
+PAGES = {"good": CONTENT, "wrong": CONTENT[:-1] + b"?", "cut": CONTENT, "zip": ZIPPED.getvalue()}
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def copyfile(self, source, outputfile):
+        self.server.sent.append(self.path)
+        outputfile.write(CONTENT[: len(CONTENT) // 2] if self.path == "/cut" else source.read())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = make(tmp_path / "web", PAGES | differing(3))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        server.folder, server.sent, server.url = folder, [], f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def kept(folder):
+    """The finished and unfinished downloads in a cache."""
+    return sorted(path.name for path in (folder / "downloads").glob("*") if path.name != ".lock")
+
+
+@pytest.mark.parametrize(("count", "tokenizer"), [(1, "byte"), (48, "char")])
+def test_a_bucket_is_the_same_text_as_a_folder_and_is_read_once(tmp_path, bucket, opened, count, tokenizer):
+    documents = differing(count)
+    folder = make(tmp_path / "text", documents)
+    bucket.put({f"dir/{name}": content for name, content in documents.items()})
+    bucket.put({"dir/.hidden": "ø", "dir/notes.md": "ø"})
+    here = opened(folder, tokenizer=tokenizer)
+    for path in (f"{bucket.address}/dir", f"{bucket.address}/dir/*.txt", f"[{bucket.address}/dir]", folder.as_uri()):
+        there = opened(path, tokenizer=tokenizer)
+        assert there.fingerprint == here.fingerprint and there.train.tolist() == here.train.tolist(), path
+    assert all(bucket.server.read(f"{bucket.name}/dir/{name}") == 1 for name in documents)
+    assert bucket.server.read(f"{bucket.name}/dir/notes.md") == 0
+
+
+def test_from_the_web(server, opened):
+    base, whole = server.url, opened(server.folder)
+    mixed = f"[{base}/00.txt,{server.folder}/01.txt,{base}/02.txt]"
+    assert opened(mixed).tokenizer.characters == whole.tokenizer.characters
+    assert opened(f"[{base}/00.txt,{base}/01.txt,{base}/02.txt]").fingerprint == whole.fingerprint
+    assert sorted(server.sent) == ["/00.txt", "/01.txt", "/02.txt"]
+    for wrong in (f"{base}/03.txt", f"{base}/*.txt"):  # a web server lists no files
+        assert refusal(InputError, opened, wrong).endswith("no such file, directory or bucket")
+    message = refusal(InputError, opened, f"[{base}/00.txt,{base}/]")  # it would answer with a page
+    assert message == f"data.path={base}/: a web server lists no files; name each"
+    server.shutdown()
+    server.server_close()
+    for absent in (f"{base}/good", f"[{base}/00.txt,{base}/good]"):
+        assert refusal(InputError, opened, absent) == f"data.path={base}/good: no connection"
+
+
+def test_a_store_that_cannot_be_reached_is_not_needed_again(server, opened, monkeypatch):
+    path, said = f"[{server.url}/00.txt,{server.url}/01.txt]", Mock()
+    opened(path)
+    (server.folder / "01.txt").write_text("the newest copy counts")
+    newest = opened(path)
+    monkeypatch.setattr(addresses.log, "info", said)
+    server.shutdown()
+    server.server_close()
+    assert opened(path).fingerprint == newest.fingerprint
+    lines = [each.args[0] for each in said.mock_calls]
+    assert len(lines) == 2 and lines[0].startswith(f"data.path={server.url}/00.txt: no connection; using its copy in ")
+    monkeypatch.setattr(addresses, "_find", Mock(side_effect=PermissionError("no")))
+    assert refusal(InputError, opened, path).endswith("00.txt: access is denied")
+
+
+def test_what_has_changed_is_downloaded_again_and_nothing_else(bucket, opened):
+    documents = differing(3)
+    bucket.put(documents)
+    first = opened(bucket.address)
+    bucket.put({"01.txt": documents["01.txt"].swapcase()})  # of the same size
+    assert opened(bucket.address).fingerprint != first.fingerprint
+    assert [bucket.server.read(f"{bucket.name}/{name}") for name in documents] == [1, 2, 1]
+    bucket.put({"01.txt": documents["01.txt"]})
+    assert opened(bucket.address).fingerprint == first.fingerprint
+
+
+def test_a_damaged_copy_and_a_cut_download_are_never_used(tmp_path, server, opened):
+    first = opened(f"{server.url}/good")
+    (name,) = kept(tmp_path / "cache")
+    (tmp_path / "cache/downloads" / name).write_bytes(CONTENT[:1000])
+    (tmp_path / f"cache/downloads/.{name}.0123abcd.tmp").write_bytes(CONTENT[:1000])  # of a process that was killed
+    assert opened(f"{server.url}/good").fingerprint == first.fingerprint and server.sent == ["/good"] * 2
+    message = refusal(InputError, opened, f"{server.url}/cut")
+    assert message.startswith(f"cannot download {server.url}/cut to ") and message.endswith(": the connection was cut")
+    assert kept(tmp_path / "cache") == [name]
+    (tmp_path / "file").write_text("in the way")
+    message = refusal(InputError, opened, f"{server.url}/good", cache="file")
+    assert message.endswith(": Not a directory; data.cache_dir= sets another folder")
+
+
+def open_with(variables, config):
+    os.environ.update(variables)  # the server that forks may have begun without them
+    open_text(config, 4)
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_share_a_download(tmp_path, bucket, opened):
+    documents = differing(4)
+    bucket.put(documents)
+    config = DataConfig(path=bucket.address, cache_dir=str(tmp_path / "cache"))
+    processes = [fork(open_with, bucket.environment(), config) for _ in range(3)]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert all(bucket.server.read(f"{bucket.name}/{name}") == 1 for name in documents)
+    assert len(kept(tmp_path / "cache")) == 4
+
+
+def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
+    bucket.put({"a.txt": "abc", "latin/0.txt": "ab" * 200, "latin/1.txt": b"ab" * 200 + b"\xe9 "})
+    for path, reason in {
+        "s3://no-such-bucket/a.txt": "no such file, directory or bucket|bucket does not exist",
+        "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
+        "s4://books/a.txt": "no such kind of address; nearest: s3",
+        "file:///no/such/dir": "no such file, directory or bucket",
+        "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding=",
+    }.items():  # fmt: skip
+        message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
+        assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
+    for error, reason in [
+        (PermissionError("no"), "access is denied"), (RuntimeError("not\nnow"), "cannot be read: not now"),
+        (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .* -e '\.\[s3\]'"),
+        (TimeoutError(), "no answer in time"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(addresses, "_find", Mock(side_effect=error))
+        with pytest.raises(InputError, match=f"^data.path=file:///a.txt: {reason}$"):
+            opened("file:///a.txt")
+
+
+def test_a_built_in_corpus_is_kept_and_a_damaged_one_never_used(tmp_path, server, monkeypatch):
+    def point(name, page, content=CONTENT):
+        given = f"{server.url}/{page}", hashlib.sha256(content).hexdigest(), page == "zip"
+        monkeypatch.setitem(corpus.DOWNLOADS, name, given)
+
+    def downloaded(name="shakespeare", **settings):
+        opened = open_corpus(DataConfig(corpus=name, cache_dir=str(tmp_path), **settings))
+        return list(opened.read(opened.documents[0]))
+
+    target = tmp_path / "downloads/shakespeare.txt"
+    for page, reason in (("wrong", "another checksum"), ("cut", "connection was cut")):
+        point("shakespeare", page)
+        message = refusal(InputError, downloaded)
+        assert message.startswith(f"data.corpus=shakespeare: cannot download {server.url}/{page} to {target}: ")
+        assert reason in message and "data.path=" in message and kept(tmp_path) == []
+    point("shakespeare", "good")
+    assert "".join(downloaded()) == "".join(downloaded()) == CONTENT.decode()
+    assert server.sent == ["/wrong", "/cut", "/good"] and kept(tmp_path) == [target.name]
+    target.write_bytes(PAGES["wrong"])
+    assert "".join(downloaded()) == CONTENT.decode() and server.sent[3:] == ["/good"]
+    assert open_corpus(DataConfig(corpus="shakespeare", cache_dir=str(tmp_path))).name == "tiny Shakespeare"
+    point("enwik8", "zip", ZIPPED.getvalue())  # is read without being unpacked
+    assert b"".join(downloaded("enwik8", tokenizer="byte")) == CONTENT
+    assert "".join(downloaded("enwik8")) == CONTENT.decode()
+    assert kept(tmp_path) == ["enwik8.zip", target.name]

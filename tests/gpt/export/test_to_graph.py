@@ -1,0 +1,139 @@
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from base.errors import InputError
+from gpt.config import ModelConfig
+from gpt.export.to_graph import TOLERANCE, largest_difference, trace, write_onnx, write_torch
+from gpt.model import GPT
+from tests.conftest import ROOT, needs
+from tests.model_files import filled
+from tests.reference.models import MIXED, name, tiny
+
+# Every value of every option; windows shorter than most texts, as long as some and longer than all.
+CONFIGS = [
+    MIXED[0], MIXED[-1], tiny(positions="alibi", heads=3, key_offset=True),
+    tiny(positions="alibi", window=3, context=48, attention="sdpa"),
+    tiny(positions="sinusoidal", window=20, token_shift=True),
+    tiny(positions="rotary", window=17, context=48, key_offset=True, heads=3),
+    tiny(positions="none", window=1, tied=True),
+    *(tiny(context=context, heads=3, token_shift=True, key_offset=True) for context in (1, 2)),
+]  # fmt: skip
+
+
+def shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    border = config.window or 3
+    lengths = {length for length in (1, 2, 3, border, border + 1, config.context) if length <= config.context}
+    return list(itertools.product((1, 2, 5), sorted(lengths)))
+
+
+def meta(model: GPT) -> dict:
+    vocabulary = {"kind": "char", "characters": "abcdefghi\u00e9\U0001f600"}
+    return {"model_config": vars(model.config), "vocabulary": vocabulary, "step": 17}
+
+
+@pytest.mark.slow
+def test_traced_once_it_takes_every_batch_size_and_length() -> None:
+    for config in CONFIGS:
+        model = filled(config)
+        program = trace(model).module()
+        for batch, length in shapes(config):
+            tokens = torch.randint(11, (batch, length))
+            same = torch.allclose(program(tokens), model(tokens), rtol=1e-5, atol=1e-6)
+            assert same, (name(config), batch, length)
+        with pytest.raises(AssertionError, match=f"<= {config.context}" if config.context > 1 else "== 1"):
+            program(torch.zeros(1, config.context + 1, dtype=torch.int64))
+    # Also beyond the length from which the model itself takes another kernel.
+    for positions in ("rotary", "alibi"):
+        model = filled(tiny(positions=positions, context=1100))
+        program = trace(model).module()
+        for length in (3, 1100):
+            tokens = torch.arange(length)[None] % 11
+            torch.testing.assert_close(program(tokens), model(tokens), rtol=0, atol=1e-4)
+
+
+LOAD = """
+import json, sys
+import torch
+described = {"vocabulary": "", "model_config": "", "step": ""}
+model = torch.export.load(sys.argv[1], extra_files=described).module()
+tokens = torch.arange(14).reshape(2, 7) % 11
+print(json.dumps([described, model(tokens).tolist(), model(tokens[:1, :1]).tolist(), "gpt" in sys.modules]))
+"""
+
+
+@pytest.mark.slow
+def test_the_file_is_enough(tmp_path: Path) -> None:
+    model, file = filled(MIXED[-1]), tmp_path / "model.pt2"
+    assert write_torch(model, meta(model), file) < 1e-6
+    assert str(ROOT).encode() not in file.read_bytes()
+    command = [sys.executable, "-W", "error", "-c", LOAD, "model.pt2"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    described, whole, first, ours = json.loads(ended.stdout)
+    assert {key: json.loads(value) for key, value in described.items()} == meta(model)
+    assert not ours
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    assert torch.allclose(torch.tensor(whole), model(tokens), atol=1e-6)
+    assert torch.allclose(torch.tensor(first), model(tokens[:1, :1]), atol=1e-6)
+
+
+def test_a_table_far_larger_than_the_weights_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^model.context=1048576: its position table may have at most \d+ rows$"):
+        trace(GPT(tiny(positions="sinusoidal", context=2**20), 11))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    needs("onnx", "onnxscript", "onnxruntime")
+    import onnx
+    import onnxruntime
+
+    path = tmp_path / "model.onnx"
+    for config in [*CONFIGS[:2], *CONFIGS[3:5], CONFIGS[7]]:
+        model = filled(config)
+        assert write_onnx(model, meta(model), path) < 1e-5
+        assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == [path]
+        onnx.checker.check_model(path, full_check=True)
+        assert str(ROOT).encode() not in path.read_bytes()
+        session = onnxruntime.InferenceSession(path)
+        described = session.get_modelmeta().custom_metadata_map
+        assert {key: json.loads(value) for key, value in described.items()} == meta(model)
+        (tokens,), (logits,) = session.get_inputs(), session.get_outputs()
+        length = "length" if config.context > 1 else 1
+        assert (tokens.name, tokens.type, tokens.shape) == ("tokens", "tensor(int64)", ["batch", length])
+        assert (logits.name, logits.type, logits.shape[1:]) == ("logits", "tensor(float)", [length, 11])
+        for shape in shapes(config):
+            given = np.random.default_rng(0).integers(11, size=shape)
+            (found,) = session.run(None, {"tokens": given})
+            expected = model(torch.from_numpy(given)).numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=f"{name(config)} {shape}")
+
+
+def test_weights_that_one_file_cannot_hold(tmp_path: Path) -> None:
+    needs("onnx", "onnxscript", "onnxruntime")
+    with torch.device("meta"):
+        model = GPT(tiny(dim=4096, layers=3, heads=32), 11)
+    with pytest.raises(InputError, match="one ONNX file holds 2 GB, the weights are 2.4 GB"):
+        write_onnx(model, meta(model), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@torch.no_grad()
+def test_the_difference_is_a_share_of_the_largest_logit_in_every_shape() -> None:
+    model = filled(tiny())
+    context = model.config.context
+    assert largest_difference(model, model) == 0.0
+    found = largest_difference(model, lambda tokens: model(tokens) * (1 + 0.5 * TOLERANCE))
+    assert found == pytest.approx(0.5 * TOLERANCE, rel=0.05)
+    for differs in (lambda _, length: length == 1, lambda _, length: length == context, lambda batch, _: batch > 1):
+        for factor in (1 + 2 * TOLERANCE, torch.nan):
+            with pytest.raises(InputError):
+                largest_difference(model, lambda x, f=factor, at=differs: model(x) * (f if at(*x.shape) else 1))

@@ -1,0 +1,166 @@
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt.config import ModelConfig
+from gpt.export.to_hf import DATA, WRAPPER, code, foreign_files, write_hf
+from gpt.inference.generate import generate
+from gpt.model import GPT
+from gpt.tokenizer import tokenizer_from
+from tests.conftest import ROOT, needs
+from tests.model_files import about
+from tests.reference.models import MIXED, PLACES, fill, name, tiny
+
+LETTERS = "".join(sorted("\t\n\r !#'.<>ABadeknu|~\x00\x85\xa0é\u0301\u200b中\ufeff😀"))
+CHARACTERS, BYTES = {"kind": "char", "characters": LETTERS}, {"kind": "byte"}
+CONFIGS = [*MIXED[:12], *PLACES[::4], MIXED[-1], *(tiny(positions="learned", context=context) for context in (1, 2))]
+
+
+def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any]) -> GPT:
+    path.mkdir()
+    model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
+    write_hf(model, about(config, vocabulary), path)
+    return model
+
+
+def test_the_folder_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    written(folder, tiny(), CHARACTERS)
+    modules = "attention attention_kernels config errors model modeling_chargpt options positions".split()
+    assert sorted(os.listdir(folder)) == sorted({*DATA, *(f"{each}.py" for each in modules)} - {"README.md"})
+    for file in folder.glob("*.py"):
+        source = file.read_text("utf-8")
+        assert "SPDX-License-Identifier: MIT" in source
+        assert not re.search(r"^ *(from|import) (gpt|base)\b", source, re.MULTILINE)
+        compile(source, file.name, "exec")
+    # Of a folder on this disk, transformers loads only what this file imports.
+    imported = re.findall(r"^from \.(\w+) import", code()[WRAPPER.name], re.MULTILINE)
+    assert {*imported, WRAPPER.stem} == set(modules)
+    assert len(WRAPPER.read_text().splitlines()) <= 60
+    assert foreign_files(folder) == []
+    (folder / "notes.txt").write_text("mine")
+    assert foreign_files(folder) == ["notes.txt"]
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    assert foreign_files(folder) == sorted(os.listdir(folder))
+    assert foreign_files(ROOT / "docs") == sorted(os.listdir(ROOT / "docs"))
+
+
+LOAD = """
+import importlib.util, json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+assert importlib.util.find_spec("gpt") is None and importlib.util.find_spec("base") is None, sys.path
+for line in sys.stdin:
+    asked, answer = json.loads(line), {}
+    model = AutoModelForCausalLM.from_pretrained(asked["folder"], trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(asked["folder"], trust_remote_code=True)
+    with torch.no_grad():
+        answer["logits"] = model(torch.tensor(asked["tokens"])).logits.tolist()
+    answer["written"] = [
+        model.generate(torch.tensor(prompts), max_new_tokens=asked["count"], do_sample=False).tolist()
+        for prompts in asked["prompts"]
+    ]
+    answer["encoded"] = [tokenizer(text)["input_ids"] for text in asked["texts"]]
+    answer["decoded"] = [tokenizer.decode(tokens) for tokens in asked["decode"]]
+    print(json.dumps(answer))
+"""
+
+
+def elsewhere(program: str, folder: Path, requests: list[Any] = [], **environment: str) -> list[Any]:  # noqa: B006
+    """Run a program from an empty folder, without this project and without a network."""
+    empty, home = folder / "empty", folder / "home"
+    empty.mkdir(exist_ok=True)
+    own = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning", "TQDM_DISABLE": "1"}
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    asked = "".join(json.dumps(each) + "\n" for each in requests)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=empty, env=kept | own | environment, capture_output=True, text=True,
+        input=asked,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == "" and os.listdir(empty) == []
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_transformers_reads_and_writes_as_we_do(tmp_path: Path) -> None:
+    needs("transformers", "tokenizers")
+    rng, requests, models = random.Random(0), [], []
+    for i, config in enumerate([ModelConfig(layers=2, dim=32, context=16), *CONFIGS]):
+        vocabulary = BYTES if i in (1, 2) else CHARACTERS
+        tokenizer, folder = tokenizer_from(vocabulary), tmp_path / f"model.{i}"
+        models.append((written(folder, config, vocabulary), tokenizer))
+        V, T = tokenizer.size, config.context
+        tokens = [[rng.randrange(V) for _ in range(T)] for _ in range(3)]
+        prompts = [[tokens[0][:1]], [[*line, *line[:2], *line][: 2 * T + 1] for line in tokens]]
+        letters = "".join(rng.choices(LETTERS, k=1000))
+        requests.append({
+            "folder": str(folder), "tokens": tokens, "prompts": prompts, "count": 3 * T + 2,
+            "texts": [letters, *LETTERS, "A B\n\n  \t a .", " ", ""],
+            "decode": [tokenizer.encode(letters).tolist(), tokens[1]],
+        })  # fmt: skip
+    answers = elsewhere(LOAD, tmp_path, requests)
+    assert len(answers) == len(models)
+    for (model, tokenizer), asked, answer in zip(models, requests, answers, strict=True):
+        what = name(model.config)
+        logits = model(torch.tensor(asked["tokens"]))
+        torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5, msg=what)
+        for prompts, texts in zip(asked["prompts"], answer["written"], strict=True):
+            assert generate(model, prompts, asked["count"], temperature=0).tolist() == texts, what
+        assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in asked["texts"]], what
+        assert answer["decoded"] == [tokenizer.decode(tokens) for tokens in asked["decode"]], what
+
+
+MORE = """
+import json
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+first, second = (AutoModelForCausalLM.from_pretrained(f"../{each}", trust_remote_code=True) for each in "ab")
+tokens = torch.arange(6)[None] % 5
+losses = [model.train()(tokens, labels=tokens).loss.item() for model in (first, second)]
+first(tokens, labels=tokens).loss.backward()
+grown = all(weight.grad is not None for weight in first.parameters())
+first.save_pretrained("../saved")
+again = AutoModelForCausalLM.from_pretrained("../saved", trust_remote_code=True)
+same = again(tokens).logits.equal(first.eval()(tokens).logits)
+config = AutoConfig.from_pretrained("../a", trust_remote_code=True)
+fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+padded = unknown = None
+try:
+    second(tokens, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]))
+except ValueError as error:
+    padded = str(error)
+tokenizer = AutoTokenizer.from_pretrained("../a", trust_remote_code=True)
+try:
+    tokenizer("ABC")
+except Exception as error:
+    unknown = str(error)
+written = pipeline("text-generation", model="../a", trust_remote_code=True)("dad ", max_new_tokens=9, do_sample=False)
+print(json.dumps([
+    losses, grown, same, fresh.net.blocks[0].mlp.up.weight.std().item(), padded, unknown, written[0]["generated_text"],
+]))
+"""
+
+
+@pytest.mark.slow
+def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
+    needs("transformers", "tokenizers")
+    ours = written(tmp_path / "a", tiny(tied=True, context=40, dropout=0.0), CHARACTERS)
+    written(tmp_path / "b", tiny(dropout=0.5, positions="learned"), CHARACTERS)
+    ((losses, grown, same, std, padded, unknown, text),) = elsewhere(MORE, tmp_path)
+    tokens = torch.arange(6)[None] % 5
+    expected = torch.nn.functional.cross_entropy(ours(tokens)[0, :-1], tokens[0, 1:])
+    assert losses[0] == pytest.approx(expected.item(), abs=1e-5) and losses[1] > 0
+    assert grown and same and std == pytest.approx(0.02, rel=0.1)
+    assert padded.startswith("attention_mask: has zeros") and "Missing" in unknown
+    tokenizer = tokenizer_from(CHARACTERS)
+    assert text == tokenizer.decode(generate(ours, tokenizer.encode("dad "), 9, temperature=0).numpy())

@@ -1,0 +1,36 @@
+from reports.verdict import describe_yardsticks, has_learned_nothing, verdict
+
+SUMMARY = {
+    "guessing_loss": 4.06, "counting_loss": 2.27, "counting_order": 4, "val_loss": 2.25, "last_val_loss": 2.25,
+    "best_step": 300, "steps": 300, "epochs": 38.0,
+}  # fmt: skip
+
+
+def test_a_loss_has_yardsticks() -> None:
+    found = describe_yardsticks(SUMMARY, "character")
+    assert found == "guessing 4.06, counting 4-grams 2.27, this model 2.25 nats per character"
+    uncounted = describe_yardsticks(SUMMARY | {"counting_loss": None, "counting_order": None}, "byte")
+    assert uncounted == "guessing 4.06, counting left out for so long a text, this model 2.25 nats per byte"
+
+
+def test_memorising_has_a_name() -> None:
+    assert verdict(SUMMARY, [[300, 2.0]]) == []
+    risen = SUMMARY | {"last_val_loss": 2.6, "best_step": 180}
+    (said,) = verdict(risen, [[10, 4.0], [300, 1.2]])
+    assert said.startswith("The text was read 38 times and memorised from step 180 on: best.safetensors is the model")
+    for fine, losses in ((risen | {"epochs": 1.5}, [[300, 1.2]]), (risen, [[300, 2.1]]), (risen, [])):
+        assert verdict(fine, losses) == []
+
+
+def test_a_model_is_told_that_counting_is_better() -> None:
+    (said,) = verdict(SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3}, [[300, 2.0]])
+    assert said.startswith("Counting 4-grams predicts better. What helps: more steps, more text")
+    assert "more steps" not in verdict(SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.31}, [])[0]
+    assert verdict(SUMMARY | {"val_loss": 9.0, "counting_loss": None}, []) == []
+
+
+def test_what_is_no_better_than_guessing_has_learned_nothing() -> None:
+    assert not has_learned_nothing(SUMMARY, 100)
+    assert has_learned_nothing(SUMMARY | {"val_loss": 4.07}, 100)
+    assert not has_learned_nothing(SUMMARY | {"val_loss": 4.07, "steps": 3}, 100), "it has hardly begun"
+    assert has_learned_nothing(SUMMARY | {"val_loss": 1.6e13, "steps": 3}, 100)

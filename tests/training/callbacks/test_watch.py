@@ -1,0 +1,91 @@
+import html
+import re
+import signal
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gpt.checkpoint import load_checkpoint
+from gpt.inference.generate import generate
+from reports.tensorboard import as_markdown
+from tests.conftest import Ended, assert_same_weights, board, last
+from tests.faults import faults
+from tests.faults.processes import run
+from tests.faults.test_resume import assert_same
+
+WATCHED = ["watch.pictures=true", "trainer.max_steps=20"]
+TAGS = [*(f"view_attention/L{layer}H{head}" for layer in range(2) for head in range(2)), "view/surprisal"]
+
+
+def images(name: str) -> dict[tuple[str, int], bytes]:
+    """The pictures that TensorBoard shows, by tag and step."""
+    shown = board(name)
+    found = [
+        ((tag, each.step), each.encoded_image_string) for tag in shown.Tags()["images"] for each in shown.Images(tag)
+    ]
+    assert len(found) == len(dict(found)), "twice"
+    return dict(found)
+
+
+@pytest.mark.slow
+def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> None:
+    assert run("name=whole", *WATCHED).status == run("name=unwatched", "trainer.max_steps=20").status == 0
+    whole = images("whole")
+    assert sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20)) and images("unwatched") == {}
+    for png in whole.values():
+        with Image.open(BytesIO(png)) as picture:
+            assert picture.format == "PNG" and picture.size[0] == 720
+            assert len(np.unique(np.asarray(picture.convert("L")))) > 10
+    assert len(set(whole.values())) == len(whole), "each is another"
+    # Killed when the pictures of step 20 are written, but not the checkpoint.
+    assert run("name=cut", *WATCHED, fault=(faults.in_write, 2, 50_000)).status == -signal.SIGKILL
+    assert images("cut") == whole, "without the resumed run"
+    assert run("resume=runs/cut", defaults=False).status == 0
+    assert images("cut") == whole
+    ours, theirs = (last(name)["callbacks"] for name in ("whole", "cut"))
+    assert_same(ours, theirs, "callbacks")
+    assert [step for step, _ in ours["Watch"]["history"]["entries"]] == [10, 20]
+    assert_same_weights("unwatched", "whole")
+    assert run("name=one", *WATCHED, "watch.attention_heads=[L1H0]").status == 0
+    assert {tag for tag, _ in images("one")} == {"view_attention/L1H0", "view/surprisal"}
+
+
+def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
+    assert train("name=a", "trainer.max_steps=10").status == 0
+    model, meta = load_checkpoint("runs/a")
+    ((step, texts),) = last("a")["callbacks"]["Watch"]["history"]["entries"]
+    assert step == 10 and [temperature for temperature, _, _ in texts] == [0.6, 0.6, 1.0, 1.0]
+    assert texts[0][1] == texts[2][1] != texts[1][1], "the prompts"
+    letters = meta["vocabulary"]["characters"]
+    for number, (temperature, prompt, text) in enumerate(texts):
+        assert prompt in Path("book.txt").read_text()
+        tokens = torch.tensor([[letters.index(letter) for letter in prompt]])
+        written = generate(model, tokens, len(text), temperature=temperature, seed=number % 2)
+        assert "".join(letters[token] for token in written[0, len(prompt) :]) == text
+    for heat in (0.6, 1.0):
+        assert [text.step for text in board("a").Tensors(f"samples/temperature_{heat}/text_summary")] == [10]
+
+
+TEXTS = {  # and what is shown of them, where that is something else
+    "  two\n\n\n   lines  \n": "", "\ta\tb": "", "\n": "",
+    "<b>&amp;</b> `a` ```\n* x\n# y\n| a | b |\n[l](javascript:x) ![i](http://h)</code></pre>": "",
+    "中文 é 😀 \u0301 שלום": "中文 é 😀 ◌\u0301 שלום",
+    "\x02\x03\x00\x0c\x1b\u2028\x85\ufeff": "␂␃␀␌␛U+2028U+0085U+FEFF",
+}  # fmt: skip
+
+
+def test_text_comes_through_markdown() -> None:
+    """TensorBoard's own way from Markdown to HTML leaves nothing but what was written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard uses
+        from tensorboard.plugin_util import markdown_to_safe_html
+    for text, shown in TEXTS.items():
+        made = markdown_to_safe_html(as_markdown([("a prompt", text), (text, text)]))
+        codes = [html.unescape(code) for code in re.findall("<code>([^<]*)</code>", made)]
+        assert codes == ["a prompt", *3 * [shown or text]] and made.count("<code") == 4, made

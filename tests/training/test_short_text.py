@@ -1,0 +1,60 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.merge import merge, read_config
+from conf.schema import Config
+from tests.conftest import Call, summary
+from training.short_text import VALIDATIONS, WHOLE, fit_to_text, steps_for
+
+SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
+
+
+def test_steps_grow_with_the_text_up_to_those_of_the_default() -> None:
+    lengths = [300, 16_282, 54_000, 180_000, WHOLE - 1]
+    found = [steps_for(length, False) for length in lengths]
+    assert found == sorted(found) and found[-1] == Config().trainer.max_steps
+    for length, steps, best in zip(lengths[1:4], found[1:4], (240, 480, 720), strict=True):
+        assert 0.8 < steps / best < 1.25, length
+    assert all(steps_for(length, True) < steps for length, steps in zip(lengths, found, strict=True))
+
+
+def test_what_is_typed_and_what_is_long_stays() -> None:
+    config = merge()
+    assert fit_to_text(config, [], WHOLE, False) == (config, "")
+    fitted, said = fit_to_text(config, [], 16_282, False)
+    assert said == "230 steps, dropout 0.2, validation every 20"
+    assert (fitted.trainer.max_steps, fitted.model.dropout, fitted.trainer.val_check_interval) == (230, 0.2, 20)
+    assert fitted.callbacks["early_stopping"]["patience"] == VALIDATIONS // 3
+    typed = {"trainer.max_steps": 900, "model.dropout": 0.0, "trainer.val_check_interval": 30, "callbacks": {}}
+    for keys in ([*typed], ["trainer.max_steps", "model.dim", "trainer.val_check_interval"]):
+        given = merge({key: typed.get(key, 64) for key in keys})
+        assert fit_to_text(given, keys, 16_282, False) == (given, "")
+    started, said = fit_to_text(config, [], 16_282, True)
+    assert said == "60 steps, validation every 5" and started.model == config.model
+    overfit = replace(config, data=replace(config.data, overfit=300))
+    assert fit_to_text(overfit, [], 300, False) == (overfit, "")
+
+
+@pytest.mark.slow
+def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
+    """It ends before it memorises, says how often it was read, and names the model that knows its characters."""
+    assert train("name=other").status == 0
+    Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
+    about, demo = Path("runs/other/summary.json"), "docs/demo/python.safetensors would start from what that model knows"
+    weak = train("data.path=short.txt", "name=weak", *SMALL, defaults=False)
+    assert demo in weak.out, "runs/other is worse than counting"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"val_loss": 0.5}))
+    first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
+    assert first.status == 0, first
+    steps = steps_for(1800, False)
+    assert f"short text 1,800 training characters: {steps} steps, validation every" in first.out
+    assert "init_from=runs/other would start from what that model knows" in first.out
+    assert "yardsticks guessing " in first.out and ", counting " in first.out
+    stored = read_config(Path("runs/short"))
+    assert stored.trainer.max_steps == steps and "early_stopping" in stored.callbacks
+    assert summary("short")["epochs"] == pytest.approx(summary("short")["steps"] * 8 * 32 / 1800)
+    again = train("resume=runs/short", defaults=False)
+    assert again.status == 0 and "is finished" in again.out, "nothing is chosen anew"

@@ -1,0 +1,117 @@
+"""How a run ends: the errors that end it early, what the log says of them, and the status in summary.json."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import processes, run_directory, slurm
+from base.errors import InputError, RunFailed, is_out_of_memory
+from base.log import log
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from gpt.config import OptimConfig
+    from training.run_plan import RunPlan
+    from training.summary import Summary
+
+
+class Diverged(RunFailed):
+    """The loss, a gradient or a weight is NaN or infinite."""
+
+
+class Stopped(SystemExit):
+    """A signal has stopped the run: no code that handles errors may handle this one."""
+
+    def __init__(self, number: int, step: int | None = None) -> None:
+        super().__init__(128 + number)
+        when = "" if step is None else f" after step {step}"
+        self.number, self.reason = number, f"stopped by {signal.Signals(number).name}{when}"
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an error means that another rank has died or does not answer."""
+    gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "caused pair closure")
+    nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
+
+
+def way_on(run: Path, *changes: str) -> str:
+    """Name a run's newest checkpoint and the command that continues from it, with `changes` of its settings."""
+    if not (run / "config.yaml").exists():
+        return "there is no run yet"
+    command = processes.command("python", "train.py", f"resume={run}", *changes)
+    newest = run / "checkpoints/last.ckpt"
+    if newest.exists():
+        return f"the newest checkpoint is {newest}: {command}"
+    return f"there is no checkpoint yet, it starts again at step 0: {command}"
+
+
+@contextmanager
+def explaining(plan: "RunPlan") -> Iterator[None]:
+    """Log a `Stopped` with the command that continues the run; say what to type after other errors that end it early.
+
+    Raises:
+        InputError: memory has run out; the message has the key to lower and the command of a new run.
+        Diverged: as it came, with the command.
+        RunFailed: another rank is lost.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        log.info(f"{stop.reason}; {way_on(plan.directory)}")
+        if slurm.time_is_up(stop.number) and processes.rank() == 0:
+            slurm.requeue()
+        raise
+    except Diverged as error:
+        raise Diverged(f"{error}; {way_on(plan.directory, *_lower_rates(plan.config.optim))}") from None
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            from training.memory import advise
+
+            raise InputError(advise(plan)) from error
+        if plan.runtime.devices == 1 or not is_lost_process(error):
+            raise
+        lost = "another process of this run has died or does not answer"
+        raise RunFailed(f"{lost}; {way_on(plan.directory)}") from error
+
+
+def _lower_rates(optim: "OptimConfig") -> list[str]:
+    """Return the overrides with which a diverged run continues at half its learning rates."""
+    rates = {"optim.lr": max(optim.lr / 2, optim.min_lr)}
+    if optim.name == "muon":
+        rates["optim.muon_lr"] = optim.muon_lr / 2
+    return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]
+
+
+@contextmanager
+def recording(plan: "RunPlan", metrics: Any, trainer: "L.Trainer") -> Iterator["Summary"]:
+    """Write into summary.json how training ended, even by an error; `metrics` is the callback `Metrics`.
+
+    Yield the summary; its fields about training are set when the context has ended.
+    """
+    from gpt.checkpoint import read, write_model
+    from training.summary import Summary, write_summary
+
+    summary = Summary("failed")
+    last = plan.directory / "checkpoints/last.ckpt"
+    try:
+        yield summary
+        summary.status = "interrupted"  # "finished" only after the evaluation
+    except Stopped:
+        summary.status = "interrupted"
+        if last.exists() and processes.rank() == 0:
+            write_model(run_directory.model_of(plan.directory, "last"), read(last))
+        raise
+    except Diverged:
+        summary.status = "diverged"
+        raise
+    finally:
+        metrics.hide()
+        summary.set_training(plan, trainer.global_step, metrics.state_dict())
+        # If an error has ended the run, raise that one rather than an error in writing the summary.
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
+            if processes.rank() == 0:
+                write_summary(plan.directory, summary)

@@ -1,0 +1,102 @@
+"""What a run takes for a short text where nothing is typed: fewer steps, dropout, an end when it memorises."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from base import run_directory
+from base.errors import printable
+from conf.schema import Config
+from data.text import Text
+from gpt import model_file
+
+# What the default model gets, by training characters. docs/experiments.md, "Short texts", has the runs behind it.
+#   characters     16,000    54,000    180,000    600,000 and more
+#   steps             230       420        770    1,400
+#   dropout           0.2       0.2          0    0
+# So steps grow with the root of the length.
+WHOLE = 600_000  # training tokens from which nothing is adapted
+DROPOUT, WITH_DROPOUT = 0.2, 150_000  # tokens below which the default model needs dropout
+START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
+VALIDATIONS = 12  # in a run, so that one of them is near the lowest loss
+PATIENCE = VALIDATIONS // 3
+NUM_CANDIDATES = 10  # newest runs whose models are looked at
+DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
+
+
+def steps_for(tokens: int, started: bool) -> int:
+    """Return the number of steps by the length of the training text; `started`: from a trained model."""
+    share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
+    return max(1, round(Config().trainer.max_steps * share / 10)) * 10
+
+
+def dropout_for(tokens: int) -> float:
+    """Return the dropout of the default model by the length of the training text."""
+    return DROPOUT if tokens < WITH_DROPOUT else 0.0
+
+
+def fit_to_text(config: Config, typed: Iterable[str], tokens: int, started: bool) -> tuple[Config, str]:
+    """Adapt steps, dropout and validations to a short text, as far as they are not `typed`.
+
+    Args:
+        config: of a fresh run.
+        typed: the keys that were typed.
+        tokens: length of the training split.
+        started: whether the run starts from a trained model, which needs no dropout and fewer steps.
+
+    Returns:
+        The configuration, and a line for the introduction; empty if nothing has changed.
+    """
+    given, trainer, said = set(typed), config.trainer, list[str]()
+    if tokens >= WHOLE or config.data.overfit is not None:
+        return config, ""
+    if "trainer.max_steps" not in given:
+        trainer = replace(trainer, max_steps=steps_for(tokens, started))
+        said.append(f"{'at most ' if config.minutes else ''}{trainer.max_steps} steps")
+    if not started and not any(key.startswith("model.") for key in given) and (dropout := dropout_for(tokens)):
+        config = replace(config, model=replace(config.model, dropout=dropout))
+        said.append(f"dropout {dropout:g}")
+    interval = -(-trainer.max_steps // VALIDATIONS)
+    if "trainer.val_check_interval" not in given and interval < trainer.val_check_interval:
+        trainer = replace(trainer, val_check_interval=interval)
+        said += [] if config.minutes else [f"validation every {interval}"]  # fewer steps may fit
+    if not given & {"trainer.max_steps", "callbacks"}:
+        config = replace(config, callbacks={"early_stopping": {"patience": PATIENCE}})
+    return replace(config, trainer=trainer), ", ".join(said)
+
+
+def model_to_start_from(text: Text) -> Path | None:
+    """Find the run on another text whose model knows most characters of this one, or the model in docs/demo.
+
+    A model that is worse than counting does not count. None if none knows half of the characters.
+    """
+    wanted = set(text.tokenizer.vocabulary.get("characters", ""))
+    models: dict[Path, Path] = {}  # by what is typed for them
+    for run in islice(run_directory.all_runs(), NUM_CANDIDATES):
+        summary = run_directory.summary_of(run)
+        good = summary.get("counting_loss") is None or summary["val_loss"] < summary["counting_loss"]
+        if summary.get("status") == "finished" and good:
+            models[run] = run_directory.model_of(run, "best")
+    models[Path(os.path.relpath(DEMO))] = DEMO
+    known: dict[Path, int] = {}
+    for name, model in models.items():
+        with suppress(model_file.CheckpointError):
+            meta = model_file.read(model).meta
+            if not set(text.documents) & set(meta["trained_on"]["sha256"]):
+                known[name] = len(wanted & set(meta["vocabulary"].get("characters", "")))
+    best = max(known, key=known.__getitem__, default=None)  # the newest of those that know as many
+    return best if best and 2 * known[best] > len(wanted) else None
+
+
+def about_short_text(text: Text, adapted: str, started: bool) -> list[str]:
+    """Return the lines about a short text for the introduction of its run."""
+    if not adapted:
+        return []
+    lines = [f"short text {len(text.train):,} training {text.tokenizer.unit}s: {adapted}"]
+    if not started and (run := model_to_start_from(text)):
+        way = f"init_from={printable(run)} would start from what that model knows: lower and sooner (docs/tasks.md)"
+        lines.append(f"           {way}")
+    return lines
