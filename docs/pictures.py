@@ -108,9 +108,9 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    watched = torch.load(run / "checkpoints/last.ckpt", map_location="cpu")["callbacks"]
-    losses = watched["Watch"]["history"]["losses"]["entries"]
-    texts = dict(watched["Samples"]["history"]["entries"])
+    callbacks = torch.load(run / "checkpoints/last.ckpt")["callbacks"]
+    losses = callbacks["Metrics"]["history"]["losses"]["entries"]
+    texts = dict(callbacks["Watch"]["history"]["entries"])
     nats, bits = ({point.step: point.value for point in events.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
     for picture in events.Images("view/surprisal"):
