@@ -3,11 +3,9 @@
 import gc
 import sys
 import time
-from importlib.metadata import version
-from platform import python_version
 
 from base import processes, run_lock, slurm
-from base.command_line import main
+from base.command_line import main, versions
 from base.errors import InputError
 from base.log import log
 from conf.compose import combinations, compose, show
@@ -44,8 +42,7 @@ def dispatch(arguments: list[str]) -> int | None:
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
     if "--version" in arguments:
-        packages = ("chargpt", "torch", "lightning")
-        return print(", ".join(f"{name} {version(name)}" for name in packages), f"Python {python_version()}", sep=", ")
+        return print(versions())
     if "--runs" in arguments:
         if len(arguments) > 1:
             raise InputError(f"--runs: goes alone, not with {' '.join(set(arguments) - {'--runs'})}")

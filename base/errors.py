@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
+LONGEST = 80  # characters of an argument in a message
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine has run out of memory."""
@@ -65,6 +67,15 @@ def for_output(text: str, out: TextIO) -> str:
         return text
     visible = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     return text.translate(visible | {code: f"\\x{code:x}" for code in range(128, 160)})
+
+
+def shorten(message: str, arguments: Iterable[str]) -> str:
+    """Cut the value of each long argument where a message first has it; a command at its end stays whole."""
+    for argument in arguments:
+        value = one_line(argument.partition("=")[2] or argument)
+        if len(value) > LONGEST:
+            message = message.replace(value, f"{value[:LONGEST]}…", 1)
+    return message
 
 
 def one_line(text: object) -> str:

@@ -20,8 +20,8 @@ RUNS = {
         "model.layers=2 model.context=64 data.batch=24 optim.lr=2e-2 optim.muon_lr=2e-2 optim.warmup=10 "
         "trainer.max_steps=150 logger=none"
     ).split(),
-    "plain loop's wall clock": [*FULL, "trainer.max_steps=1150", "trainer.val_check_interval=1150"],
-    "1.4697": [*FULL, "trainer.max_steps=1800", "trainer.val_check_interval=1800"],
+    "plain loop's wall clock": [*FULL, "trainer.max_steps=1750", "trainer.val_check_interval=1750"],
+    "1.4697": [*FULL, "trainer.max_steps=1350", "trainer.val_check_interval=1350"],
     "10 minutes": ["minutes=10"],
 }
 

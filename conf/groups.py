@@ -20,6 +20,8 @@ FOLDERS: list[Path] = []  # of `--config-dir`; conf/ comes before them
 
 def add_folder(name: str) -> None:
     """Take presets also from a folder with groups like those of conf/, as Hydra does with `--config-dir`."""
+    if not name:
+        raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
     folder = Path(name).absolute()
     if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
         raise InputError(f"--config-dir {name}: has no preset, such as {Path(name) / 'model/mine.yaml'}")

@@ -147,6 +147,8 @@ def check_overrides(arguments: list[str], sweep: bool = False, search: bool = Fa
             near = "" if argument in KNOWN else _nearest_key(argument, names)
             if os.path.exists(argument) and argument not in names:
                 near = f"; to train on this text: data.path={argument}"
+            elif "/" in argument or re.search(r"\.(txt|text|md|csv|jsonl?|gz|html?|tex|py)$", argument):
+                near = f"; there is no file {argument} here; data.path=FILE trains on a text"
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             override = parse([argument])[0]

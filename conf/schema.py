@@ -45,7 +45,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 class TrainerConfig:
     """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
 
-    max_steps: int = option(1400, "optimizer steps", least=1, most=10**9)
+    max_steps: int = option(1500, "optimizer steps; fewer for a short text, unless typed", least=1, most=10**9)
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option("auto", "number of devices, or a list of their numbers as in [0,1]; auto: all GPUs, else 1")
     strategy: str = option("auto", "ddp or auto: each device has the whole model", choices=("auto", "ddp"))

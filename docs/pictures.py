@@ -111,7 +111,8 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     callbacks = torch.load(run / "checkpoints/last.ckpt")["callbacks"]
     losses = callbacks["Metrics"]["history"]["losses"]["entries"]
     texts = dict(callbacks["Watch"]["history"]["entries"])
-    nats, bits = ({point.step: point.value for point in events.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
+    validation = EventAccumulator(str(run / "validation"), size_guidance={"scalars": 0}).Reload()
+    nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
     for picture in events.Images("view/surprisal"):
         step = picture.step

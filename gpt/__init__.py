@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

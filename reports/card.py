@@ -15,7 +15,7 @@ from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from reports.run_page import origin
-from reports.terminal import in_nats
+from reports.terminal import epochs, in_nats
 from reports.verdict import describe_yardsticks
 
 PRIVATE = ("data.path", "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component
@@ -89,7 +89,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
     yield "shape", f"{form}, context {shape.context} {unit}s{window}, {shape.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
     if finished:
-        read = f"{count(summary['characters'], unit)} ({summary['epochs']:.2g} epochs)"
+        read = f"{count(summary['characters'], unit)} ({epochs(summary['epochs'])})"
         yield "training", f"{count(summary['steps'], 'step')}, {read}, {clock(summary['seconds'])} minutes"
         yield "machine", origin({**summary, "init_from": last_component(summary["init_from"] or "")})
 

@@ -18,6 +18,7 @@ from gpt.evaluation import predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from reports.pictures import spread_over
+from reports.terminal import epochs
 
 TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
 MAX_HEADS = 64  # heads in the plot of attention
@@ -75,7 +76,7 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
     seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
-    read = f"{summary['characters']:,} {unit}s, {summary['epochs']:.2g} epochs"
+    read = f"{summary['characters']:,} {unit}s, {epochs(summary['epochs'])}"
     read += f", {speed:,.0f} a second during steps" if speed else ""
     time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
     time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)

@@ -57,7 +57,12 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     for note in notes:
         log.info(note)
     steps = f"{count(config.trainer.max_steps, 'step')} of {count(config.data.batch, 'window')}"
-    log.info(f"run        {run}: {steps}, {trained / len(text.train):.2g} epochs, seed {config.seed}")
+    log.info(f"run        {run}: {steps}, {epochs(trained / len(text.train))}, seed {config.seed}")
+
+
+def epochs(number: float) -> str:
+    """Say how often a text is read: two digits, or a whole number."""
+    return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
 
 
 def describe(text: Text) -> str:

@@ -217,7 +217,7 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
         "| shape | 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |",
         f"| weights | {said['parameters']:,}, of step {said['best_step']} |", "; split 0.9, 0.05, 0.05 into training, ",
         f"| training | 30 steps, {said['characters']:,} characters (", " minutes |",
-        f"| machine | {said['device']}, 32-true, seed 0; python {said['versions']['python']}",
+        f"| machine | {said['device']}, {said['precision']}, seed 0; python {said['versions']['python']}",
         "```text\npython train.py ", " data.path=book.txt", " trainer.max_steps=30",
         "## A sample, at temperature 0.8", "## What it is not for", "## Licence\n\nTo fill in",
     ):  # fmt: skip

@@ -56,6 +56,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     tokens_per_character = len(text.train) / text.characters["train"]
     metrics = Metrics(config.data.batch * config.model.context, tokens_per_character, text.tokenizer.unit, checkpoints)
     configured = make("callbacks", config.callbacks)
+    if plan.settle_again:
+        configured.insert(0, plan.settle_again)
     if config.trainer.profiler and processes.rank() == 0:
         configured.insert(0, StepProfiler(plan.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]

@@ -14,9 +14,11 @@ import lightning as L
 import torch
 
 from base.errors import InputError
+from base.files import write_text
 from base.log import log
 from base.progress import Progress
 from conf.keys import presets
+from conf.schema import to_yaml
 from data.batches import EVALUATION_BATCH, num_validated
 from data.datamodule import TextDataModule
 from gpt.config import ModelConfig
@@ -25,7 +27,7 @@ from training.assemble import build_module, compile_or_not
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
 from training.machine import untrained
 from training.run_plan import RunPlan
-from training.short_text import WHOLE
+from training.short_text import WHOLE, dropout_for
 
 MIN_STEPS = 100  # fewer learn next to nothing: the run is made smaller, and says so
 MIN_EVALUATED, MIN_SAMPLED = 2**13, 20  # tokens, however short the time is
@@ -52,6 +54,7 @@ TIMED_SECONDS, UNTIMED_STEPS = 2.0, 3  # of steps to time, after slower first on
 NUM_EVALUATED, NUM_SAMPLED = EVALUATION_BATCH, 10  # tokens whose evaluation and generation are timed
 NUM_TIMED = 8  # calls of evaluation and generation, after a warm-up
 TIMING_SHARE = 0.05  # of the time that is left, for timing each of the three
+FAR_OFF = 3.0  # settle again if a step takes so many times as long as timed, or as short
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,18 @@ class Cost:
     def of(self, model: ModelConfig, vocabulary: int) -> "Cost":
         """Estimate the cost of another model by its operations."""
         ours, theirs = (untrained(each, vocabulary).flops_per_token() for each in (self.model, model))
-        return Cost(model, *(theirs / ours * each for each in (self.step, self.per_evaluated, self.per_sampled)))
+        return replace(self.slower(theirs / ours), model=model)
+
+    def slower(self, times: float) -> "Cost":
+        """Return the cost if all takes `times` as long."""
+        return Cost(self.model, times * self.step, times * self.per_evaluated, times * self.per_sampled)
 
 
-class _Clock(L.Callback):
-    """Time `TIMED_SECONDS` of steps. Stop sooner and set `late` if they take over `limit` seconds."""
+class _StepTimes(L.Callback):
+    """Time steps."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
-        self.limit, self.late = 0.0, False
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
@@ -82,6 +88,19 @@ class _Clock(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
+
+    def median(self) -> float:
+        """Return the median seconds of a step; the first steps, which are slower, do not count."""
+        return statistics.median(self.steps[UNTIMED_STEPS:] or self.steps[-1:])
+
+
+class _Clock(_StepTimes):
+    """Time `TIMED_SECONDS` of steps. Stop sooner and set `late` if they take over `limit` seconds."""
+
+    limit, late = 0.0, False
+
+    def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
+        super().on_train_batch_end(trainer, *others)
         # The first step is slower than the others; it is enough if it takes far too long.
         self.late = sum(self.steps) > self.limit * (1 if len(self.steps) > 1 else 4)
         trainer.should_stop = self.late or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
@@ -115,8 +134,7 @@ def measure(plan: RunPlan, left: Callable[[], float]) -> tuple[RunPlan, Cost]:
                 raise module.diverged("after a few steps the model's outputs are NaN or infinite")
             evaluated = _median_seconds(lambda: float(net(windows).sum()), clock.limit)
             sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0), clock.limit)
-    step = statistics.median(clock.steps[UNTIMED_STEPS:] or clock.steps[-1:])
-    return plan, Cost(config.model, step, evaluated / windows.numel(), sampled / NUM_SAMPLED)
+    return plan, Cost(config.model, clock.median(), evaluated / windows.numel(), sampled / NUM_SAMPLED)
 
 
 def _median_seconds(work: Callable[[], object], limit: float) -> float:
@@ -150,6 +168,12 @@ class Schedule:
         sampled += self.sample_length or FINAL_SAMPLE_LENGTH
         return self.overhead + self.steps * cost.step + evaluated * cost.per_evaluated + sampled * cost.per_sampled
 
+    def most_steps(self, seconds: float, cost: Cost, validations: int = 1) -> int:
+        """Return how many steps fit beside `validations`; with an interval, beside one more after each interval."""
+        once = self.seconds(cost, 1) - self.seconds(cost, 0)
+        each = cost.step + (once / self.interval if self.interval else 0.0)
+        return max(0, int((seconds - self.seconds(cost, validations)) / each))
+
     def fill(self, seconds: float, cost: Cost, extent: float = 1.0) -> "Schedule":
         """Return the schedule with as many steps as fit.
 
@@ -168,11 +192,49 @@ class Schedule:
         once = less.seconds(cost, 1) - less.seconds(cost, 0)
         if not self.interval:
             validations = next((n for n in range(VALIDATIONS, 1, -1) if n * once <= VALIDATION_SHARE * seconds), 1)
-        each = cost.step + (once / self.interval if self.interval else 0.0)
-        steps = max(0, int((seconds - less.seconds(cost, validations)) / each))
+        steps = less.most_steps(seconds, cost, validations)
         if steps < MIN_STEPS and extent:
             return self.fill(seconds, cost, extent=0.0)
         return replace(less, steps=steps, interval=self.interval or max(1, -(-steps // validations)))
+
+
+class SettleAgain(_StepTimes):
+    """Choose the number of steps again, once, if the first tenth of a run takes far longer or shorter than was timed.
+
+    Until its cooldown the schedule of learning rates does not depend on the number of steps.
+    """
+
+    def __init__(self, plan: RunPlan, settled: Schedule, cost: Cost, most: int | None) -> None:
+        super().__init__()
+        self.plan, self.settled, self.cost = plan, settled, cost
+        self.most = most  # steps for a short text
+        self.over = plan.config.optim.schedule != "trapezoid"
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *others: Any) -> None:
+        """Settle again after a tenth of the steps or of their time."""
+        if self.over:
+            return
+        super().on_train_batch_end(trainer, pl_module, *others)
+        taken, timed, tenth = len(self.steps), self.cost.step, self.settled.steps / 10
+        if taken <= UNTIMED_STEPS or taken < tenth and sum(self.steps) < tenth * timed:
+            return
+        self.over, times = True, self.median() / timed
+        if 1 / FAR_OFF < times < FAR_OFF:
+            return
+        steps = self.steps_now(taken, times)
+        trainer.fit_loop.epoch_loop.max_steps = pl_module.max_steps = steps
+        stored = replace(self.plan.config, trainer=replace(self.plan.config.trainer, max_steps=steps))
+        write_text(self.plan.directory / "config.yaml", to_yaml(stored))  # a resumed run has as many steps
+        what = f"minutes={stored.minutes:g}: steps take {times:.2g} times as long as timed"
+        log.info(f"{what}: {steps:,} steps instead of {self.settled.steps:,}")
+
+    def steps_now(self, taken: int, times: float) -> int:
+        """Return the number of steps after `taken` steps, if all takes `times` as long as timed."""
+        assert self.plan.config.minutes is not None
+        left = self.plan.started + 60 * self.plan.config.minutes - time.perf_counter()
+        more = replace(self.settled, steps=0, before=0).most_steps(left, self.cost.slower(times))
+        within = math.ceil((taken + 1) / (1 - min(0.9, self.plan.config.optim.cooldown)))  # not in the cooldown yet
+        return min(max(taken + more, within), self.most or 10**9)
 
 
 def choose_model(
@@ -200,7 +262,7 @@ def choose_steps(plan: RunPlan) -> RunPlan:
     steps = plan.config.trainer.max_steps
     if plan.config.minutes is not None and not plan.resumed:
         return fit_into_minutes(plan)
-    if steps >= MIN_STEPS or plan.resume_point or plan.init_model:
+    if steps >= MIN_STEPS or "trainer.max_steps" not in plan.typed or plan.resume_point or plan.init_model:
         return plan
     enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
     return replace(plan, notes=(*plan.notes, f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"))
@@ -239,7 +301,7 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
         models = [*SMALLER, *presets()]
         model = choose_model(models, cost, left(), schedule, step_tokens, vocabulary, len(text.train))
         if len(text.train) < WHOLE:
-            model = replace(model, dropout=config.model.dropout)  # see `training.short_text`
+            model = replace(model, dropout=dropout_for(model, vocabulary, len(text.train)))
         config = replace(config, model=model)
         if model.dim < cost.model.dim and "compile" not in typed:
             config = replace(config, compile="false")  # there is little time, and it would have to be compiled, too
@@ -250,8 +312,9 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
         plan, cost = measure(replace(plan, config=config), left)
 
     settled = schedule.fill(left(), cost)
-    if len(text.train) < WHOLE and settled.steps > config.trainer.max_steps:
-        settled = replace(settled, steps=config.trainer.max_steps, interval=config.trainer.val_check_interval)
+    most = config.trainer.max_steps if len(text.train) < WHOLE else None
+    if most and settled.steps > most:
+        settled = replace(settled, steps=most, interval=config.trainer.val_check_interval)
     steps, passed = max(1, settled.steps), 60 * minutes - left()
     if steps < MIN_STEPS:
         total = passed + replace(settled, steps=steps).seconds(cost, max(1, steps // settled.interval))
@@ -259,11 +322,11 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
         needed = passed + replace(schedule, steps=MIN_STEPS).seconds(cost, 1)
         enough = f"minutes={math.ceil(needed / 6 + 1) / 10:g} would be enough here"
         log.info(f"minutes={minutes:g}: {too_few(steps)}{long}; {enough}")
-    return _take(plan, replace(settled, steps=steps), cost)
+    return _take(plan, replace(settled, steps=steps), cost, most)
 
 
-def _take(plan: RunPlan, settled: Schedule, cost: Cost) -> RunPlan:
-    """Return the plan with what was chosen, and with a note for the run's introduction."""
+def _take(plan: RunPlan, settled: Schedule, cost: Cost, most: int | None) -> RunPlan:
+    """Return the plan with what was chosen, with a note for the run's introduction, and ready to settle again."""
     config = plan.config
     smaller = {
         f"{settled.val_tokens} tokens per validation": settled.val_tokens != config.data.val_tokens,
@@ -280,7 +343,8 @@ def _take(plan: RunPlan, settled: Schedule, cost: Cost) -> RunPlan:
         watch=replace(config.watch, sample_length=settled.sample_length),
         trainer=replace(config.trainer, max_steps=settled.steps, val_check_interval=settled.interval),
     )
-    return replace(plan, config=config, notes=(*plan.notes, note))
+    plan = replace(plan, config=config, notes=(*plan.notes, note))
+    return replace(plan, settle_again=SettleAgain(plan, settled, cost, most))
 
 
 def too_few(steps: int) -> str:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from base import processes, run_directory, slurm
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.log import log
+from gpt.config import OptimConfig
 
 if TYPE_CHECKING:
     import lightning as L
 
-    from gpt.config import OptimConfig
     from training.run_plan import RunPlan
     from training.summary import Summary
+
+
+FAR_ABOVE = 5  # times the default learning rate
 
 
 class Diverged(RunFailed):
@@ -66,6 +69,8 @@ def explaining(plan: "RunPlan") -> Iterator[None]:
             slurm.requeue()
         raise
     except Diverged as error:
+        if rates_far_above(plan.config.optim):  # such steps have ruined the weights
+            raise Diverged(f"{error}; start a new run with less") from None
         raise Diverged(f"{error}; {way_on(plan.directory, *_lower_rates(plan.config.optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -78,7 +83,14 @@ def explaining(plan: "RunPlan") -> Iterator[None]:
         raise RunFailed(f"{lost}; {way_on(plan.directory)}") from error
 
 
-def _lower_rates(optim: "OptimConfig") -> list[str]:
+def rates_far_above(optim: OptimConfig) -> str:
+    """Name the learning rates that are far above their defaults; empty if none is."""
+    rates = {"optim.lr": (optim.lr, OptimConfig.lr), "optim.muon_lr": (optim.muon_lr, OptimConfig.muon_lr)}
+    high = {key: pair for key, pair in rates.items() if pair[0] > FAR_ABOVE * pair[1]}
+    return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
+
+
+def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the overrides with which a diverged run continues at half its learning rates."""
     rates = {"optim.lr": max(optim.lr / 2, optim.min_lr)}
     if optim.name == "muon":

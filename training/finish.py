@@ -13,13 +13,12 @@ from base.files import atomic, write_text
 from base.log import log, to_file
 from base.progress import Progress
 from conf.merge import differences, overrides
-from conf.schema import Config, to_yaml
+from conf.schema import to_yaml
 from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
 from data.ngrams import yardsticks
 from data.passages import passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, last_component, read, write_model
-from gpt.config import OptimConfig
 from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
@@ -30,6 +29,7 @@ from reports.terminal import describe, describe_score
 from training.budget import MIN_STEPS
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
 from training.devices import device_kind
+from training.ending import rates_far_above
 from training.run_plan import RunPlan
 from training.summary import Summary, hyperparameters, write_summary
 
@@ -155,14 +155,8 @@ def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) 
     if config.trainer.profiler:
         log.info(f"profile    {run / 'trace.json'}")
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
-        raise RunFailed(f"{run} has learned nothing: {_why_nothing(config)}")
-
-
-def _why_nothing(config: Config) -> str:
-    """Name the learning rates that are far above their defaults."""
-    rates = {key: (getattr(config.optim, key), getattr(OptimConfig(), key)) for key in ("lr", "muon_lr")}
-    high = [f"optim.{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in rates.items() if rate > 5 * usual]
-    return "; ".join(high) or "its loss is not below that of guessing"
+        why = rates_far_above(config.optim) or "its loss is not below that of guessing"
+        raise RunFailed(f"{run} has learned nothing: {why}")
 
 
 def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -> None:

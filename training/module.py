@@ -20,7 +20,7 @@ from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.tokenizer import Tokenizer
 from training.devices import check_same_start
-from training.ending import Diverged
+from training.ending import Diverged, rates_far_above
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
@@ -188,10 +188,9 @@ class LitGPT(L.LightningModule):
 
     def diverged(self, seen: str) -> Diverged:
         """Return the error for diverged training, with what was `seen` and the settings to lower."""
-        return Diverged(
-            f"{seen}: training has diverged; "
-            f"lower optim.lr={self.optim_config.lr:g} or optim.muon_lr={self.optim_config.muon_lr:g}"
-        )
+        optim = self.optim_config
+        lower = f"lower optim.lr={optim.lr:g} or optim.muon_lr={optim.muon_lr:g}"
+        return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or lower}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the model and the run, see `gpt.checkpoint`."""

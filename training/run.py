@@ -72,7 +72,7 @@ def settle(config: Config, typed: Layer, resumed: Path | None, started: float) -
 
         notes = [start.describe(text.tokenizer.vocabulary)] if start else []
         if not resumed:
-            config, adapted = fit_to_text(config, typed, len(text.train), start is not None)
+            config, adapted = fit_to_text(config, typed, len(text.train), text.tokenizer.size, start is not None)
             notes += about_short_text(text, adapted, start is not None)
         config, runtime = choose(config, text)
     config, fresh = replace(config, name=name, resume=None, allow=[]), resume is None
@@ -133,6 +133,9 @@ def fit(plan: "RunPlan") -> None:
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
+        if trainer.max_steps != config.trainer.max_steps:  # `minutes` has settled the steps again
+            config = replace(config, trainer=replace(config.trainer, max_steps=trainer.max_steps))
+            plan = replace(plan, config=config)
         if processes.rank() == 0:
             ended = module.score if module.scored_step >= config.trainer.max_steps else None
             write_results(plan, summary, {module.scored_step: ended} if ended else {})

@@ -12,16 +12,19 @@ from base.errors import printable
 from conf.schema import Config
 from data.text import Text
 from gpt import model_file
+from gpt.config import ModelConfig
+from training.machine import untrained
 
 # What the default model gets, by training characters. docs/experiments.md, "Short texts", has the runs behind it.
-#   characters     16,000    54,000    180,000    600,000 and more
-#   steps             230       420        770    1,400
+#   characters     16,000    54,000    180,000    690,000 and more
+#   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0
 # So steps grow with the root of the length.
-WHOLE = 600_000  # training tokens from which nothing is adapted
-DROPOUT, WITH_DROPOUT = 0.2, 150_000  # tokens below which the default model needs dropout
+WHOLE = 690_000  # training tokens from which nothing is adapted
+DROPOUT, WEIGHTS_PER_TOKEN = 0.2, 5.4  # with more weights than this, a model needs dropout: the default at 150,000
 START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
 VALIDATIONS = 12  # in a run, so that one of them is near the lowest loss
+MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
 PATIENCE = VALIDATIONS // 3
 NUM_CANDIDATES = 10  # newest runs whose models are looked at
 DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
@@ -33,18 +36,21 @@ def steps_for(tokens: int, started: bool) -> int:
     return max(1, round(Config().trainer.max_steps * share / 10)) * 10
 
 
-def dropout_for(tokens: int) -> float:
-    """Return the dropout of the default model by the length of the training text."""
-    return DROPOUT if tokens < WITH_DROPOUT else 0.0
+def dropout_for(model: ModelConfig, vocabulary: int, tokens: int) -> float:
+    """Return the dropout of a model by the length of its training text."""
+    return DROPOUT if untrained(model, vocabulary).num_parameters() > WEIGHTS_PER_TOKEN * tokens else 0.0
 
 
-def fit_to_text(config: Config, typed: Iterable[str], tokens: int, started: bool) -> tuple[Config, str]:
+def fit_to_text(
+    config: Config, typed: Iterable[str], tokens: int, vocabulary: int, started: bool
+) -> tuple[Config, str]:
     """Adapt steps, dropout and validations to a short text, as far as they are not `typed`.
 
     Args:
         config: of a fresh run.
         typed: the keys that were typed.
         tokens: length of the training split.
+        vocabulary: number of distinct tokens.
         started: whether the run starts from a trained model, which needs no dropout and fewer steps.
 
     Returns:
@@ -56,10 +62,12 @@ def fit_to_text(config: Config, typed: Iterable[str], tokens: int, started: bool
     if "trainer.max_steps" not in given:
         trainer = replace(trainer, max_steps=steps_for(tokens, started))
         said.append(f"{'at most ' if config.minutes else ''}{trainer.max_steps} steps")
-    if not started and not any(key.startswith("model.") for key in given) and (dropout := dropout_for(tokens)):
+    free = not started and "model.dropout" not in given
+    if free and (dropout := dropout_for(config.model, vocabulary, tokens)):
         config = replace(config, model=replace(config.model, dropout=dropout))
         said.append(f"dropout {dropout:g}")
-    interval = -(-trainer.max_steps // VALIDATIONS)
+    rising = min(trainer.max_steps, steps_for(tokens, started))  # the loss may rise from about here on
+    interval = max(-(-rising // VALIDATIONS), trainer.max_steps // MOST_VALIDATIONS)
     if "trainer.val_check_interval" not in given and interval < trainer.val_check_interval:
         trainer = replace(trainer, val_check_interval=interval)
         said += [] if config.minutes else [f"validation every {interval}"]  # fewer steps may fit

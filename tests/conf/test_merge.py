@@ -44,7 +44,7 @@ def test_what_is_typed_otherwise_than_the_run_has_it() -> None:
         (plain, {"seed": 5}, ["seed=5 (the run has 0)"]),
         (plain, {"seed": 5, "allow": ["seed"]}, []),
         (plain, {"trainer.max_steps": 2000}, []),
-        (plain, {"trainer.max_steps": 1000}, ["trainer.max_steps=1000 (the run has 1400)"]),
+        (plain, {"trainer.max_steps": 1000}, ["trainer.max_steps=1000 (the run has 1500)"]),
         (plain, {"data.path": "other.txt"}, ["data.path=other.txt (the run has null)"]),
         (plain, {"trainer.devices": 2, "logger": {}, "trainer.log_every_n_steps": 1}, []),
         (timed, {"minutes": 5.0}, []),

@@ -65,7 +65,7 @@ def test_the_default_recipe_is_the_one_of_the_results() -> None:
     numbers = [value for value in values.values() if not isinstance(value, bool)]
     assert numbers == [
         0, [], 1, 4, 2, 128, 256, 0.0, 3, [0.9, 0.05, 0.05], 8, 0.006, 0.01, 0.95, 2, 0.0, 50, 0.5, 0.1, [0.9, 0.99],
-        1.0, 1400, 1, 600.0, 300, 5.0, 10, [],
+        1.0, 1500, 1, 600.0, 300, 5.0, 10, [],
     ], values  # fmt: skip
 
 

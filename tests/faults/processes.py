@@ -258,9 +258,9 @@ def processes_in(directory: Path) -> list[int]:
 
 def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
     """All that TensorBoard shows of a run but its speed and memory: the points (step, value) by tag."""
-    accumulator = board(directory.absolute())
+    accumulator, validation = board(directory.absolute()), directory.absolute() / "validation"
     tags = accumulator.Tags()
-    points: dict[str, list[tuple[int, Any]]] = {}
+    points: dict[str, list[tuple[int, Any]]] = events(validation) if validation.exists() else {}
     for tag in tags["scalars"]:
         if not tag.startswith(("perf/", "time/")):
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]

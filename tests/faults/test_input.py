@@ -93,6 +93,9 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "epochs=3": "it is trainer.max_steps here", "max_iters=5": "it is trainer.max_steps here", "--out_dir=a": "name=a",
     "model.n_head=2": "it is model.heads here",
     ("--config-name", "x"): "train.py has no --config-name; --cfg job", "-p": "train.py has no -p", "--info": "has no",
+    "--config-dir=": "needs a folder of presets", "bok.txt": "there is no file bok.txt here; data.path=FILE trains",
+    f"data.path={'x' * 300}": f"data.path={'x' * 80}…: ", "y" * 300: f"{'y' * 80}…: must be key=value",
+    f"data.encoding={'x' * 300}": f"data.encoding={'x' * 80}…",
     ("--config-dir", "nowhere"): "--config-dir nowhere: has no preset, such as nowhere/model/mine.yaml",
     "model={layers:3}": "model=", "model.heads={": "cannot read the value", "model.layers=${nope}": "nope",
     "hydra.run.dir=x": "hydra.run.dir: is not accepted", "seed=range(0,5)": "-m",
@@ -153,11 +156,12 @@ SAMPLE = {
 }  # fmt: skip
 
 
-def test_every_option_of_sample(trained: Path, sample: Call) -> None:
+def test_every_option_of_sample(trained: Path, sample: Call, train: Call) -> None:
     for argument, said in SAMPLE.items():
         ended = sample("first", argument) if argument.startswith("-") else sample(argument)
         one_line(ended, 2, said, program="sample.py")
         assert ended.out == "", argument
+    assert sample("--version").out == train("--version").out != ""
     one_line(sample("first", "ROMEO:"), 2, "unrecognized arguments: ROMEO:; it is --prompt TEXT", program="sample.py")
 
 

@@ -1,13 +1,16 @@
 import re
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from conf.merge import overrides, read_config
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from tests.conftest import Call, summary
+from tests.conftest import Call, assert_same_weights, summary
 from training import budget
 from training.budget import DROPOUT, OVERHEAD_SECONDS, VALIDATIONS, Cost, Schedule, choose_model
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH
@@ -133,3 +136,26 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypat
     assert 101.5 / 60 < float(line) < 5, "100 steps of a second and what is besides"
     ended = train("name=steps", "trainer.max_steps=3")
     assert ended.out.count("trainer.max_steps=3: 3 steps are too few to learn much; 100 would be") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timed", [1e-4, 0.1])
+def test_steps_are_settled_again_where_the_timing_was_far_off(
+    train: Call, monkeypatch: pytest.MonkeyPatch, timed: float
+) -> None:
+    """The run ends in its time, with the weights of a run of as many steps that were typed."""
+    monkeypatch.setattr(budget, "measure", lambda plan, _: (plan, Cost(plan.config.model, timed, 0.0, 0.0)))
+    small = ["model.layers=1", "model.dim=32", "model.context=32", *SLOW]
+    started = time.monotonic()
+    ended = train("name=again", "minutes=0.25", *small, defaults=False)
+    assert ended.status == 0 and time.monotonic() - started < 22, ended
+    config = read_config(Path("runs/again"))
+    steps = config.trainer.max_steps
+    said = "^minutes=0.25: steps take (.*) times as long as timed: (.*) steps instead of"
+    ((times, now),) = re.findall(said, ended.out, re.M)
+    assert summary("again")["steps"] == steps == int(now.replace(",", ""))
+    assert (float(times) > 1) == (timed < 0.01)
+    monkeypatch.undo()
+    again = [each for each in overrides(config) if not each.startswith("callbacks")]
+    assert train("name=typed", "callbacks=[]", *again, defaults=False).status == 0
+    assert_same_weights("again", "typed")

@@ -23,19 +23,24 @@ def test_steps_grow_with_the_text_up_to_those_of_the_default() -> None:
 
 def test_what_is_typed_and_what_is_long_stays() -> None:
     config = merge()
-    assert fit_to_text(config, [], WHOLE, False) == (config, "")
-    fitted, said = fit_to_text(config, [], 16_282, False)
+    assert fit_to_text(config, [], WHOLE, 96, False) == (config, "")
+    fitted, said = fit_to_text(config, [], 16_282, 96, False)
     assert said == "230 steps, dropout 0.2, validation every 20"
     assert (fitted.trainer.max_steps, fitted.model.dropout, fitted.trainer.val_check_interval) == (230, 0.2, 20)
     assert fitted.callbacks["early_stopping"]["patience"] == VALIDATIONS // 3
     typed = {"trainer.max_steps": 900, "model.dropout": 0.0, "trainer.val_check_interval": 30, "callbacks": {}}
-    for keys in ([*typed], ["trainer.max_steps", "model.dim", "trainer.val_check_interval"]):
-        given = merge({key: typed.get(key, 64) for key in keys})
-        assert fit_to_text(given, keys, 16_282, False) == (given, "")
-    started, said = fit_to_text(config, [], 16_282, True)
+    given = merge(typed)
+    assert fit_to_text(given, typed, 16_282, 96, False) == (given, "")
+    small = merge({"model.dim": 32})
+    assert fit_to_text(small, ["model.dim"], 16_282, 96, False)[0].model == small.model, "too small to memorise"
+    wide = merge({"model.dim": 256})
+    assert fit_to_text(wide, ["model.dim"], 200_000, 96, False)[0].model.dropout == 0.2, "a larger one needs it sooner"
+    longer, said = fit_to_text(merge({"trainer.max_steps": 900}), ["trainer.max_steps"], 16_282, 96, False)
+    assert said == "dropout 0.2, validation every 22" and "early_stopping" not in longer.callbacks
+    started, said = fit_to_text(config, [], 16_282, 96, True)
     assert said == "60 steps, validation every 5" and started.model == config.model
     overfit = replace(config, data=replace(config.data, overfit=300))
-    assert fit_to_text(overfit, [], 300, False) == (overfit, "")
+    assert fit_to_text(overfit, [], 300, 96, False) == (overfit, "")
 
 
 @pytest.mark.slow
@@ -50,7 +55,7 @@ def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
     assert first.status == 0, first
     steps = steps_for(1800, False)
-    assert f"short text 1,800 training characters: {steps} steps, validation every" in first.out
+    assert f"short text 1,800 training characters: {steps} steps, dropout 0.2, validation every 7" in first.out
     assert "init_from=runs/other would start from what that model knows" in first.out
     assert "yardsticks guessing " in first.out and ", counting " in first.out
     stored = read_config(Path("runs/short"))

@@ -112,6 +112,7 @@ class Metrics(L.Callback):
         if logged:
             self._log(trainer, step)
         if self.bar is not None:
+            self.bar.total = trainer.max_steps
             self.bar.update(step - self.bar.n)
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate after the last step, whatever the interval

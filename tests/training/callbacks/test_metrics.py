@@ -22,7 +22,8 @@ Train = Callable[..., Ended]
 
 
 def scalars(name: str, tag: str) -> dict[int, float]:
-    return {point.step: point.value for point in board(name).Scalars(tag)}
+    place = f"{name}/validation" if tag.startswith("val/") else name
+    return {point.step: point.value for point in board(place).Scalars(tag)}
 
 
 @pytest.mark.slow
@@ -129,7 +130,8 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     (event,) = board("first").Tensors("custom_scalars__config__")  # written once
     layout = Layout.FromString(event.tensor_proto.string_val[0])
     charts = [chart for category in layout.category for chart in category.chart]
-    tags, shown = board("first").Tags()["scalars"], []
+    tags = [*board("first").Tags()["scalars"], *board("first/validation").Tags()["scalars"]]
+    shown: list[str] = []
     for chart in charts:
         matched = [tag for tag in tags if any(re.match(pattern, tag) for pattern in chart.multiline.tag)]
         assert matched, chart.title

@@ -1,0 +1,30 @@
+"""TensorBoard's curves of a run, those of its validation in another colour."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+
+class Curves(TensorBoardLogger):
+    """Log what begins with `val/` in the directory `validation` of the run: TensorBoard has a colour for each."""
+
+    def __init__(self, save_dir: str, **options: Any) -> None:
+        super().__init__(save_dir, **options)
+        self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log values of a step, each in its directory."""
+        validation = {tag: value for tag, value in metrics.items() if tag.startswith("val/")}
+        self.validation.log_metrics(validation, step)
+        super().log_metrics({tag: value for tag, value in metrics.items() if tag not in validation}, step)
+
+    def save(self) -> None:
+        """Flush what was logged to the disk."""
+        super().save()
+        self.validation.experiment.flush()
+
+    def finalize(self, status: str) -> None:
+        """Close the event files."""
+        super().finalize(status)
+        self.validation.experiment.close()
