@@ -17,6 +17,18 @@ from base.files import atomic, remove_unfinished, write_text
 from base.log import log
 from base.progress import Progress
 
+BUILT_IN = {  # URL of each built-in corpus, sha256 of the file there, whether it is a zip that holds the text
+    "shakespeare": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", False,
+    ),
+    "enwik8": (
+        "http://mattmahoney.net/dc/enwik8.zip", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", True
+    ),
+    "text8": (
+        "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", True
+    ),
+}  # fmt: skip
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versions of a file apart, besides its size
 FAILURES = {
     TimeoutError: "no answer in time",

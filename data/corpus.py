@@ -32,18 +32,6 @@ STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
-DOWNLOADS = {  # URL of each built-in corpus, sha256 of the file there, whether it is a zip that holds the text
-    "shakespeare": (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", False,
-    ),
-    "enwik8": (
-        "http://mattmahoney.net/dc/enwik8.zip", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", True
-    ),
-    "text8": (
-        "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", True
-    ),
-}  # fmt: skip
 NAMES = {"shakespeare": "tiny Shakespeare"}  # names in messages, where they differ from the key
 Tick = Callable[[int], object]  # called after each read with the number of bytes
 
@@ -304,9 +292,9 @@ def _listed(entries: list[str], downloads: Path) -> list[Document]:
 
 def _built_in(name: str, encoding: str | None, downloads: Path) -> Corpus:
     """Return the corpus of this name; download it if its copy in `downloads` is missing or damaged."""
-    from data.addresses import download
+    from data.addresses import BUILT_IN, download
 
-    url, sha256, is_zip = DOWNLOADS[name]
+    url, sha256, is_zip = BUILT_IN[name]
     path = downloads / (name + (".zip" if is_zip else ".txt"))
     try:
         with Progress(f"downloading {name}") as progress:

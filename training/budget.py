@@ -18,6 +18,7 @@ from base.files import write_text
 from base.log import log
 from base.progress import Progress
 from conf.keys import presets
+from conf.merge import read_config
 from conf.schema import to_yaml
 from data.batches import EVALUATION_BATCH, num_validated
 from data.datamodule import TextDataModule
@@ -39,9 +40,6 @@ DOUBLED_FROM = 4000
 # Choose a larger preset if the run trains it on this many characters per weight, and the text has at least one
 # character per weight: an estimate, not measured.
 CHARACTERS_PER_WEIGHT = 4.0
-# With more weights per character of the text and more epochs than these, a model without dropout memorises the text
-# and its validation loss rises again. Seen with 0.8 million weights on 180 KB, but not on 1 MB (docs/experiments.md).
-WEIGHTS_PER_CHARACTER, EPOCHS, DROPOUT = 2.0, 8.0, 0.2
 
 # Fractions of the time that is left.
 VALIDATION_SHARE = 0.25  # for validations; also for the last one, which otherwise evaluates a part of the split
@@ -54,7 +52,7 @@ TIMED_SECONDS, UNTIMED_STEPS = 2.0, 3  # of steps to time, after slower first on
 NUM_EVALUATED, NUM_SAMPLED = EVALUATION_BATCH, 10  # tokens whose evaluation and generation are timed
 NUM_TIMED = 8  # calls of evaluation and generation, after a warm-up
 TIMING_SHARE = 0.05  # of the time that is left, for timing each of the three
-FAR_OFF = 3.0  # settle again if a step takes so many times as long as timed, or as short
+DRIFT = 1.05  # settle again if a step takes so many times as long as timed, or less than 1 / DRIFT
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ class Schedule:
 
 
 class SettleAgain(_StepTimes):
-    """Choose the number of steps again, once, if the first tenth of a run takes far longer or shorter than was timed.
+    """Choose the number of steps again, once, by the first tenth of a run, which is a longer timing.
 
     Until its cooldown the schedule of learning rates does not depend on the number of steps.
     """
@@ -219,11 +217,13 @@ class SettleAgain(_StepTimes):
         if taken <= UNTIMED_STEPS or taken < tenth and sum(self.steps) < tenth * timed:
             return
         self.over, times = True, self.median() / timed
-        if 1 / FAR_OFF < times < FAR_OFF:
+        if 1 / DRIFT < times < DRIFT:
             return
-        steps = self.steps_now(taken, times)
+        if (steps := self.steps_now(taken, times)) == self.settled.steps:
+            return
         trainer.fit_loop.epoch_loop.max_steps = pl_module.max_steps = steps
-        stored = replace(self.plan.config, trainer=replace(self.plan.config.trainer, max_steps=steps))
+        stored = read_config(self.plan.directory)
+        stored = replace(stored, trainer=replace(stored.trainer, max_steps=steps))
         write_text(self.plan.directory / "config.yaml", to_yaml(stored))  # a resumed run has as many steps
         what = f"minutes={stored.minutes:g}: steps take {times:.2g} times as long as timed"
         log.info(f"{what}: {steps:,} steps instead of {self.settled.steps:,}")
@@ -241,7 +241,7 @@ def choose_model(
     models: list[ModelConfig], timed: Cost, seconds: float, schedule: Schedule, step_tokens: int, vocabulary: int,
     text_length: int,
 ) -> ModelConfig:  # fmt: skip
-    """Choose a model, and its dropout for a text of `text_length` tokens.
+    """Choose a model for a text of `text_length` tokens.
 
     The `models` go from small to large. One that is larger than the `timed` one must also see enough characters.
     """
@@ -252,8 +252,7 @@ def choose_model(
         if cost.step > timed.step:
             enough = min(seen / CHARACTERS_PER_WEIGHT, text_length) >= weights
         if enough and schedule.fill(seconds, cost).steps >= MIN_STEPS:
-            short = weights > WEIGHTS_PER_CHARACTER * text_length and seen > EPOCHS * text_length
-            chosen = replace(model, dropout=DROPOUT if short else model.dropout)
+            chosen = model
     return chosen
 
 
@@ -300,7 +299,7 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
     if not given:
         models = [*SMALLER, *presets()]
         model = choose_model(models, cost, left(), schedule, step_tokens, vocabulary, len(text.train))
-        if len(text.train) < WHOLE:
+        if config.data.overfit is None:
             model = replace(model, dropout=dropout_for(model, vocabulary, len(text.train)))
         config = replace(config, model=model)
         if model.dim < cost.model.dim and "compile" not in typed:

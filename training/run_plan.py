@@ -27,7 +27,7 @@ class RunPlan:
     fresh: bool  # whether the directory must not exist yet
     started: float  # time.perf_counter() when the process began
     notes: tuple[str, ...] = ()  # lines of the run's introduction
-    settle_again: Any = None  # with `minutes`, the callback that chooses the steps again where the timing was far off
+    settle_again: Any = None  # with `minutes`, the callback that chooses the steps again after a tenth
 
     @cached_property
     def conditions(self) -> dict[str, Any]:

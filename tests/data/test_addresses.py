@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from base.errors import InputError
-from data import addresses, corpus
+from data import addresses
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.text import open_text
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
 def test_a_built_in_corpus_is_kept_and_a_damaged_one_never_used(tmp_path, server, monkeypatch):
     def point(name, page, content=CONTENT):
         given = f"{server.url}/{page}", hashlib.sha256(content).hexdigest(), page == "zip"
-        monkeypatch.setitem(corpus.DOWNLOADS, name, given)
+        monkeypatch.setitem(addresses.BUILT_IN, name, given)
 
     def downloaded(name="shakespeare", **settings):
         opened = open_corpus(DataConfig(corpus=name, cache_dir=str(tmp_path), **settings))

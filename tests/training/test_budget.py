@@ -12,7 +12,7 @@ from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conftest import Call, assert_same_weights, summary
 from training import budget
-from training.budget import DROPOUT, OVERHEAD_SECONDS, VALIDATIONS, Cost, Schedule, choose_model
+from training.budget import OVERHEAD_SECONDS, VALIDATIONS, Cost, Schedule, choose_model
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH
 from training.module import LitGPT
 
@@ -73,18 +73,11 @@ def test_a_larger_model_when_it_would_see_enough(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
     for text, expected in ((large.num_parameters() - 1, SMALL), (large.num_parameters(), LARGE)):
         model = chosen(1e6, text)
-        assert model.dim == expected.dim and model.dropout == 0, "only for a text as long as it has weights"
+        assert model.dim == expected.dim, "only for a text as long as it has weights"
     # Smaller ones than what was timed need 100 steps only; the smallest is taken if none has them.
     tiny, enough = ModelConfig(layers=1, heads=1, dim=8, context=32), OVERHEAD_SECONDS + 10.05
     assert chosen(enough, models=(tiny, SMALL)) == SMALL
     assert chosen(enough - 0.1, models=(tiny, SMALL)) == chosen(-1.0, models=(tiny, SMALL)) == tiny
-
-
-def test_dropout_for_a_short_text_that_is_read_often() -> None:
-    short = int(GPT(SMALL, 50).num_parameters() / budget.WEIGHTS_PER_CHARACTER) - 1
-    often = budget.EPOCHS * short * 0.1 / 256  # seconds
-    assert chosen(often * 1.01, short) == replace(SMALL, dropout=DROPOUT)
-    assert chosen(often * 0.99, short) == chosen(often * 3, short + 2) == SMALL
 
 
 SLOW = ["data.path=book.txt", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4", "compile=false"]
@@ -140,9 +133,7 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("timed", [1e-4, 0.1])
-def test_steps_are_settled_again_where_the_timing_was_far_off(
-    train: Call, monkeypatch: pytest.MonkeyPatch, timed: float
-) -> None:
+def test_steps_are_settled_again_after_a_tenth(train: Call, monkeypatch: pytest.MonkeyPatch, timed: float) -> None:
     """The run ends in its time, with the weights of a run of as many steps that were typed."""
     monkeypatch.setattr(budget, "measure", lambda plan, _: (plan, Cost(plan.config.model, timed, 0.0, 0.0)))
     small = ["model.layers=1", "model.dim=32", "model.context=32", *SLOW]
