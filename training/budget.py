@@ -299,19 +299,21 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
     if not given:
         models = [*SMALLER, *presets()]
         model = choose_model(models, cost, left(), schedule, step_tokens, vocabulary, len(text.train))
-        if config.data.overfit is None:
-            model = replace(model, dropout=dropout_for(model, vocabulary, len(text.train)))
         config = replace(config, model=model)
         if model.dim < cost.model.dim and "compile" not in typed:
             config = replace(config, compile="false")  # there is little time, and it would have to be compiled, too
+    most = config.trainer.max_steps if len(text.train) < WHOLE else None
     steps = schedule.fill(left(), cost.of(config.model, vocabulary)).steps
+    if "model.dropout" not in typed and config.init_from is None and config.data.overfit is None:
+        read = min(steps, most or steps) * step_tokens
+        dropout = dropout_for(config.model, vocabulary, len(text.train), read)
+        config = replace(config, model=replace(config.model, dropout=dropout))
     if steps >= DOUBLED_FROM and "data.batch" not in typed:
         config = replace(config, data=replace(config.data, batch=2 * config.data.batch))
     if config != plan.config:  # operations alone predict no time to 10 %
         plan, cost = measure(replace(plan, config=config), left)
 
     settled = schedule.fill(left(), cost)
-    most = config.trainer.max_steps if len(text.train) < WHOLE else None
     if most and settled.steps > most:
         settled = replace(settled, steps=most, interval=config.trainer.val_check_interval)
     steps, passed = max(1, settled.steps), 60 * minutes - left()

@@ -21,7 +21,7 @@ from training.machine import untrained
 #   dropout           0.2       0.2          0    0
 # So steps grow with the root of the length.
 WHOLE = 690_000  # training tokens from which nothing is adapted
-DROPOUT, WEIGHTS_PER_TOKEN = 0.2, 5.4  # with more weights than this, a model needs dropout: the default at 150,000
+DROPOUT, EPOCHS = 0.2, 10.0  # a text that is read more often is memorised without dropout
 START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
 VALIDATIONS = 12  # in a run, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
@@ -36,9 +36,10 @@ def steps_for(tokens: int, started: bool) -> int:
     return max(1, round(Config().trainer.max_steps * share / 10)) * 10
 
 
-def dropout_for(model: ModelConfig, vocabulary: int, tokens: int) -> float:
-    """Return the dropout of a model by the length of its training text."""
-    return DROPOUT if untrained(model, vocabulary).num_parameters() > WEIGHTS_PER_TOKEN * tokens else 0.0
+def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: int) -> float:
+    """Return the dropout of a model that reads `read` tokens in all of a training text of `tokens`."""
+    large = 2 * untrained(model, vocabulary).num_parameters() > tokens  # enough to memorise the text
+    return DROPOUT if large and read > EPOCHS * tokens else 0.0
 
 
 def fit_to_text(
@@ -63,7 +64,8 @@ def fit_to_text(
         trainer = replace(trainer, max_steps=steps_for(tokens, started))
         said.append(f"{'at most ' if config.minutes else ''}{trainer.max_steps} steps")
     free = not started and "model.dropout" not in given
-    if free and (dropout := dropout_for(config.model, vocabulary, tokens)):
+    read = trainer.max_steps * config.data.batch * config.model.context
+    if free and (dropout := dropout_for(config.model, vocabulary, tokens, read)):
         config = replace(config, model=replace(config.model, dropout=dropout))
         said.append(f"dropout {dropout:g}")
     rising = min(trainer.max_steps, steps_for(tokens, started))  # the loss may rise from about here on
