@@ -35,7 +35,7 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
     For a temporary file or a lock, the line names the file or folder that was being written or locked.
     """
-    name = str(error.filename or path or "")
+    name = os.fsdecode(error.filename or str(path or ""))
     name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
     helps = {
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),

@@ -15,9 +15,9 @@ class Curves(TensorBoardLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values of a step, each in its directory."""
-        validation = {tag: value for tag, value in metrics.items() if tag.startswith("val/")}
-        self.validation.log_metrics(validation, step)
-        super().log_metrics({tag: value for tag, value in metrics.items() if tag not in validation}, step)
+        writers = {False: self.experiment, True: self.validation.experiment}
+        for tag, value in metrics.items():
+            writers[tag.startswith("val/")].add_scalar(tag, value, step)
 
     def save(self) -> None:
         """Flush what was logged to the disk."""

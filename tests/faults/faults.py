@@ -137,7 +137,8 @@ def read_only(step: int) -> None:
     """Make the directory of the checkpoints read-only from a step on, and this process one that has to respect it."""
 
     def seal() -> None:
-        for path in (Path(), Path("runs"), Path("runs/cut"), *Path("runs/cut").iterdir()):
+        run = Path("runs/cut")
+        for path in (Path(), Path("runs"), run, *run.iterdir(), *run.glob("validation/*")):
             path.chmod(0o555 if path.name == "checkpoints" else 0o777)
         if os.geteuid() == 0:
             os.seteuid(65534)
