@@ -52,7 +52,7 @@ TIMED_SECONDS, UNTIMED_STEPS = 2.0, 3  # of steps to time, after slower first on
 NUM_EVALUATED, NUM_SAMPLED = EVALUATION_BATCH, 10  # tokens whose evaluation and generation are timed
 NUM_TIMED = 8  # calls of evaluation and generation, after a warm-up
 TIMING_SHARE = 0.05  # of the time that is left, for timing each of the three
-DRIFT = 1.05  # settle again if a step takes so many times as long as timed, or less than 1 / DRIFT
+DRIFT = 1.05  # settle again if the time of a step differs from its timing by this factor
 
 
 @dataclass(frozen=True)
