@@ -114,11 +114,11 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
-        raise InputError(f"resume={resume[:80]}: {one_line(error)}") from None
+        raise InputError(f"resume={resume}: {one_line(error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
         where = f"nor a run in {RUNS}/ of this folder{_known_runs()}"
-        raise InputError(f"resume={resume[:80]}: no such checkpoint, {where}")
+        raise InputError(f"resume={resume}: no such checkpoint, {where}")
     if is_sweep(run):
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not (run / "config.yaml").exists():
@@ -213,10 +213,10 @@ def find_model(argument: str | None) -> Path:
             return path
         found = [run for run in (path, RUNS / argument) if run.is_dir()]
     except OSError as error:  # such as a name that is too long
-        raise InputError(f"{argument[:80]}: {error.strerror}") from None
+        raise InputError(f"{argument}: {error.strerror}") from None
     if found:
         return _best(found[0])
-    raise InputError(f"{argument[:80]}: no such model, nor a run in {RUNS}/ of this folder{_known_runs()}")
+    raise InputError(f"{argument}: no such model, nor a run in {RUNS}/ of this folder{_known_runs()}")
 
 
 def _best(run: Path) -> Path:

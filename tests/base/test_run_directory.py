@@ -18,7 +18,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     Path("loop").symlink_to("loop")
     for resume, name, said in (
         ("runs/first", "other", "name=other: cannot be given with resume=runs/first"),
-        ("x" * 5000, None, f"resume={'x' * 80}: "), ("loop", None, "resume=loop: "),
+        ("x" * 5000, None, f"resume={'x' * 5000}: "), ("loop", None, "resume=loop: "),
         ("runs/none", None, "no such checkpoint, nor a run in runs/ of this folder; the newest are runs/first"),
         ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "is a sweep; repeat its command, or resume=runs/sweep/TRIAL for one trial"),
