@@ -84,7 +84,6 @@ def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
         ("encode_speed", ["--quick"], "cached "),
         pytest.param("startup", ["--quick", "--rounds", "1"], "export.py --help", marks=pytest.mark.nightly),
         ("run_phases", ["--quick", "--rounds", "1", "data.path={book}"], "| validations, samples"),  # trains
-        ("ngrams", ["--path", "{book}"], "2-grams: "),
         ("plain_loop", ["{book}", "--steps", "2"], '"loss": '),
         ("web_speed", ["runs/first", "--rounds", "1", "--quick"], "the model alone: "),
     ],
