@@ -67,12 +67,12 @@ def fit_to_text(
     read = trainer.max_steps * config.data.batch * config.model.context
     if free and (dropout := dropout_for(config.model, vocabulary, tokens, read)):
         config = replace(config, model=replace(config.model, dropout=dropout))
-        said.append(f"dropout {dropout:g}")
+        said += [] if config.minutes else [f"dropout {dropout:g}"]  # not if few steps fit
     rising = min(trainer.max_steps, steps_for(tokens, started))  # the loss may rise from about here on
     interval = max(-(-rising // VALIDATIONS), trainer.max_steps // MOST_VALIDATIONS)
     if "trainer.val_check_interval" not in given and interval < trainer.val_check_interval:
         trainer = replace(trainer, val_check_interval=interval)
-        said += [] if config.minutes else [f"validation every {interval}"]  # fewer steps may fit
+        said += [] if config.minutes else [f"validation every {interval}"]
     if not given & {"trainer.max_steps", "callbacks"}:
         config = replace(config, callbacks={"early_stopping": {"patience": PATIENCE}})
     return replace(config, trainer=trainer), ", ".join(said)

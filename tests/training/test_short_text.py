@@ -38,6 +38,7 @@ def test_what_is_typed_and_what_is_long_stays() -> None:
         assert fit_to_text(config, [], tokens, 96, False)[0].model.dropout == dropout
     longer, said = fit_to_text(merge({"trainer.max_steps": 900}), ["trainer.max_steps"], 16_282, 96, False)
     assert said == "dropout 0.2, validation every 22" and "early_stopping" not in longer.callbacks
+    assert fit_to_text(replace(config, minutes=1.0), ["minutes"], 16_282, 96, False)[1] == "at most 230 steps"
     started, said = fit_to_text(config, [], 16_282, 96, True)
     assert said == "60 steps, validation every 5" and started.model == config.model
     overfit = replace(config, data=replace(config.data, overfit=300))
