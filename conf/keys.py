@@ -1,10 +1,12 @@
-"""List the keys of the configuration, its groups and their presets."""
+"""The keys of the configuration: their types, special kinds, and the nearest one to a mistyped key."""
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Iterator
 from typing import Any
 
+from base.errors import nearest
 from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
@@ -33,11 +35,30 @@ def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, data
     return found
 
 
+SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
+KNOWN = fields() | SEARCH
 # Keys whose values Hydra's grammar must not read: a path may have commas, quotes, brackets or `=`.
 LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
 # Keys that say where and how a run or the trials of a sweep run, not what they compute.
 HOW = {"name", "resume", "allow", "workers"}
-SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
+# What people type who know nanoGPT, Lightning or Hugging Face, and the settings here.
+ALIASES = {
+    "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
+    "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
+    "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
+    "n_embd": "model.dim", "dataset": "data.path", "corpus": "data", "eval_interval": "trainer.val_check_interval",
+}  # fmt: skip
+
+
+def nearest_key(key: str, names: list[str]) -> str:
+    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `lr=1`."""
+    if key == "ckpt_path":
+        return "; resume=RUN continues a run, init_from=RUN starts from its model"
+    if key.rpartition(".")[2] in ALIASES:
+        return f"; it is {ALIASES[key.rpartition('.')[2]]} here"
+    by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
+    close = difflib.get_close_matches(key.rpartition(".")[2], by_last, 1, 0.6)
+    return f"; nearest: {by_last[close[0]]}" if close else nearest(key, names)
 
 
 def presets() -> list[ModelConfig]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from base.errors import InputError, nearest, one_line
 from base.options import spell
-from conf.groups import choice_values, default_choices, options
+from conf.groups import choice_values, default_choices
 from conf.keys import HOW, PLUGGED, fields, leaves, set_leaf
+from conf.plugins import options
 from conf.schema import Config, from_dict, from_yaml, to_dict
 
 Layer = Mapping[str, Any]
@@ -91,7 +92,7 @@ def changed(stored: Config, typed: Layer) -> list[str]:
     return [
         f"{key}={spell(ours[key])} (the run has {spell(theirs[key])})"
         for key in ours
-        if (RULES[key] != "free" or key in ("data.path", "data.corpus", "trainer.max_steps"))
+        if (RULES[key] != "free" or key in ("data.path", "trainer.max_steps"))
         and ours[key] not in (theirs[key], "auto")
         and not (key == "trainer.max_steps" and longer)
         and not (key.startswith(tuple(chosen)) and key not in typed)

@@ -1,6 +1,5 @@
 """Check what was typed after `train.py` before anything heavy is loaded."""
 
-import difflib
 import itertools
 import os
 import re
@@ -12,9 +11,10 @@ from hydra.errors import HydraException
 
 from base.errors import InputError, nearest, one_line
 from base.options import spell
-from conf.groups import add_folder, choice_values, groups, options
+from conf.groups import add_folder, choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
-from conf.keys import LITERAL, PLUGGED, SEARCH, fields
+from conf.keys import ALIASES, KNOWN, LITERAL, PLUGGED, nearest_key
+from conf.plugins import options
 from conf.schema import REFUSED, SearchConfig
 
 SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
@@ -24,14 +24,6 @@ HYDRA = (
     "-cn", "--config-name", "-cp", "--config-path", "-i", "--info", "-p", "--package", "-r", "--run", "--hydra-help",
 )  # fmt: skip
 MAX_VALUES = 10_000  # values of one key in a sweep
-# What people type who know nanoGPT, Lightning or Hugging Face, and the settings here.
-ALIASES = {
-    "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
-    "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
-    "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
-    "n_embd": "model.dim", "dataset": "data.path", "eval_interval": "trainer.val_check_interval",
-}  # fmt: skip
-KNOWN = fields() | SEARCH
 
 
 @dataclass(frozen=True)
@@ -144,7 +136,7 @@ def check_overrides(arguments: list[str], sweep: bool = False, search: bool = Fa
             raise InputError(f"{argument}: needs {group}={name}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             names = [*KNOWN, *groups()]
-            near = "" if argument in KNOWN else _nearest_key(argument, names)
+            near = "" if argument in KNOWN else nearest_key(argument, names)
             if os.path.exists(argument) and argument not in names:
                 near = f"; to train on this text: data.path={argument}"
             elif "/" in argument or re.search(r"\.(txt|text|md|csv|jsonl?|gz|html?|tex|py)$", argument):
@@ -185,7 +177,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         elif group == "trainer" and rest in REFUSED:
             raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
         elif key not in KNOWN:
-            raise InputError(f"{key}: no such key{_nearest_key(key, [*KNOWN, *choices])}")
+            raise InputError(f"{key}: no such key{nearest_key(key, [*KNOWN, *choices])}")
         elif override.type == OverrideType.ADD:
             raise InputError(f"{argument}: {key} exists; write {key}=… without +")
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
@@ -216,14 +208,3 @@ def _values(override: Override) -> list[Any]:
             raise InputError(f"{override.input_line}: has no values")
         return given
     return [override.value()]
-
-
-def _nearest_key(key: str, names: list[str]) -> str:
-    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `lr=1`."""
-    if key == "ckpt_path":
-        return "; resume=RUN continues a run, init_from=RUN starts from its model"
-    if key.rpartition(".")[2] in ALIASES:
-        return f"; it is {ALIASES[key.rpartition('.')[2]]} here"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
-    close = difflib.get_close_matches(key.rpartition(".")[2], by_last, 1, 0.6)
-    return f"; nearest: {by_last[close[0]]}" if close else nearest(key, names)

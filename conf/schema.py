@@ -11,7 +11,7 @@ import yaml
 
 from base.errors import InputError, nearest
 from base.options import as_float, check, fits, option, spell
-from conf.groups import checked
+from conf.plugins import checked
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 

@@ -17,18 +17,6 @@ from base.files import atomic, remove_unfinished, write_text
 from base.log import log
 from base.progress import Progress
 
-BUILT_IN = {  # URL of each built-in corpus, sha256 of the file there, whether it is a zip that holds the text
-    "shakespeare": (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", False,
-    ),
-    "enwik8": (
-        "http://mattmahoney.net/dc/enwik8.zip", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", True
-    ),
-    "text8": (
-        "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", True
-    ),
-}  # fmt: skip
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versions of a file apart, besides its size
 FAILURES = {
     TimeoutError: "no answer in time",
@@ -43,14 +31,19 @@ UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Py
 BUGS = (AssertionError, AttributeError, NameError, TypeError)  # programming errors: never turned into a message
 
 
-def fetch(entry: str, folder: Path) -> dict[str, Path]:
+def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
     """Find the files that an entry of `data.path` names; return the local copy of each by its address.
 
+    With `sha256` the entry is the address of one file; a copy with this hash is used without asking the server.
     An address that exists is never a glob. A directory stands for its `*.txt` files or, without any, for all its files;
     hidden files are left out. An address that does not exist is a glob, except on the web: web servers list no files.
     A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
     If the store cannot be reached, use the copies of the last time, and say so.
     """
+    if sha256:
+        with Progress("downloading the text") as progress:
+            download(entry, folder / sha256, progress, sha256=sha256)
+        return {entry: folder / sha256}
     listing = folder.with_name("addresses") / f"{hashlib.sha256(entry.encode()).hexdigest()}.json"
     try:
         with Progress("listing the text"):
@@ -146,7 +139,8 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
         raise
     except Exception as error:
         what = f"cannot download {printable(address)} to {printable(target)}"
-        raise InputError(f"{what}: {_reason(error, address, target.parent)}") from error
+        own = "; data.path= can also name a copy of your own" if sha256 else ""
+        raise InputError(f"{what}: {_reason(error, address, target.parent)}{own}") from error
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:

@@ -8,17 +8,14 @@ from pathlib import Path
 from base.errors import InputError
 from base.options import check, option
 
-CORPORA = ("stdlib", "shakespeare", "enwik8", "text8")
-
 
 @dataclass(frozen=True)
 class DataConfig:
     """The text, its tokenizer and splits, and the batch size."""
 
-    corpus: str = option("stdlib", "built-in corpus, used without data.path", choices=CORPORA, on_resume="free")
     path: str | None = option(
         None,
-        "your own text: a file, directory, glob or list [a,b]; on this disk, at s3:// or at https://",
+        "the text: file, directory, glob or list [a,b]; here, at s3:// or at https://; null: Python's standard library",
         on_resume="free",
         literal=True,
     )

@@ -1,6 +1,6 @@
 """Find the documents of a corpus, and read them in chunks: a text may be far larger than memory.
 
-A corpus is the standard library, a built-in corpus or `data.path`.
+A corpus is the files that `data.path` names, or else the standard library. A zip file stands for the file in it.
 
 - With `data.tokenizer=char` a document is decoded with `data.encoding`. A byte order mark at the start is dropped; CRLF
   and lone CR become LF.
@@ -16,6 +16,7 @@ import platform
 import re
 import sysconfig
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import IO
 
 from base.errors import InputError, nearest, printable
-from base.progress import Progress
 from data.config import DataConfig, cache_dir
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
@@ -32,7 +32,8 @@ STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
-NAMES = {"shakespeare": "tiny Shakespeare"}  # names in messages, where they differ from the key
+# After an address: a name for messages, and the hash of the file there.
+FRAGMENT = re.compile(r"#(?:name=(?P<name>[^&]+)&)?sha256=(?P<sha256>[0-9a-f]{64})$")
 Tick = Callable[[int], object]  # called after each read with the number of bytes
 
 
@@ -42,7 +43,6 @@ class Document:
 
     name: str  # path within the corpus
     path: Path  # path of the file
-    member: str | None = None  # name of the document if `path` is a zip
     address: str = ""  # where `path` was downloaded from
 
     @property
@@ -54,15 +54,22 @@ class Document:
     def open(self) -> Iterator[IO[bytes]]:
         """Open the document for reading bytes."""
         try:
-            if self.member is None:
-                with open(self.path, "rb") as file:
+            with open(self.path, "rb") as file:
+                if not self.label.lower().endswith(".zip"):
                     yield file
-            else:
+                    return
                 # Read inside the zip: an interrupted extraction could leave half a file.
-                with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
-                    yield file
+                with zipfile.ZipFile(file) as archive:
+                    members = [member for member in archive.infolist() if not member.is_dir()]
+                    if len(members) != 1 or members[0].flag_bits & 1:  # the bit says that it is encrypted
+                        what = "one file" if len(members) == 1 else f"{len(members):,} files"
+                        raise InputError(f"{self.label}: must hold one file without a password, holds {what}")
+                    with archive.open(members[0]) as member:
+                        yield member
         except OSError as error:
             raise InputError(f"{self.label}: cannot be read: {error.strerror or error}") from None
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(f"{self.label}: is damaged or no zip file: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,18 @@ def entries(path: str) -> list[str]:
     return names
 
 
+def split_fragment(entry: str) -> tuple[str, str, str]:
+    """Split an entry of `data.path` into address, name and sha256, as in `https://a.org/b.txt#name=Book&sha256=HASH`.
+
+    Without a fragment, or on this disk, the name is the entry and the hash is empty.
+    """
+    found = FRAGMENT.search(entry) if "://" in entry else None
+    if found is None:
+        return entry, entry, ""
+    address = entry[: found.start()]
+    return address, found["name"] or address, found["sha256"]
+
+
 def find_documents(path: str, downloads: Path) -> list[Document]:
     """Find the files that `data.path` names, sorted by name.
 
@@ -282,7 +301,9 @@ def _listed(entries: list[str], downloads: Path) -> list[Document]:
         if "://" in entry:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
-            found |= {address: Document("", path, address=address) for address, path in fetch(entry, downloads).items()}
+            address, _, sha256 = split_fragment(entry)
+            fetched = fetch(address, downloads, sha256)
+            found |= {where: Document("", path, address=where) for where, path in fetched.items()}
         else:
             found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads)}
     parts = {where: where.split("/") for where in sorted(found)}
@@ -290,28 +311,11 @@ def _listed(entries: list[str], downloads: Path) -> list[Document]:
     return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
 
 
-def _built_in(name: str, encoding: str | None, downloads: Path) -> Corpus:
-    """Return the corpus of this name; download it if its copy in `downloads` is missing or damaged."""
-    from data.addresses import BUILT_IN, download
-
-    url, sha256, is_zip = BUILT_IN[name]
-    path = downloads / (name + (".zip" if is_zip else ".txt"))
-    try:
-        with Progress(f"downloading {name}") as progress:
-            download(url, path, progress, sha256=sha256)
-    except InputError as error:
-        way = "or get the text in another way and name it with data.path="
-        raise InputError(f"data.corpus={name}: {error}; {way}") from None
-    document = Document(name, path, member=name if is_zip else None)
-    return Corpus(NAMES.get(name, name), (document,), encoding)
-
-
 def open_corpus(config: DataConfig) -> Corpus:
     """Find the text that `config` names, without reading it; download it if it is not on this machine."""
     encoding, downloads = None if config.tokenizer == "byte" else "utf-8", cache_dir(config) / "downloads"
-    if config.path is not None:
-        documents = tuple(find_documents(config.path, downloads))
-        return Corpus(printable(config.path), documents, encoding and config.encoding)
-    if config.corpus == "stdlib":
+    if config.path is None:
         return _stdlib(encoding)
-    return _built_in(config.corpus, encoding, downloads)
+    names = [name for _, name, _ in map(split_fragment, entries(config.path))]
+    name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+    return Corpus(printable(name), tuple(find_documents(config.path, downloads)), encoding and config.encoding)

@@ -14,8 +14,8 @@ from gpt.checkpoint import last_component
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
+from reports.log_lines import epochs, in_nats
 from reports.run_page import origin
-from reports.terminal import epochs, in_nats
 from reports.verdict import describe_yardsticks
 
 PRIVATE = ("data.path", "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component

@@ -17,8 +17,8 @@ from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from reports.log_lines import epochs
 from reports.pictures import spread_over
-from reports.terminal import epochs
 
 TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
 MAX_HEADS = 64  # heads in the plot of attention

@@ -27,7 +27,7 @@ from conf.keys import HOW
 from conf.merge import changed, merge_started, read_config
 from reports.run_list import aligned
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
-from training.devices import rows_per_device
+from training.launch import rows_per_device
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
 MAX_ROWS = 20  # max trials on the leaderboard

@@ -28,7 +28,7 @@ def commands(script: str, *pages: str) -> list[list[str]]:
 
 @pytest.fixture(autouse=True)
 def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.finish.FINAL_SAMPLE_LENGTH", 5)
+    monkeypatch.setattr("training.results.FINAL_SAMPLE_LENGTH", 5)
 
 
 @pytest.mark.slow

@@ -14,13 +14,12 @@ from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
 from base.log import log
 from base.progress import Progress
-from conf.groups import make
-from gpt.checkpoint import copy_weights
+from conf.plugins import make
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
-from training.devices import rows_per_device
+from training.launch import rows_per_device
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
@@ -38,8 +37,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
     )
     if start := plan.init_model:
-        ids = text.tokenizer.encode(start.characters) if start.characters else range(text.tokenizer.size)
-        copy_weights(module.net, start.model, torch.as_tensor(ids))
+        start.copy_into(module.net, text.tokenizer)
     return module
 
 

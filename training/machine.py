@@ -22,7 +22,7 @@ from conf.schema import Config
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from training.devices import count_devices, device_kind, rows_per_device
+from training.launch import count_devices, device_kind, rows_per_device
 
 COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
 LAPTOP_FLOPS = 1.5e11  # per second, of two laptop cores; a constant, so that every machine makes the same choice

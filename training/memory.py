@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from base import processes, run_directory
 from conf.merge import overrides
 from gpt.config import ModelConfig
-from training.devices import rows_per_device
+from training.launch import rows_per_device
 
 if TYPE_CHECKING:
     from training.run_plan import RunPlan

@@ -19,8 +19,8 @@ from gpt.evaluation import Score, first_totals, make_score, measured, window_tot
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.tokenizer import Tokenizer
-from training.devices import check_same_start
-from training.ending import Diverged, rates_far_above
+from training.errors import Diverged, rates_far_above
+from training.launch import check_same_start
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:

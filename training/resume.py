@@ -1,9 +1,9 @@
-"""Find what a run starts from: the run and the checkpoint to resume, or a trained model (`init_from=`)."""
+"""Find the run to resume, and the checkpoint that it continues from."""
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, printable
@@ -12,9 +12,6 @@ from base.log import log
 from base.options import spell
 from conf.merge import Layer, check_unchanged, merge, merge_resumed, read_config, settings
 from conf.schema import Config, to_yaml
-
-if TYPE_CHECKING:
-    from gpt.model import GPT
 
 
 def find_run(typed: Layer) -> tuple[Config, Path | None]:
@@ -132,34 +129,3 @@ def remove_leftovers(run: Path) -> None:
     """Remove the unfinished files of killed processes from a run directory."""
     for folder in (run, run / "checkpoints"):
         remove_unfinished(folder)
-
-
-@dataclass(frozen=True)
-class InitModel:
-    """The trained model that a fresh run starts from."""
-
-    path: Path
-    model: "GPT"
-    meta: dict[str, Any]
-
-    @property
-    def characters(self) -> str:
-        """The characters of the model's vocabulary; empty if its tokens are bytes."""
-        return self.meta["vocabulary"].get("characters", "")
-
-    def describe(self, vocabulary: dict[str, Any]) -> str:
-        """Return a line that names the model and the characters that the run's `vocabulary` adds."""
-        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
-        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
-        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
-
-
-def load_init_model(init_from: str) -> InitModel:
-    """Load the model of `init_from=`; raise an `InputError` if there is none or it cannot be used."""
-    try:
-        path = run_directory.find_model(init_from)
-        from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model
-
-        return InitModel(path, *load_checkpoint(path))
-    except InputError as error:
-        raise InputError(f"init_from: {error}") from None

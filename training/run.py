@@ -17,9 +17,10 @@ from conf.keys import leaves
 from conf.merge import Layer, merge_started
 from conf.schema import Config, to_dict, to_yaml
 from data.config import cache_dir
-from training.devices import count_devices, launch, share_out
-from training.ending import Stopped, explaining, recording, way_on
-from training.resume import check_resumed, find_point, find_run, load_init_model, remove_leftovers
+from training.errors import Stopped, explaining, way_on
+from training.init_from import load_init_model
+from training.launch import count_devices, launch, share_out
+from training.resume import check_resumed, find_point, find_run, remove_leftovers
 
 if TYPE_CHECKING:
     import lightning as L
@@ -113,8 +114,9 @@ def fit(plan: "RunPlan") -> None:
     from data.datamodule import TextDataModule
     from training import assemble
     from training.callbacks.stop_signals import StopSignals
-    from training.finish import write_missing, write_results
     from training.quiet_lightning import quiet_lightning
+    from training.results import write_missing, write_results
+    from training.summary_file import recording
 
     if plan.is_over:
         return write_missing(plan)
@@ -143,8 +145,8 @@ def fit(plan: "RunPlan") -> None:
 
 def open_directory(plan: "RunPlan", loggers: "Iterable[L.pytorch.loggers.Logger]", parameters: int) -> None:
     """Make and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
-    from reports.terminal import introduce
-    from training.summary import Summary, write_summary
+    from reports.log_lines import introduce
+    from training.summary_file import Summary, write_summary
 
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,9 @@ from typing import Any
 from conf.merge import Layer
 from conf.schema import Config
 from data.text import Text
+from training.init_from import InitModel
 from training.machine import Runtime, conditions
-from training.resume import InitModel, ResumePoint
+from training.resume import ResumePoint
 
 
 @dataclass(frozen=True)

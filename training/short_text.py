@@ -1,18 +1,13 @@
 """What a run takes for a short text where nothing is typed: fewer steps, dropout, an end when it memorises."""
 
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 
-from base import run_directory
 from base.errors import printable
 from conf.schema import Config
 from data.text import Text
-from gpt import model_file
 from gpt.config import ModelConfig
+from training.init_from import model_to_start_from
 from training.machine import untrained
 
 # What the default model gets, by training characters. docs/experiments.md, "Short texts", has the runs behind it.
@@ -26,8 +21,6 @@ START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
 VALIDATIONS = 12  # in a run, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
 PATIENCE = VALIDATIONS // 3
-NUM_CANDIDATES = 10  # newest runs whose models are looked at
-DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
 
 
 def steps_for(tokens: int, started: bool) -> int:
@@ -76,29 +69,6 @@ def fit_to_text(
     if not given & {"trainer.max_steps", "callbacks"}:
         config = replace(config, callbacks={"early_stopping": {"patience": PATIENCE}})
     return replace(config, trainer=trainer), ", ".join(said)
-
-
-def model_to_start_from(text: Text) -> Path | None:
-    """Find the run on another text whose model knows most characters of this one, or the model in docs/demo.
-
-    A model that is worse than counting does not count. None if none knows half of the characters.
-    """
-    wanted = set(text.tokenizer.vocabulary.get("characters", ""))
-    models: dict[Path, Path] = {}  # by what is typed for them
-    for run in islice(run_directory.all_runs(), NUM_CANDIDATES):
-        summary = run_directory.summary_of(run)
-        good = summary.get("counting_loss") is None or summary["val_loss"] < summary["counting_loss"]
-        if summary.get("status") == "finished" and good:
-            models[run] = run_directory.model_of(run, "best")
-    models[Path(os.path.relpath(DEMO))] = DEMO
-    known: dict[Path, int] = {}
-    for name, model in models.items():
-        with suppress(model_file.CheckpointError):
-            meta = model_file.read(model).meta
-            if not set(text.documents) & set(meta["trained_on"]["sha256"]):
-                known[name] = len(wanted & set(meta["vocabulary"].get("characters", "")))
-    best = max(known, key=known.__getitem__, default=None)  # the newest of those that know as many
-    return best if best and 2 * known[best] > len(wanted) else None
 
 
 def about_short_text(text: Text, adapted: str, started: bool) -> list[str]:

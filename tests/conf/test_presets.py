@@ -6,9 +6,10 @@ import pytest
 import torch
 import yaml
 
-from conf.groups import CONF, checked
+from conf.groups import CONF
 from conf.keys import PLUGGED, leaves
 from conf.overrides import take_search
+from conf.plugins import checked
 from conf.schema import to_dict
 from gpt.model import GPT
 from tests.conf.test_defaults import compose

@@ -11,9 +11,10 @@ from unittest.mock import Mock
 import pytest
 
 from base.errors import InputError
+from conf.groups import choice_values
 from data import addresses
 from data.config import DataConfig
-from data.corpus import open_corpus
+from data.corpus import open_corpus, split_fragment
 from data.text import open_text
 from tests.conftest import refusal
 from tests.faults.processes import fork
@@ -23,7 +24,7 @@ CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2
 ZIPPED = io.BytesIO()
 with zipfile.ZipFile(ZIPPED, "w", zipfile.ZIP_DEFLATED) as archive:
     archive.writestr("enwik8", CONTENT)
-PAGES = {"good": CONTENT, "wrong": CONTENT[:-1] + b"?", "cut": CONTENT, "zip": ZIPPED.getvalue()}
+PAGES = {"good": CONTENT, "wrong": CONTENT[:-1] + b"?", "cut": CONTENT, "one.zip": ZIPPED.getvalue()}
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -161,28 +162,40 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
             opened("file:///a.txt")
 
 
-def test_a_built_in_corpus_is_kept_and_a_damaged_one_never_used(tmp_path, server, monkeypatch):
-    def point(name, page, content=CONTENT):
-        given = f"{server.url}/{page}", hashlib.sha256(content).hexdigest(), page == "zip"
-        monkeypatch.setitem(addresses.BUILT_IN, name, given)
-
-    def downloaded(name="shakespeare", **settings):
-        opened = open_corpus(DataConfig(corpus=name, cache_dir=str(tmp_path), **settings))
+def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_path, server):
+    def downloaded(page, content=CONTENT, **settings):
+        path = f"{server.url}/{page}#name=A Book&sha256={hashlib.sha256(content).hexdigest()}"
+        opened = open_corpus(DataConfig(path=path, cache_dir=str(tmp_path), **settings))
+        assert opened.name == "A Book"
         return list(opened.read(opened.documents[0]))
 
-    target = tmp_path / "downloads/shakespeare.txt"
+    target = tmp_path / "downloads" / hashlib.sha256(CONTENT).hexdigest()
     for page, reason in (("wrong", "another checksum"), ("cut", "connection was cut")):
-        point("shakespeare", page)
-        message = refusal(InputError, downloaded)
-        assert message.startswith(f"data.corpus=shakespeare: cannot download {server.url}/{page} to {target}: ")
-        assert reason in message and "data.path=" in message and kept(tmp_path) == []
-    point("shakespeare", "good")
-    assert "".join(downloaded()) == "".join(downloaded()) == CONTENT.decode()
+        message = refusal(InputError, downloaded, page)
+        assert message.startswith(f"cannot download {server.url}/{page} to {target}: ") and reason in message
+        assert message.endswith("; data.path= can also name a copy of your own") and kept(tmp_path) == []
+    assert "".join(downloaded("good")) == "".join(downloaded("good")) == CONTENT.decode()
     assert server.sent == ["/wrong", "/cut", "/good"] and kept(tmp_path) == [target.name]
     target.write_bytes(PAGES["wrong"])
-    assert "".join(downloaded()) == CONTENT.decode() and server.sent[3:] == ["/good"]
-    assert open_corpus(DataConfig(corpus="shakespeare", cache_dir=str(tmp_path))).name == "tiny Shakespeare"
-    point("enwik8", "zip", ZIPPED.getvalue())  # is read without being unpacked
-    assert b"".join(downloaded("enwik8", tokenizer="byte")) == CONTENT
-    assert "".join(downloaded("enwik8")) == CONTENT.decode()
-    assert kept(tmp_path) == ["enwik8.zip", target.name]
+    assert "".join(downloaded("good")) == CONTENT.decode() and server.sent[3:] == ["/good"]
+    zipped = PAGES["one.zip"]
+    assert b"".join(downloaded("one.zip", zipped, tokenizer="byte")) == CONTENT  # is read without being unpacked
+    assert "".join(downloaded("one.zip", zipped)) == CONTENT.decode()
+    assert kept(tmp_path) == sorted([hashlib.sha256(zipped).hexdigest(), target.name])
+
+
+def test_the_corpora_of_the_presets_have_a_name_and_a_hash():
+    for name, called in (("shakespeare", "tiny Shakespeare"), ("enwik8", "enwik8"), ("text8", "text8")):
+        address, found, sha256 = split_fragment(choice_values("data", name)["path"])
+        assert (found, len(sha256)) == (called, 64) and address.startswith("http") and "#" not in address
+
+
+def test_a_zip_file_is_the_text_in_it(tmp_path, opened):
+    make(tmp_path, {"book.zip": PAGES["one.zip"], "plain.txt": CONTENT, "no.zip": CONTENT})
+    assert opened(tmp_path / "book.zip").fingerprint == opened(tmp_path / "plain.txt").fingerprint
+    assert refusal(InputError, opened, tmp_path / "no.zip").endswith(
+        "is damaged or no zip file: File is not a zip file"
+    )
+    with zipfile.ZipFile(tmp_path / "book.zip", "a") as archive:
+        archive.writestr("another", b"text")
+    assert refusal(InputError, opened, tmp_path / "book.zip").endswith("without a password, holds 2 files")

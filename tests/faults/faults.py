@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 import gpt.checkpoint
 import gpt.optim
 import training.callbacks.checkpoints
-import training.finish
 import training.machine
 import training.module
-import training.summary
+import training.results
+import training.summary_file
 from base import processes
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
@@ -115,7 +115,7 @@ def before_rename(number: int, name: str) -> None:
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
     action = the(call, sending(number))
-    for module in (training.machine, training.summary, training.finish):
+    for module in (training.machine, training.summary_file, training.results):
         if hasattr(module, name):
             before(module, name, action)
 
@@ -130,7 +130,7 @@ def break_best() -> None:
         best = plan.directory / "checkpoints/best.safetensors"
         best.write_bytes(best.read_bytes()[:-100])
 
-    before(training.finish, "write_results", damage)
+    before(training.results, "write_results", damage)
 
 
 def read_only(step: int) -> None:

@@ -29,7 +29,7 @@ import train as train_script
 from base import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
-from training import finish
+from training import results
 from training.callbacks import watch
 
 Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
@@ -202,7 +202,7 @@ def _run(
     _begin(variables, given)
     subprocess.Popen = subprocess_handler.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
-        watch.SAMPLE_LENGTH = finish.FINAL_SAMPLE_LENGTH = 20
+        watch.SAMPLE_LENGTH = results.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
     if network:

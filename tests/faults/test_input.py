@@ -10,10 +10,10 @@ import pytest
 from base import processes
 from base.errors import InputError
 from base.options import spell
-from conf.groups import OPTIONS
 from conf.hydra_grammar import parse
 from conf.keys import LITERAL, PLUGGED, SEARCH, fields, set_leaf
 from conf.overrides import read_command
+from conf.plugins import OPTIONS
 from conf.schema import REFUSED, Config, from_dict, to_dict
 from tests.conftest import ROOT, TINY, Call, one_line, refusal, summary
 

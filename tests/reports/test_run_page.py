@@ -134,7 +134,7 @@ def test_a_finished_run_is_reported(trained: Path) -> None:
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.finish.page", Mock(side_effect=RuntimeError("no room\nfor it")))
+    monkeypatch.setattr("training.results.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be made: RuntimeError: no room for it" in ended.out

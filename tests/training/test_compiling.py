@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config
 
 from tests.conftest import Call, assert_same_weights, last
-from training.ending import Stopped
+from training.errors import Stopped
 from training.machine import missing_to_compile
 from training.module import LitGPT
 

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from gpt.checkpoint import is_finite, read, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
-from training.ending import Diverged
+from training.errors import Diverged
 
 FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"

@@ -15,11 +15,11 @@ from base.log import log
 from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
 from gpt.model import GPT
 from gpt.optim import lr_at
+from reports.log_lines import in_nats
 from reports.tensorboard import layout
-from reports.terminal import in_nats
+from training.bounded_series import BoundedSeries
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.watch import boards
-from training.history import History
 from training.machine import peak_flops
 
 MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
@@ -39,8 +39,8 @@ class Metrics(L.Callback):
         self.unit = unit  # what a token is
         self.checkpoints = checkpoints  # each pause between two steps ends with a save
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
-        self.losses = History(1000)  # [step, training loss]
-        self.validations = History(1000)  # [step, loss, bits per character]
+        self.losses = BoundedSeries(1000)  # [step, training loss]
+        self.validations = BoundedSeries(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, including validations and checkpoints
         self.started: float | None = None  # when fitting began; None before and after it
         self.stepping, self.stepped = 0.0, 0  # seconds and number of steps, without the first, which is slow
@@ -70,8 +70,8 @@ class Metrics(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for key in (*SUMS, "seconds"):
             setattr(self, key, state_dict[key])
-        self.losses = History(**state_dict["history"]["losses"])
-        self.validations = History(**state_dict["history"]["validations"])
+        self.losses = BoundedSeries(**state_dict["history"]["losses"])
+        self.validations = BoundedSeries(**state_dict["history"]["validations"])
 
     def setup(self, *_: Any, **__: Any) -> None:
         self.show("setting up")

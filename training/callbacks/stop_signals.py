@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 
 from base.slurm import STOPS
-from training.ending import Stopped
+from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:

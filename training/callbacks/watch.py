@@ -13,7 +13,7 @@ from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports.pictures import plots
 from reports.tensorboard import as_markdown
-from training.history import History
+from training.bounded_series import BoundedSeries
 
 FINAL_SAMPLE_LENGTH = 500
 FINAL_SAMPLE_TEMPERATURE = 0.6
@@ -27,13 +27,13 @@ class Watch(L.Callback):
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
         self.config, self.text, self.prompts = config, text, prompts(text)  # prompts (B, T0)
-        self.history = History(MAX_SAVED)  # of [step, [[temperature, prompt, text], ...]]
+        self.history = BoundedSeries(MAX_SAVED)  # of [step, [[temperature, prompt, text], ...]]
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": vars(self.history)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = History(**state_dict["history"])
+        self.history = BoundedSeries(**state_dict["history"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not trainer.loggers or not trainer.is_global_zero:

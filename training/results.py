@@ -1,4 +1,4 @@
-"""Finish a trained run: evaluate its models, write a sample, summary.json and report.html, log the results."""
+"""The results of a trained run: evaluate its models, write a sample, summary.json and report.html, log the end."""
 
 import shlex
 import shutil
@@ -23,15 +23,15 @@ from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from reports import verdict
+from reports.log_lines import describe, describe_score
 from reports.run_page import page
 from reports.tensorboard import log_result
-from reports.terminal import describe, describe_score
 from training.budget import MIN_STEPS
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
-from training.devices import device_kind
-from training.ending import rates_far_above
+from training.errors import rates_far_above
+from training.launch import device_kind
 from training.run_plan import RunPlan
-from training.summary import Summary, hyperparameters, write_summary
+from training.summary_file import Summary, hyperparameters, write_summary
 
 
 class EvaluatedModel(NamedTuple):

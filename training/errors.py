@@ -1,21 +1,18 @@
-"""How a run ends: the errors that end it early, what the log says of them, and the status in summary.json."""
+"""What ends a run early: divergence, a signal, too little memory, a lost process; and how to continue."""
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from base import processes, run_directory, slurm
+from base import processes, slurm
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.log import log
 from gpt.config import OptimConfig
 
 if TYPE_CHECKING:
-    import lightning as L
-
     from training.run_plan import RunPlan
-    from training.summary import Summary
 
 
 FAR_ABOVE = 5  # times the default learning rate
@@ -96,34 +93,3 @@ def _lower_rates(optim: OptimConfig) -> list[str]:
     if optim.name == "muon":
         rates["optim.muon_lr"] = optim.muon_lr / 2
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]
-
-
-@contextmanager
-def recording(plan: "RunPlan", metrics: Any, trainer: "L.Trainer") -> Iterator["Summary"]:
-    """Write into summary.json how training ended, even by an error; `metrics` is the callback `Metrics`.
-
-    Yield the summary; its fields about training are set when the context has ended.
-    """
-    from gpt.checkpoint import read, write_model
-    from training.summary import Summary, write_summary
-
-    summary = Summary("failed")
-    last = plan.directory / "checkpoints/last.ckpt"
-    try:
-        yield summary
-        summary.status = "interrupted"  # "finished" only after the evaluation
-    except Stopped:
-        summary.status = "interrupted"
-        if last.exists() and processes.rank() == 0:
-            write_model(run_directory.model_of(plan.directory, "last"), read(last))
-        raise
-    except Diverged:
-        summary.status = "diverged"
-        raise
-    finally:
-        metrics.hide()
-        summary.set_training(plan, trainer.global_step, metrics.state_dict())
-        # If an error has ended the run, raise that one rather than an error in writing the summary.
-        with suppress(OSError) if summary.status == "failed" else nullcontext():
-            if processes.rank() == 0:
-                write_summary(plan.directory, summary)

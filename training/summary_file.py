@@ -1,22 +1,28 @@
-"""Write summary.json and choose the hyperparameters that TensorBoard compares."""
+"""Write summary.json, also when training ends early; choose the hyperparameters that TensorBoard compares."""
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from base import run_directory
+from base import processes, run_directory
 from base.files import write_text
 from conf.keys import HOW, leaves
 from conf.merge import settings
 from conf.schema import Config, to_dict
+from gpt.checkpoint import read, write_model
 from gpt.evaluation import Score, measured
+from training.errors import Diverged, Stopped
 from training.machine import untrained
 from training.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    import lightning as L
 
 
 @dataclass
@@ -80,6 +86,34 @@ class Summary:
         self.evaluation = measured(best, plan.config.model.context) | split
 
 
+@contextmanager
+def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Summary]:
+    """Write into summary.json how training ended, even by an error; `metrics` is the callback `Metrics`.
+
+    Yield the summary; its fields about training are set when the context has ended.
+    """
+    summary = Summary("failed")
+    last = plan.directory / "checkpoints/last.ckpt"
+    try:
+        yield summary
+        summary.status = "interrupted"  # "finished" only after the evaluation
+    except Stopped:
+        summary.status = "interrupted"
+        if last.exists() and processes.rank() == 0:
+            write_model(run_directory.model_of(plan.directory, "last"), read(last))
+        raise
+    except Diverged:
+        summary.status = "diverged"
+        raise
+    finally:
+        metrics.hide()
+        summary.set_training(plan, trainer.global_step, metrics.state_dict())
+        # If an error has ended the run, raise that one rather than an error in writing the summary.
+        with suppress(OSError) if summary.status == "failed" else nullcontext():
+            if processes.rank() == 0:
+                write_summary(plan.directory, summary)
+
+
 def write_summary(run: Path, summary: Summary) -> None:
     """Write summary.json; a resumed run keeps the time when it began."""
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
@@ -89,5 +123,5 @@ def write_summary(run: Path, summary: Summary) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """Return the settings that influence the result, for TensorBoard's page HPARAMS."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), "trainer.max_steps", "data.path" if config.data.path else "data.corpus"} - HOW
+    kept = {*settings(config), "trainer.max_steps", "data.path"} - HOW
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

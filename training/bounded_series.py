@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass
-class History:
+class BoundedSeries:
     """A series of at most `size` entries, an even number. When it is full, it drops every second one, old and new.
 
     Which entries stay depends only on how many were added, so a resumed run has the same. The state for a checkpoint

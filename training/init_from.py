@@ -1,0 +1,83 @@
+"""Start a run from a trained model (`init_from=`), and find one that fits a text."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from base import run_directory
+from base.errors import InputError, printable
+from gpt import model_file
+
+if TYPE_CHECKING:
+    from data.text import Text
+    from gpt.model import GPT
+    from gpt.tokenizer import Tokenizer
+
+NUM_CANDIDATES = 10  # newest runs whose models are looked at
+DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
+
+
+@dataclass(frozen=True)
+class InitModel:
+    """The trained model that a fresh run starts from."""
+
+    path: Path
+    model: "GPT"
+    meta: dict[str, Any]
+
+    @property
+    def characters(self) -> str:
+        """The characters of the model's vocabulary; empty if its tokens are bytes."""
+        return self.meta["vocabulary"].get("characters", "")
+
+    def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
+        """Copy the weights into a run's model, whose vocabulary contains this model's."""
+        import torch
+
+        from gpt.checkpoint import copy_weights
+
+        ids = tokenizer.encode(self.characters) if self.characters else range(tokenizer.size)
+        copy_weights(model, self.model, torch.as_tensor(ids))
+
+    def describe(self, vocabulary: dict[str, Any]) -> str:
+        """Return a line that names the model and the characters that the run's `vocabulary` adds."""
+        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
+        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
+
+
+def load_init_model(init_from: str) -> InitModel:
+    """Load the model of `init_from=`; raise an `InputError` if there is none or it cannot be used."""
+    try:
+        path = run_directory.find_model(init_from)
+        from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model
+
+        return InitModel(path, *load_checkpoint(path))
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from None
+
+
+def model_to_start_from(text: "Text") -> Path | None:
+    """Find the run on another text whose model knows most characters of this one, or the model in docs/demo.
+
+    A model that is worse than counting does not count. None if none knows half of the characters.
+    """
+    wanted = set(text.tokenizer.vocabulary.get("characters", ""))
+    models: dict[Path, Path] = {}  # by what is typed for them
+    for run in islice(run_directory.all_runs(), NUM_CANDIDATES):
+        summary = run_directory.summary_of(run)
+        good = summary.get("counting_loss") is None or summary["val_loss"] < summary["counting_loss"]
+        if summary.get("status") == "finished" and good:
+            models[run] = run_directory.model_of(run, "best")
+    models[Path(os.path.relpath(DEMO))] = DEMO
+    known: dict[Path, int] = {}
+    for name, model in models.items():
+        with suppress(model_file.CheckpointError):
+            meta = model_file.read(model).meta
+            if not set(text.documents) & set(meta["trained_on"]["sha256"]):
+                known[name] = len(wanted & set(meta["vocabulary"].get("characters", "")))
+    best = max(known, key=known.__getitem__, default=None)  # the newest of those that know as many
+    return best if best and 2 * known[best] > len(wanted) else None
