@@ -23,7 +23,7 @@ from tests.faults import faults
 from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
 from tests.model_files import nats_of
-from tests.training.test_devices import logged, of_run
+from tests.training.test_launch import logged, of_run
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
