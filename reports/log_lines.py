@@ -1,9 +1,10 @@
-"""Compose the lines that a run logs: introduction and losses."""
+"""The lines that a run logs before its first step and after its last one."""
 
 import math
 from pathlib import Path
 
 from base.log import log
+from base.processes import command
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
@@ -69,3 +70,36 @@ def describe(text: Text) -> str:
     """Return the sizes of the splits and of the vocabulary in one line."""
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     return f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"
+
+
+def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
+    """Log the exact losses of two models, each with its step, and how to score the splits that were not evaluated."""
+    (best_step, best_score), (last_step, last_score) = best, last
+    context, steps = config.model.context, config.trainer.max_steps
+    log.info("")
+    log.info(describe_score("validation", best_score, text, context, f"best checkpoint, step {best_step}"))
+    if last_step != best_step:
+        log.info(describe_score("", last_score, text, context, f"last checkpoint, step {last_step}"))
+    score = command("python", "score.py", run, "--split")
+    if best_score.tokens < len(text.validation):
+        log.info(f"           all of it: {score} validation")
+    if len(text.test):
+        log.info(f"test       {score} test")
+    if last_step < steps:
+        lowest = f"the validation loss has not fallen since step {best_step:,}"
+        log.info(f"ended      after step {last_step:,} of {steps:,}: {lowest}")
+
+
+def conclude(run: Path, config: Config, sample: str, report: Path | None) -> None:
+    """Log the last lines of a run: a sample, where everything is, and what to type next."""
+    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
+    log.info("\n" + sample.strip("\n") + "\n")
+    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
+    if report:
+        log.info(f"report     {report}")
+    log.info(f"more text  {command('python', 'sample.py', run)}")
+    if "tensorboard" in config.logger:
+        log.info(f"watch      {command('tensorboard', '--logdir', run.parent)}")
+        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
+    if config.trainer.profiler:
+        log.info(f"profile    {run / 'trace.json'}")

@@ -26,6 +26,7 @@ from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from training.assemble import build_module, compile_or_not
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
+from training.errors import diverged
 from training.machine import untrained
 from training.run_plan import RunPlan
 from training.short_text import WHOLE, dropout_for
@@ -129,7 +130,7 @@ def measure(plan: RunPlan, left: Callable[[], float]) -> tuple[RunPlan, Cost]:
         windows = tokens.view(count, context).to(device)  # (count, T)
         with torch.inference_mode():
             if not net(windows[:1]).isfinite().all():
-                raise module.diverged("after a few steps the model's outputs are NaN or infinite")
+                raise diverged("after a few steps the model's outputs are NaN or infinite", config.optim)
             evaluated = _median_seconds(lambda: float(net(windows).sum()), clock.limit)
             sampled = _median_seconds(lambda: generate(net, windows[0], NUM_SAMPLED, seed=0), clock.limit)
     return plan, Cost(config.model, clock.median(), evaluated / windows.numel(), sampled / NUM_SAMPLED)

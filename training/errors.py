@@ -22,6 +22,12 @@ class Diverged(RunFailed):
     """The loss, a gradient or a weight is NaN or infinite."""
 
 
+def diverged(seen: str, optim: OptimConfig) -> Diverged:
+    """Return the error for diverged training, with what was `seen` and the settings to lower."""
+    lower = f"lower optim.lr={optim.lr:g} or optim.muon_lr={optim.muon_lr:g}"
+    return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or lower}")
+
+
 class Stopped(SystemExit):
     """A signal has stopped the run: no code that handles errors may handle this one."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from base import run_directory
 from base.errors import InputError, printable
-from gpt import model_file
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -65,6 +64,8 @@ def model_to_start_from(text: "Text") -> Path | None:
 
     A model that is worse than counting does not count. None if none knows half of the characters.
     """
+    from gpt import model_file  # loads NumPy
+
     wanted = set(text.tokenizer.vocabulary.get("characters", ""))
     models: dict[Path, Path] = {}  # by what is typed for them
     for run in islice(run_directory.all_runs(), NUM_CANDIDATES):

@@ -19,7 +19,7 @@ from gpt.evaluation import Score, first_totals, make_score, measured, window_tot
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.tokenizer import Tokenizer
-from training.errors import Diverged, rates_far_above
+from training.errors import diverged
 from training.launch import check_same_start
 
 
@@ -160,7 +160,8 @@ class LitGPT(L.LightningModule):
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         for name, value in (("the loss", loss), ("the norm of the gradient", grad_norm)):
             if not math.isfinite(value):
-                raise self.diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
+                seen = f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})"
+                raise diverged(seen, self.optim_config)
 
     def on_validation_epoch_start(self) -> None:
         self.totals = torch.zeros(4, dtype=torch.float64)
@@ -179,18 +180,13 @@ class LitGPT(L.LightningModule):
         self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
-            raise self.diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
+            seen = f"the validation loss is {self.score.loss} after step {self.global_step}"
+            raise diverged(seen, self.optim_config)
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # `log_dict` is for callbacks such as early stopping; the loggers get the values with the step `global_step`.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
-
-    def diverged(self, seen: str) -> Diverged:
-        """Return the error for diverged training, with what was `seen` and the settings to lower."""
-        optim = self.optim_config
-        lower = f"lower optim.lr={optim.lr:g} or optim.muon_lr={optim.muon_lr:g}"
-        return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or lower}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the description of the model and the run, see `gpt.checkpoint`."""

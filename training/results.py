@@ -22,8 +22,7 @@ from gpt.checkpoint import build, last_component, read, write_model
 from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
-from reports import verdict
-from reports.log_lines import describe, describe_score
+from reports import log_lines, verdict
 from reports.run_page import page
 from reports.tensorboard import log_result
 from training.budget import MIN_STEPS
@@ -124,7 +123,7 @@ def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) 
     callbacks = contents["callbacks"]
     write_model(run_directory.model_of(run, "last"), contents)
     best, last = evaluate_models(plan, summary.steps or 0, scored)
-    describe_result(plan, best, last)
+    log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     losses = callbacks["Metrics"]["history"]["losses"]["entries"]  # of [step, loss]
     if losses:
         log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
@@ -143,37 +142,10 @@ def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) 
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
-    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
-    log.info("\n" + sample[2].strip("\n") + "\n")
-    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
-    if report:
-        log.info(f"report     {report}")
-    log.info(f"more text  {processes.command('python', 'sample.py', run)}")
-    if "tensorboard" in config.logger:
-        log.info(f"watch      {processes.command('tensorboard', '--logdir', run.parent)}")
-        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
-    if config.trainer.profiler:
-        log.info(f"profile    {run / 'trace.json'}")
+    log_lines.conclude(run, config, sample[2], report)
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of guessing"
         raise RunFailed(f"{run} has learned nothing: {why}")
-
-
-def describe_result(plan: RunPlan, best: EvaluatedModel, last: EvaluatedModel) -> None:
-    """Log the exact losses, and how to score the splits that were not evaluated."""
-    text, context = plan.text, plan.config.model.context
-    log.info("")
-    log.info(describe_score("validation", best.score, text, context, f"best checkpoint, step {best.step}"))
-    if last is not best:
-        log.info(describe_score("", last.score, text, context, f"last checkpoint, step {last.step}"))
-    command = processes.command("python", "score.py", plan.directory, "--split")
-    if best.score.tokens < len(text.validation):
-        log.info(f"           all of it: {command} validation")
-    if len(text.test):
-        log.info(f"test       {command} test")
-    if last.step < (steps := plan.config.trainer.max_steps):
-        lowest = f"the validation loss has not fallen since step {best.step:,}"
-        log.info(f"ended      after step {last.step:,} of {steps:,}: {lowest}")
 
 
 def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
@@ -193,7 +165,7 @@ def write_report(
     try:
         about = {
             "name": run_directory.name_of(plan.directory),
-            "text": f"{last_component(text.name)}: {describe(text)}",
+            "text": f"{last_component(text.name)}: {log_lines.describe(text)}",
             "sample": sample,
             "verdict": verdict.verdict(vars(summary), callbacks["Metrics"]["history"]["losses"]["entries"]),
             "differences": differences(config),
