@@ -14,7 +14,7 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
   python train.py model.heads=8              change one setting
   python train.py name=first                 name the run directory: runs/first
   python train.py resume=auto                continue the newest unfinished run
-  python train.py init_from=runs/first       start from a trained model
+  python train.py init_from=first            start from a trained model
   python train.py -m optim.lr=3e-3,6e-3      run every combination, then print a table
   python train.py hparams_search=default     search for settings with Optuna
   python train.py --runs                     list the runs with their losses

@@ -29,18 +29,19 @@ from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERA
 from training.errors import diverged
 from training.machine import untrained
 from training.run_plan import RunPlan
-from training.short_text import WHOLE, dropout_for
+from training.short_text import EPOCHS, WHOLE, dropout_for
 
 MIN_STEPS = 100  # fewer learn next to nothing: the run is made smaller, and says so
 MIN_EVALUATED, MIN_SAMPLED = 2**13, 20  # tokens, however short the time is
 VALIDATIONS = 6  # per run; fewer if they would take more than `VALIDATION_SHARE`
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=1, heads=1, dim=32), ModelConfig(layers=2, dim=64)]
-# From this many steps on, half of them with twice the batch reach at least as low a loss (docs/experiments.md).
+# From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
+# read over `EPOCHS` times, whose loss is lower with small batches (docs/experiments.md).
 DOUBLED_FROM = 4000
-# Choose a larger preset if the run trains it on this many characters per weight, and the text has at least one
-# character per weight: an estimate, not measured.
-CHARACTERS_PER_WEIGHT = 4.0
+# Choose a larger preset if the run trains it on this many characters per weight, and the text has at least half a
+# character per weight: an estimate.
+CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 4.0, 0.5
 
 # Fractions of the time that is left.
 VALIDATION_SHARE = 0.25  # for validations; also for the last one, which otherwise evaluates a part of the split
@@ -251,7 +252,7 @@ def choose_model(
         cost, weights = timed.of(model, vocabulary), untrained(model, vocabulary).num_parameters()
         seen = step_tokens * seconds / cost.step
         if cost.step > timed.step:
-            enough = min(seen / CHARACTERS_PER_WEIGHT, text_length) >= weights
+            enough = min(seen / CHARACTERS_PER_WEIGHT, text_length / TEXT_PER_WEIGHT) >= weights
         if enough and schedule.fill(seconds, cost).steps >= MIN_STEPS:
             chosen = model
     return chosen
@@ -305,11 +306,11 @@ def fit_into_minutes(plan: RunPlan) -> RunPlan:
             config = replace(config, compile="false")  # there is little time, and it would have to be compiled, too
     most = config.trainer.max_steps if len(text.train) < WHOLE else None
     steps = schedule.fill(left(), cost.of(config.model, vocabulary)).steps
+    read = min(steps, most or steps) * step_tokens
     if "model.dropout" not in typed and config.init_from is None and config.data.overfit is None:
-        read = min(steps, most or steps) * step_tokens
         dropout = dropout_for(config.model, vocabulary, len(text.train), read)
         config = replace(config, model=replace(config.model, dropout=dropout))
-    if steps >= DOUBLED_FROM and "data.batch" not in typed:
+    if steps >= DOUBLED_FROM and read <= EPOCHS * len(text.train) and "data.batch" not in typed:
         config = replace(config, data=replace(config.data, batch=2 * config.data.batch))
     if config != plan.config:  # operations alone predict no time to 10 %
         plan, cost = measure(replace(plan, config=config), left)

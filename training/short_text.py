@@ -16,7 +16,9 @@ from training.machine import untrained
 #   dropout           0.2       0.2          0    0
 # So steps grow with the root of the length.
 WHOLE = 690_000  # training tokens from which nothing is adapted
-DROPOUT, EPOCHS = 0.2, 10.0  # a text that is read more often is memorised without dropout
+EPOCHS = 10.0  # a text that is read more often is memorised without dropout
+DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # with over `MANY_WEIGHTS` weights for each training token, with fewer
+MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # with fewer than the latter, a model cannot memorise the text
 START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
 VALIDATIONS = 12  # in a run, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
@@ -31,8 +33,10 @@ def steps_for(tokens: int, started: bool) -> int:
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: int) -> float:
     """Return the dropout of a model that reads `read` tokens in all of a training text of `tokens`."""
-    large = 2 * untrained(model, vocabulary).num_parameters() > tokens  # enough to memorise the text
-    return DROPOUT if large and read > EPOCHS * tokens else 0.0
+    weights = untrained(model, vocabulary).num_parameters() / tokens
+    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
+        return 0.0
+    return DROPOUT if weights > MANY_WEIGHTS else LITTLE_DROPOUT
 
 
 def fit_to_text(

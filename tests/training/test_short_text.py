@@ -6,8 +6,10 @@ import pytest
 
 from conf.merge import merge, read_config
 from conf.schema import Config
+from gpt.config import ModelConfig
+from gpt.model import GPT
 from tests.conftest import Call, summary
-from training.short_text import VALIDATIONS, WHOLE, fit_to_text, steps_for
+from training.short_text import VALIDATIONS, WHOLE, dropout_for, fit_to_text, steps_for
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 
@@ -43,6 +45,14 @@ def test_what_is_typed_and_what_is_long_stays() -> None:
     assert said == "60 steps, validation every 5" and started.model == config.model
     overfit = replace(config, data=replace(config.data, overfit=300))
     assert fit_to_text(overfit, [], 300, 96, False) == (overfit, "")
+
+
+def test_dropout_follows_the_weights_for_each_character_of_a_text_that_is_read_often() -> None:
+    model = ModelConfig(layers=1, heads=1, dim=32)
+    weights = GPT(model, 50).num_parameters()
+    for tokens, dropout in ((weights // 4, 0.2), (weights // 2, 0.1), (weights, 0.1), (3 * weights, 0.0)):
+        assert dropout_for(model, 50, tokens, 11 * tokens) == dropout
+        assert dropout_for(model, 50, tokens, 10 * tokens) == 0
 
 
 @pytest.mark.slow
