@@ -40,8 +40,8 @@ SMALLER = [ModelConfig(layers=1, heads=1, dim=32), ModelConfig(layers=2, dim=64)
 # read over `EPOCHS` times, whose loss is lower with small batches (docs/experiments.md).
 DOUBLED_FROM = 4000
 # Choose a larger preset if the run trains it on this many characters per weight, and the text has at least half a
-# character per weight: an estimate.
-CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 4.0, 0.5
+# character per weight (docs/experiments.md).
+CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
 
 # Fractions of the time that is left.
 VALIDATION_SHARE = 0.25  # for validations; also for the last one, which otherwise evaluates a part of the split
