@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -54,7 +55,8 @@ TIMED_SECONDS, UNTIMED_STEPS = 2.0, 3  # of steps to time, after slower first on
 NUM_EVALUATED, NUM_SAMPLED = EVALUATION_BATCH, 10  # tokens whose evaluation and generation are timed
 NUM_TIMED = 8  # calls of evaluation and generation, after a warm-up
 TIMING_SHARE = 0.05  # of the time that is left, for timing each of the three
-DRIFT = 1.05  # settle again if the time of a step differs from its timing by this factor
+SETTLE_AT = (0.1, 0.4)  # parts of a run after which its steps are settled again: before a cooldown of half of it
+DRIFT = 0.02  # smallest relative change of the number of steps that counts
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class Cost:
         return Cost(self.model, times * self.step, times * self.per_evaluated, times * self.per_sampled)
 
 
-class _StepTimes(L.Callback):
-    """Time steps."""
+class _Clock(L.Callback):
+    """Time `TIMED_SECONDS` of steps. Stop sooner and set `late` if they take over `limit` seconds."""
+
+    limit, late = 0.0, False
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -88,22 +92,13 @@ class _StepTimes(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
+        # The first step is slower than the others; it is enough if it takes far too long.
+        self.late = sum(self.steps) > self.limit * (1 if len(self.steps) > 1 else 4)
+        trainer.should_stop = self.late or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
 
     def median(self) -> float:
         """Return the median seconds of a step; the first steps, which are slower, do not count."""
         return statistics.median(self.steps[UNTIMED_STEPS:] or self.steps[-1:])
-
-
-class _Clock(_StepTimes):
-    """Time `TIMED_SECONDS` of steps. Stop sooner and set `late` if they take over `limit` seconds."""
-
-    limit, late = 0.0, False
-
-    def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
-        super().on_train_batch_end(trainer, *others)
-        # The first step is slower than the others; it is enough if it takes far too long.
-        self.late = sum(self.steps) > self.limit * (1 if len(self.steps) > 1 else 4)
-        trainer.should_stop = self.late or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
 
 
 def measure(plan: RunPlan, left: Callable[[], float]) -> tuple[RunPlan, Cost]:
@@ -198,30 +193,36 @@ class Schedule:
         return replace(less, steps=steps, interval=self.interval or max(1, -(-steps // validations)))
 
 
-class SettleAgain(_StepTimes):
-    """Choose the number of steps again, once, by the first tenth of a run, which is a longer timing.
+class SettleAgain(L.Callback):
+    """Choose the number of steps again, at `SETTLE_AT`, by the time that steps have taken so far.
 
     Until its cooldown the schedule of learning rates does not depend on the number of steps.
     """
 
     def __init__(self, plan: RunPlan, settled: Schedule, cost: Cost, most: int | None) -> None:
-        super().__init__()
         self.plan, self.settled, self.cost = plan, settled, cost
         self.most = most  # steps for a short text
-        self.over = plan.config.optim.schedule != "trapezoid"
+        self.begun: list[float] = []  # when each step began
+        until = 1 - plan.config.optim.cooldown if plan.config.optim.schedule == "trapezoid" else 0.0
+        self.due = [part for part in SETTLE_AT if part < until]
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *others: Any) -> None:
-        """Settle again after a tenth of the steps or of their time."""
-        if self.over:
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Note the time of a step."""
+        if self.due:
+            self.begun.append(time.perf_counter())
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        """Settle again when a part of the steps, or of the time for them, is over."""
+        taken = len(self.begun)
+        if not self.due or taken <= UNTIMED_STEPS + 1:
             return
-        super().on_train_batch_end(trainer, pl_module, *others)
-        taken, timed, tenth = len(self.steps), self.cost.step, self.settled.steps / 10
-        if taken <= UNTIMED_STEPS or taken < tenth and sum(self.steps) < tenth * timed:
+        due = self.due[0] * self.settled.steps
+        if taken < due and self.begun[-1] - self.begun[0] < due * self.cost.step:
             return
-        self.over, times = True, self.median() / timed
-        if 1 / DRIFT < times < DRIFT:
-            return
-        if (steps := self.steps_now(taken, times)) == self.settled.steps:
+        del self.due[0]
+        times = self.seconds_per_step() / self.cost.step
+        steps = self.steps_now(taken, times)
+        if abs(steps - self.settled.steps) <= DRIFT * self.settled.steps:
             return
         trainer.fit_loop.epoch_loop.max_steps = pl_module.max_steps = steps
         stored = read_config(self.plan.directory)
@@ -229,13 +230,20 @@ class SettleAgain(_StepTimes):
         write_text(self.plan.directory / "config.yaml", to_yaml(stored))  # a resumed run has as many steps
         what = f"minutes={stored.minutes:g}: steps take {times:.2g} times as long as timed"
         log.info(f"{what}: {steps:,} steps instead of {self.settled.steps:,}")
+        self.settled = replace(self.settled, steps=steps)
+
+    def seconds_per_step(self) -> float:
+        """Return the mean seconds from step to step, without the first steps and those before a validation."""
+        periods = [end - begin for begin, end in pairwise(self.begun)][UNTIMED_STEPS:]
+        usual = 3 * statistics.median(periods)
+        return statistics.fmean(period for period in periods if period < usual)
 
     def steps_now(self, taken: int, times: float) -> int:
         """Return the number of steps after `taken` steps, if all takes `times` as long as timed."""
         assert self.plan.config.minutes is not None
         left = self.plan.started + 60 * self.plan.config.minutes - time.perf_counter()
         more = replace(self.settled, steps=0, before=0).most_steps(left, self.cost.slower(times))
-        within = math.ceil((taken + 1) / (1 - min(0.9, self.plan.config.optim.cooldown)))  # not in the cooldown yet
+        within = math.ceil((taken + 1) / (1 - self.plan.config.optim.cooldown))  # not in the cooldown yet
         return min(max(taken + more, within), self.most or 10**9)
 
 
