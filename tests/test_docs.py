@@ -77,7 +77,7 @@ def test_scoring_and_exporting(
 ) -> None:
     assert train("name=second", "model.context=16", "trainer.max_steps=1").status == 0
     scores = commands("score", "README.md", "score.md")
-    assert len(scores) == 10
+    assert len(scores) == 8
     Path("letter.txt").write_text("the end\n" * 20)
     for arguments in scores:
         text = Path("book.txt").read_bytes() if arguments[1] == "-" else b""

@@ -242,8 +242,11 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
 
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started."""
-    lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(each) for line in lists for each in line.split()]
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has just ended
+            found += map(int, file.read_text().split())
+    return found
 
 
 def processes_in(directory: Path) -> list[int]:

@@ -15,7 +15,7 @@ from tests.faults.processes import JOB, LONG, SCRIPT, Process, children_of, wait
 from tests.faults.test_resume import assert_as_if_never_touched
 
 LONGEST = 180  # seconds, on a machine that is busy with other tests, too
-PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
+PAGE = (ROOT / "docs/cluster.md").read_text("utf-8").replace("\\\n", "")  # a command over two lines is one
 STATIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line]
 ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line]
 
