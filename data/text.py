@@ -111,14 +111,24 @@ def _load(folder: Path) -> Encoded | None:
         tokenizer = tokenizer_from(meta["vocabulary"])
         arrays = {}
         for split in SPLITS:
+            path = folder / f"{split}.bin"
+            if _checksum(path) != meta["checksums"][split]:
+                return None
             arrays[split] = np.zeros(0, tokenizer.dtype)
             if meta["lengths"][split]:  # an empty file cannot be mapped
-                arrays[split] = np.memmap(folder / f"{split}.bin", tokenizer.dtype, mode="r")
-            if zlib.crc32(arrays[split].data) != meta["checksums"][split]:
-                return None
+                arrays[split] = np.memmap(path, tokenizer.dtype, mode="r")
         return arrays, tokenizer, {split: int(meta["characters"][split]) for split in SPLITS}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of a file. Read it in chunks: a map would hold all its pages in memory."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(2**20):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _encode(
