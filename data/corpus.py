@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
 from data.config import DataConfig, cache_dir
@@ -32,8 +33,6 @@ STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
-# After an address: a name for messages, and the hash of the file there.
-FRAGMENT = re.compile(r"#(?:name=(?P<name>[^&]+)&)?sha256=(?P<sha256>[0-9a-f]{64})$")
 Tick = Callable[[int], object]  # called after each read with the number of bytes
 
 
@@ -243,11 +242,15 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 
     Without a fragment, or on this disk, the name is the entry and the hash is empty.
     """
-    found = FRAGMENT.search(entry) if "://" in entry else None
-    if found is None:
+    address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
+    if "://" not in entry or not fragment:
         return entry, entry, ""
-    address = entry[: found.start()]
-    return address, found["name"] or address, found["sha256"]
+    given: dict[str, str] = dict(parse_qsl(fragment[0]))
+    sha256 = given.get("sha256", "").lower()
+    if given.keys() - {"name", "sha256"} or not re.fullmatch("[0-9a-f]{64}", sha256):
+        form = "#sha256=HASH or #name=NAME&sha256=HASH, with 64 hexadecimal digits"
+        raise InputError(f"data.path={printable(entry)}: must end with {form}")
+    return address, given.get("name", address), sha256
 
 
 def find_documents(path: str, downloads: Path) -> list[Document]:

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -26,6 +25,7 @@ from data.datamodule import TextDataModule
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from training.assemble import build_module, compile_or_not
+from training.callbacks.metrics import Metrics
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, SAMPLE_LENGTH, TEMPERATURES
 from training.errors import diverged
 from training.machine import untrained
@@ -202,26 +202,21 @@ class SettleAgain(L.Callback):
     def __init__(self, plan: RunPlan, settled: Schedule, cost: Cost, most: int | None) -> None:
         self.plan, self.settled, self.cost = plan, settled, cost
         self.most = most  # steps for a short text
-        self.begun: list[float] = []  # when each step began
         until = 1 - plan.config.optim.cooldown if plan.config.optim.schedule == "trapezoid" else 0.0
         self.due = [part for part in SETTLE_AT if part < until]
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Note the time of a step."""
-        if self.due:
-            self.begun.append(time.perf_counter())
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         """Settle again when a part of the steps, or of the time for them, is over."""
-        taken = len(self.begun)
-        if not self.due or taken <= UNTIMED_STEPS + 1:
+        metrics = trainer.callbacks[0]  # type: ignore[attr-defined]
+        assert isinstance(metrics, Metrics)
+        if not self.due or metrics.stepped < UNTIMED_STEPS:
             return
         due = self.due[0] * self.settled.steps
-        if taken < due and self.begun[-1] - self.begun[0] < due * self.cost.step:
+        if metrics.stepped < due and metrics.stepping < due * self.cost.step:
             return
         del self.due[0]
-        times = self.seconds_per_step() / self.cost.step
-        steps = self.steps_now(taken, times)
+        times = metrics.stepping / metrics.stepped / self.cost.step
+        steps = self.steps_now(trainer.global_step, times)
         if abs(steps - self.settled.steps) <= DRIFT * self.settled.steps:
             return
         trainer.fit_loop.epoch_loop.max_steps = pl_module.max_steps = steps
@@ -231,12 +226,6 @@ class SettleAgain(L.Callback):
         what = f"minutes={stored.minutes:g}: steps take {times:.2g} times as long as timed"
         log.info(f"{what}: {steps:,} steps instead of {self.settled.steps:,}")
         self.settled = replace(self.settled, steps=steps)
-
-    def seconds_per_step(self) -> float:
-        """Return the mean seconds from step to step, without the first steps and those before a validation."""
-        periods = [end - begin for begin, end in pairwise(self.begun)][UNTIMED_STEPS:]
-        usual = 3 * statistics.median(periods)
-        return statistics.fmean(period for period in periods if period < usual)
 
     def steps_now(self, taken: int, times: float) -> int:
         """Return the number of steps after `taken` steps, if all takes `times` as long as timed."""

@@ -190,6 +190,16 @@ def test_the_corpora_of_the_presets_have_a_name_and_a_hash():
         assert (found, len(sha256)) == (called, 64) and address.startswith("http") and "#" not in address
 
 
+def test_what_stands_after_an_address():
+    address, upper = "https://a.org/b.txt", "AB" * 32
+    assert split_fragment(f"{address}#sha256={upper}") == (address, address, upper.lower())
+    assert split_fragment(f"{address}#name=A%20Book&sha256={upper}") == (address, "A Book", upper.lower())
+    for plain in (address, "s3://bucket/notes#1.txt", f"b.txt#sha256={upper}"):
+        assert split_fragment(plain) == (plain, plain, "")
+    for wrong in ("sha256=abc", "name=A", f"name=A&sha256={upper}&size=3"):
+        assert "64 hexadecimal digits" in refusal(InputError, split_fragment, f"{address}#{wrong}")
+
+
 def test_a_zip_file_is_the_text_in_it(tmp_path, opened):
     make(tmp_path, {"book.zip": PAGES["one.zip"], "plain.txt": CONTENT, "no.zip": CONTENT})
     assert opened(tmp_path / "book.zip").fingerprint == opened(tmp_path / "plain.txt").fingerprint
