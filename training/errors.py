@@ -10,6 +10,7 @@ from base import processes, slurm
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.log import log
 from gpt.config import OptimConfig
+from training.memory import LOWER
 
 if TYPE_CHECKING:
     from training.run_plan import RunPlan
@@ -60,7 +61,7 @@ def explaining(plan: "RunPlan") -> Iterator[None]:
     """Log a `Stopped` with the command that continues the run; say what to type after other errors that end it early.
 
     Raises:
-        InputError: memory has run out; the message has the key to lower and the command of a new run.
+        InputError: memory has run out; the message has the keys to lower.
         Diverged: as it came, with the command.
         RunFailed: another rank is lost.
     """
@@ -77,9 +78,7 @@ def explaining(plan: "RunPlan") -> Iterator[None]:
         raise Diverged(f"{error}; {way_on(plan.directory, *_lower_rates(plan.config.optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            from training.memory import advise
-
-            raise InputError(advise(plan)) from error
+            raise InputError(LOWER) from error
         if plan.runtime.devices == 1 or not is_lost_process(error):
             raise
         lost = "another process of this run has died or does not answer"

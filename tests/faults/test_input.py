@@ -111,7 +111,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
     "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: goes with -m",
     "allow=seed": "a list", "allow=[seed]": "goes with resume=",
-    ("model.dim=131072", "model.heads=1024"): "out of memory",
+    ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",
     "data.path=/proc/kmsg": "holds files of the system", "data.path=bin.dat": "bin.dat: is a binary file",

@@ -1,21 +1,20 @@
+from unittest.mock import Mock
+
+import pytest
+
+from base.errors import InputError
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from training.memory import available, needed, smaller
+from tests.conftest import refusal
+from training import memory
 
 
-def test_what_a_step_needs_is_counted() -> None:
-    model = ModelConfig(layers=2, heads=2, dim=32, context=16)
-    state, activations = needed(model, 11, 3)
-    assert state == 16 * GPT(model, 11).num_parameters() and needed(model, 11, 6) == (state, 2 * activations)
-    assert 2**28 < available("cpu") < 2**50
-
-
-def test_changes_go_from_cheap_to_dear_and_can_be_made() -> None:
-    changes = list(smaller(ModelConfig(heads=2, dim=48, context=8), 6))
-    assert [change[:2] for change in changes] == [
-        ("data.micro_batch", 3), ("data.micro_batch", 2), ("data.micro_batch", 1),
-        ("model.context", 4), ("model.context", 2), ("model.context", 1), ("model.dim", 24), ("model.dim", 8),
-    ]  # fmt: skip
-    for key, _, model, windows in changes:
-        assert windows == 6 or key == "data.micro_batch"
-        assert sum(needed(model, 11, windows)) < sum(needed(ModelConfig(heads=2, dim=48, context=8), 11, 6))
+def test_a_model_is_refused_if_its_weights_gradients_and_optimizer_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2**28 < memory.available("cpu") < 2**50
+    plan = Mock(text=Mock(tokenizer=Mock(size=11)))
+    plan.config.model = ModelConfig(layers=2, heads=2, dim=32, context=16)
+    need = 16 * GPT(plan.config.model, 11).num_parameters()
+    monkeypatch.setattr(memory, "available", lambda device: need)
+    memory.check_memory(plan)
+    monkeypatch.setattr(memory, "available", lambda device: need - 1)
+    assert refusal(InputError, memory.check_memory, plan).endswith("; lower model.dim=32 or model.layers=2")
