@@ -63,11 +63,18 @@ def test_a_search_has_what_its_file_says() -> None:
 
 def test_the_default_recipe_is_the_one_of_the_results() -> None:
     values = {key: value for key, value in leaves(to_dict(compose([]))) if isinstance(value, int | float | list)}
-    numbers = [value for value in values.values() if not isinstance(value, bool)]
-    assert numbers == [
-        0, [], 1, 4, 2, 128, 256, 0.0, 3, [0.9, 0.05, 0.05], 8, 0.006, 0.01, 0.95, 2, 0.0, 50, 0.5, 0.1, [0.9, 0.99],
-        1.0, 1500, 1, 600.0, 300, 5.0, 10, [],
-    ], values  # fmt: skip
+    assert {key: value for key, value in values.items() if not isinstance(value, bool)} == {
+        "seed": 0, "allow": [], "workers": 1,
+        "model.layers": 4, "model.heads": 2, "model.dim": 128, "model.context": 256, "model.dropout": 0.0,
+        "model.conv_taps": 3,
+        "data.split": [0.9, 0.05, 0.05], "data.batch": 8,
+        "optim.lr": 0.006, "optim.muon_lr": 0.01, "optim.muon_beta2": 0.95, "optim.muon_every": 2, "optim.min_lr": 0.0,
+        "optim.warmup": 50, "optim.cooldown": 0.5, "optim.weight_decay": 0.1, "optim.betas": [0.9, 0.99],
+        "optim.clip": 1.0,
+        "trainer.max_steps": 1500, "trainer.num_nodes": 1, "trainer.timeout": 600.0, "trainer.val_check_interval": 300,
+        "trainer.checkpoint_minutes": 5.0, "trainer.log_every_n_steps": 10,
+        "watch.attention_heads": [],
+    }  # fmt: skip
 
 
 @pytest.mark.slow
