@@ -121,6 +121,13 @@ def read(path: str | Path) -> Model:
     raise other_format(path, described.get("format"))
 
 
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return the `FIELDS` of a model file that can be trusted, from its header: the weights are not read."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return json.loads(header["__metadata__"]["chargpt"])
+
+
 def to_device(thing: Any, name: str) -> Any:
     """Move a model or a tensor to the device `--device`; raise `InputError` if this machine does not have it."""
     try:

@@ -1,9 +1,7 @@
-"""Start a run from a trained model (`init_from=`), and find one that fits a text."""
+"""Start a run from a trained model (`init_from=`), and name one that fits a text."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
 
-NUM_CANDIDATES = 10  # newest runs whose models are looked at
 DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
 
 
@@ -60,25 +57,13 @@ def load_init_model(init_from: str) -> InitModel:
 
 
 def model_to_start_from(text: "Text") -> Path | None:
-    """Find the run on another text whose model knows most characters of this one, or the model in docs/demo.
+    """Return the path of the model in docs/demo if it knows at least half of a text's characters.
 
-    A model that is worse than counting does not count. None if none knows half of the characters.
+    None if it was trained on this text.
     """
-    from gpt import model_file  # loads NumPy
+    from gpt.model_file import read_meta  # loads NumPy
 
-    wanted = set(text.tokenizer.vocabulary.get("characters", ""))
-    models: dict[Path, Path] = {}  # by what is typed for them
-    for run in islice(run_directory.all_runs(), NUM_CANDIDATES):
-        summary = run_directory.summary_of(run)
-        good = summary.get("counting_loss") is None or summary["val_loss"] < summary["counting_loss"]
-        if summary.get("status") == "finished" and good:
-            models[run] = run_directory.model_of(run, "best")
-    models[Path(os.path.relpath(DEMO))] = DEMO
-    known: dict[Path, int] = {}
-    for name, model in models.items():
-        with suppress(model_file.CheckpointError):
-            meta = model_file.read(model).meta
-            if not set(text.documents) & set(meta["trained_on"]["sha256"]):
-                known[name] = len(wanted & set(meta["vocabulary"].get("characters", "")))
-    best = max(known, key=known.__getitem__, default=None)  # the newest of those that know as many
-    return best if best and 2 * known[best] > len(wanted) else None
+    meta, wanted = read_meta(DEMO), set(text.tokenizer.vocabulary.get("characters", ""))
+    known = wanted & set(meta["vocabulary"]["characters"])
+    its_own = set(text.documents) & set(meta["trained_on"]["sha256"])
+    return Path(os.path.relpath(DEMO)) if known and 2 * len(known) >= len(wanted) and not its_own else None

@@ -1,18 +1,22 @@
 import math
+import os
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
 
+from gpt import model_file
 from gpt.checkpoint import load_checkpoint
 from tests.conftest import Call, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
+from training.init_from import DEMO, model_to_start_from
 
 BASE = "runs/first/checkpoints/best.safetensors"
 # What the next text has that the first one lacks: characters that sort before, between and after those.
@@ -52,6 +56,19 @@ def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
     expected = naive_loss("".join(sorted({*prose, "ß"})), text, 32)
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
+
+
+def test_the_model_of_the_project_is_named_for_a_text_that_it_can_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = model_file.read_meta(DEMO)
+    assert model_file.read(DEMO).meta.items() <= meta.items()
+    own = meta | {"trained_on": {"sha256": ["own"], "share": 0.9}}
+    monkeypatch.setattr(model_file, "read_meta", lambda path: own)
+    for characters, documents, fits in (
+        ("abcd", [], True), ("abяж", [], True), ("aбяж", [], False), ("", [], False), ("abcd", ["other"], True),
+        ("abcd", ["other", "own"], False),
+    ):  # fmt: skip
+        text = Mock(documents=documents, tokenizer=Mock(vocabulary={"characters": characters} if characters else {}))
+        assert model_to_start_from(text) == (Path(os.path.relpath(DEMO)) if fits else None), (characters, documents)
 
 
 @pytest.mark.slow

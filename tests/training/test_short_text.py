@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,18 +56,13 @@ def test_dropout_follows_the_weights_for_each_character_of_a_text_that_is_read_o
 
 @pytest.mark.slow
 def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
-    """It ends before it memorises, says how often it was read, and names the model that knows its characters."""
-    assert train("name=other").status == 0
+    """It ends before it memorises, says how often it was read, and names a model that knows its characters."""
     Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
-    about, demo = Path("runs/other/summary.json"), "docs/demo/python.safetensors would start from what that model knows"
-    weak = train("data.path=short.txt", "name=weak", *SMALL, defaults=False)
-    assert demo in weak.out, "runs/other is worse than counting"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"val_loss": 0.5}))
     first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
     assert first.status == 0, first
     steps = steps_for(1800, False)
     assert f"short text 1,800 training characters: {steps} steps, dropout 0.2, validation every 7" in first.out
-    assert "init_from=runs/other would start from what that model knows" in first.out
+    assert "docs/demo/python.safetensors would start from what that model knows" in first.out
     assert "yardsticks guessing " in first.out and ", counting " in first.out
     stored = read_config(Path("runs/short"))
     assert stored.trainer.max_steps == steps and "early_stopping" in stored.callbacks
