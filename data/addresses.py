@@ -117,7 +117,8 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
     def is_right(file: Path) -> bool:
         if not file.exists() or size not in (None, file.stat().st_size):
             return False
-        return not sha256 or hashlib.sha256(file.read_bytes()).hexdigest() == sha256
+        with file.open("rb") as content:
+            return not sha256 or hashlib.file_digest(content, "sha256").hexdigest() == sha256
 
     if is_right(target):
         return
