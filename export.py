@@ -1,7 +1,6 @@
 """Export a model to another format: `python export.py MODEL --to onnx model.onnx`."""
 
 import argparse
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -201,9 +200,8 @@ def passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[str], 
         try:
             corpus = open_corpus(DataConfig(path=source))
             texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
-        except InputError as error:  # leave out its advice, which names options of train.py
-            said = re.sub(r"^data\.path=.*?: |; (data\.tokenizer|name its encoding).*", "", str(error))
-            raise InputError(f"--guess {source}: {said}") from None
+        except InputError as error:
+            raise InputError(f"--guess {source}: {error.reason}") from None
         guessed = "\n".join(["", *texts])
     if found := to_guess(guessed, trained, "".join(tokenizer.names)):
         number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"

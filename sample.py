@@ -9,7 +9,7 @@ import select
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -254,12 +254,12 @@ def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
     elif word == ":set" and name in names:
         key, before = name.replace("-", "_"), vars(options).copy()
         setattr(options, key, parser.get_default(key))
+        parser.exit_on_error = False
         try:
-            with redirect_stderr(io.StringIO()) as said:
-                parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except SystemExit:
+            parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
+        except argparse.ArgumentError as error:
             vars(options).update(before)
-            raise InputError(said.getvalue().replace("sample.py: argument --", ":set ")) from None
+            raise InputError(f":set {name}: {one_line(error.message)}") from None
     elif word == ":help":
         print(HELP + "\n" + ", ".join(names))
     else:

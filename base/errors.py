@@ -19,9 +19,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message says why in one line."""
+    """Input that cannot be used; the message says why in one line.
+
+    The names of settings are in `key`, such as `data.path=a.txt`, and in `advice`: a command with other names for them
+    uses `reason` alone.
+    """
 
     status = 2  # exit status of a command that ends with this error
+
+    def __init__(self, reason: str, key: str = "", advice: str = "") -> None:
+        super().__init__(f"{f'{key}: ' if key else ''}{reason}{f'; {advice}' if advice else ''}")
+        self.reason = reason
 
 
 class RunFailed(Exception):
@@ -33,10 +41,9 @@ class RunFailed(Exception):
 def describe_os_error(error: OSError, path: object = None) -> str:
     """Return one line: the file of an error, or else `path`; what is wrong; what helps.
 
-    For a temporary file or a lock, the line names the file or folder that was being written or locked.
+    For a lock, the line names the folder that was being locked.
     """
-    name = os.fsdecode(error.filename or str(path or ""))
-    name = re.sub(r"/\.lock$", "", re.sub(r"(^|/)\.([^/]+)\.[0-9a-f]{8}\.tmp(/.*)?$", r"\1\2", name))
+    name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
     helps = {
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
         **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),

@@ -22,8 +22,8 @@ def atomic(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # the error of a failed write names no file
+        if isinstance(error, OSError) and error.errno and temporary.name in str(error.filename or temporary):
+            error.filename = str(path)  # a failed write names no file, or the temporary one
         raise
     _sync(path.parent)  # makes the rename survive a power cut
 

@@ -52,10 +52,10 @@ def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
     except BUGS:
         raise
     except Exception as error:  # the library of a store may raise anything
-        what = f"data.path={printable(entry)}: {_reason(error, entry)}"
+        failed = InputError(_reason(error, entry), f"data.path={printable(entry)}")
         if not (copies := _copies_of_last_time(error, listing, folder)):
-            raise InputError(what) from error
-        log.info(f"{what}; using its copy in {printable(folder)}")
+            raise failed from error
+        log.info(f"{failed}; using its copy in {printable(folder)}")
         return copies
     copies = {}
     for address, info in files.items():

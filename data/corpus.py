@@ -162,13 +162,14 @@ def decode(
     elif order := utf16_order(first):
         likely = f"utf-16-{order}, which it looks like"
     elif is_binary(first) or is_binary(chunk):
-        way = "; data.tokenizer=byte reads any file" if option.startswith("data.") else ""
-        raise InputError(f"{printable(name)}: is a binary file, not text: {what}{way}")
+        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
+        raise InputError(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
     else:
         likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
     if likely.startswith("utf-16") and codecs.lookup(encoding).name.startswith("utf-16"):
         raise InputError(f"{printable(name)}: {what}: the file is damaged there")
-    raise InputError(f"{printable(name)}: {what}; name its encoding with {option.rstrip()}, such as {likely}")
+    way = f"name its encoding with {option.rstrip()}, such as {likely}"
+    raise InputError(f"{printable(name)}: {what}", advice=way)
 
 
 def utf16_order(chunk: bytes) -> str:
@@ -233,7 +234,7 @@ def entries(path: str) -> list[str]:
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
     if not all(names):
-        raise InputError(f"data.path={printable(path)}: a name in the list is empty; write [a.txt,b.txt]")
+        raise InputError("a name in the list is empty; write [a.txt,b.txt]", f"data.path={printable(path)}")
     return names
 
 
@@ -249,7 +250,7 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
     sha256 = given.get("sha256", "").lower()
     if given.keys() - {"name", "sha256"} or not re.fullmatch("[0-9a-f]{64}", sha256):
         form = "#sha256=HASH or #name=NAME&sha256=HASH, with 64 hexadecimal digits"
-        raise InputError(f"data.path={printable(entry)}: must end with {form}")
+        raise InputError(f"must end with {form}", f"data.path={printable(entry)}")
     return address, given.get("name", address), sha256
 
 
@@ -268,29 +269,28 @@ def find_documents(path: str, downloads: Path) -> list[Document]:
     if len(names) > 1 or "://" in path:
         return _listed(names, downloads)
     path = names[0]
-    typed = os.path.expanduser(path)
+    typed, key = os.path.expanduser(path), f"data.path={printable(path)}"
     whole = Path(os.path.abspath(typed))
     if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end or block for ever
-        raise InputError(f"data.path={printable(path)}: holds files of the system, not text; name a folder of texts")
+        raise InputError("holds files of the system, not text; name a folder of texts", key)
     if os.path.isdir(typed):
         documents = _walk(Path(typed))
         if not documents:
-            raise InputError(f"data.path={printable(path)}: the directory holds no files")
+            raise InputError("the directory holds no files", key)
         texts = [document for document in documents if document.name.lower().endswith(".txt")]
         return texts or documents
     if os.path.isfile(typed):
         return _documents([Path(typed)], Path(typed).parent)
     if os.path.exists(typed):
-        raise InputError(f"data.path={printable(path)}: is neither a file nor a directory")
+        raise InputError("is neither a file nor a directory", key)
     if not glob.has_magic(path):
         folder = Path(typed).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
-        raise InputError(
-            f"data.path={printable(path)}: no such file or directory{printable(nearest(Path(typed).name, others))}"
-        )
+        near = printable(nearest(Path(typed).name, others))
+        raise InputError(f"no such file or directory{near}", key)
     matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
     if not matches:
-        raise InputError(f"data.path={printable(path)}: no file matches")
+        raise InputError("no file matches", key)
     fixed = Path(typed[: re.search(r"[*?[]", typed).start()] + "_").parent  # type: ignore[union-attr]
     if "**" in typed:
         _walk(fixed)  # refuses a folder that cannot be read, which `glob` skips

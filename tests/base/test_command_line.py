@@ -27,7 +27,7 @@ def test_how_a_command_answers_what_goes_wrong(capsys: pytest.CaptureFixture) ->
         (MemoryError(), 2, "x.py: out of memory: too large\n"), (OSError("disk on fire"), 1, "x.py: disk on fire\n"),
         (KeyboardInterrupt(), 130, ""),
         (os_error("EACCES", "runs/x/.lock"), 1, "x.py: runs/x: could not be written: Permission denied; work in a "),
-        (os_error("ENOSPC", "a/.b.st.0123abcd.tmp/part"), 1, "x.py: a/b.st: could not be written: No space left on "),
+        (os_error("ENOSPC", "a/b.st"), 1, "x.py: a/b.st: could not be written: No space left on "),
         (os_error("ENOTDIR", "runs"), 1, "x.py: runs: Not a directory"),
         (os_error("EROFS", None), 1, "x.py: standard output: could not be written: Read-only file system; work in a "),
     ):  # fmt: skip

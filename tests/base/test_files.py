@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ def test_what_cannot_be_finished_leaves_the_old_one_alone(tmp_path: Path, monkey
                 write(temporary)
                 raise error
             assert path.read_text() == "old" and os.listdir(tmp_path) == ["name"]
+    for named in (None, "below/a.txt"):
+        with pytest.raises(OSError, match=re.escape(str(path))) as caught, atomic(path) as temporary:
+            raise OSError(errno.EIO, "the disk is broken", named and str(temporary / named))
+        assert caught.value.filename == str(path)
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
