@@ -25,7 +25,7 @@ from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError, other_format
 from gpt.tokenizer import Tokenizer, tokenizer_from
 
-CHECKPOINT_FORMAT = 9  # raise it when an old checkpoint would continue as another run
+CHECKPOINT_FORMAT = 1  # raise it when an old checkpoint would continue as another run
 PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 
 

@@ -24,7 +24,7 @@ from base.files import atomic
 from gpt.config import ModelConfig
 from gpt.tokenizer import tokenizer_from
 
-FORMAT = 7  # raise it when an old model file would mean something else
+FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
 # `trained_on` has the hashes of the files of which the first `share` was trained on.
