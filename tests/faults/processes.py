@@ -211,10 +211,7 @@ def _run(
         with open(f"/run/netns/{network}") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
         torchrun.main(given)
-    status = 0 if network else train_script.cli()
-    if os.getuid() == 0:
-        os.seteuid(0)  # the server's own files are root's, whoever the run was
-    sys.exit(status)
+    sys.exit(0 if network else train_script.cli())
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
