@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -209,12 +210,30 @@ def signal_at(step: int, number: int) -> None:
     before_step(step, sending(number))
 
 
+def signal_as_on_gpu(rank: int, step: int, number: int) -> None:
+    """Send one rank a signal, where losses are read only now and then."""
+    LitGPT.asynchronous = True  # type: ignore[assignment, method-assign]
+    in_rank(rank, signal_at, step, number)
+
+
 def signal_parent_at(step: int, number: int) -> None:
     def send() -> None:
         os.kill(os.getppid(), number)
         time.sleep(3)
 
     before_step(step, send)
+
+
+def take_port() -> None:
+    """Listen at the port of the ranks before they start, if it is free."""
+    taken = socket.socket()
+
+    def take(*given: Any) -> None:
+        with suppress(OSError):
+            taken.bind(("127.0.0.1", int(given[3][0]["MASTER_PORT"])))
+            taken.listen()
+
+    before(torch.distributed.elastic.multiprocessing, "start_processes", take)
 
 
 def hang_in_rank(rank: int, step: int) -> None:

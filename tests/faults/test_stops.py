@@ -110,6 +110,13 @@ def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
     assert "stopped by SIGINT after step" in ended.out
 
 
+def test_gpus_ask_each_other_only_after_steps_whose_losses_they_have_read(workplace: Path) -> None:
+    logs = ["trainer.val_check_interval=60", "trainer.max_steps=60", "trainer.log_every_n_steps=50"]
+    ended = run_ranks(2, "name=cut", *TWO, *logs, fault=(faults.signal_as_on_gpu, 1, 12, signal.SIGTERM))
+    assert ended.status == 143 and "stopped by SIGTERM after step 21;" in ended.out, ended
+    assert torch.load(CHECKPOINTS / "last.ckpt")["global_step"] == 21, "20 steps after the first, which is read alone"
+
+
 LOST = "another process of this run has died or does not answer; the newest checkpoint is"
 
 

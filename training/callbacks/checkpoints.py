@@ -19,7 +19,8 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 class Checkpoints(L.Callback):
     """Save `last.ckpt` after every validation; the one before it becomes `previous.ckpt`.
 
-    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal. At the lowest
+    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal; several GPUs ask
+    each other only after steps whose losses `Metrics` has read, at least every `MAX_UNREAD`. At the lowest
     validation loss so far, save the model as `best.safetensors`, too (`AtomicCheckpointIO`).
     """
 
@@ -39,11 +40,13 @@ class Checkpoints(L.Callback):
     def on_train_start(self, *_: Any) -> None:
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         step = trainer.global_step
         if step % self.interval == 0 or step == trainer.max_steps:
             return  # a validation follows and saves
-        # A single reduction per step: `stop_if_asked` makes another only after a save.
+        if trainer.world_size > 1 and pl_module.unread:
+            return  # a GPU still computes these steps, and a reduction would wait for them
+        # A single reduction: `stop_if_asked` makes another only after a save.
         if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
             self.save(trainer)
             self.stops.stop_if_asked(trainer)

@@ -22,7 +22,7 @@ from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.watch import boards
 from training.machine import peak_flops
 
-MAX_UNREAD = 100  # max steps queued on the GPU before their losses are read back
+MAX_UNREAD = 20  # max steps queued on the GPU before their losses are read back
 SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attributes that a checkpoint saves as they are
 
 
