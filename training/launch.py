@@ -4,7 +4,6 @@ import logging
 import os
 import platform
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,14 +100,15 @@ def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
 
     torch's launcher starts the processes. When one of them fails, it ends the others. A signal is passed on to all.
     """
+    from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks and the line below say why
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    # This process serves the ranks, as torchrun does, so that nobody can take the port before rank 0 listens there.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     size = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices), "GROUP_RANK": "0"}
     shared = processes.child_environment() | address | size
     variables = {rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)}
