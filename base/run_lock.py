@@ -16,7 +16,8 @@ def lock(run: Path) -> None:
     if run in _held:
         return
     try:
-        _held[run] = FileLock(run / ".lock", blocking=False).acquire().lock
+        # `in_use` of another process, such as `train.py --runs`, may hold the lock for a moment: wait for that.
+        _held[run] = FileLock(run / ".lock", timeout=1).acquire().lock
     except Timeout:
         raise InputError(f"{run}: another process is training there; wait for it or stop it first") from None
 
@@ -31,6 +32,6 @@ def in_use(run: Path) -> bool:
     """Whether another process has locked the directory of `run`."""
     from filelock import FileLock, Timeout
 
-    with suppress(Timeout), FileLock(run / ".lock", blocking=False):
+    with suppress(Timeout), FileLock(run / ".lock", timeout=0.1):  # not 0: two processes may try at once
         return False
     return True
