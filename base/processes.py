@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from base.errors import InputError
@@ -19,6 +20,8 @@ from base.errors import InputError
 # thread needs. Beside one busy process, training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds,
 # 35 % with 3,000 and 50 % with 1,000. But 1,000 rounds cost 4 to 17 % on a quiet machine (docs/experiments.md).
 SPINS = 3000
+
+CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 class JobError(InputError):
@@ -113,7 +116,7 @@ def identity() -> str | None:
 
 
 def cores() -> int:
-    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use.
+    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use, rounded up.
 
     Raises:
         InputError: OMP_NUM_THREADS is no list of numbers, one for each level of nesting; the first one counts.
@@ -123,7 +126,18 @@ def cores() -> int:
         if not first.isdecimal() or not int(first):
             raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
         return int(first)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(allowed, _quota()))
+
+
+def _quota() -> float:
+    """Return the CPUs that a container's quota allows, such as `docker run --cpus=1.5`; infinity without a quota."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, v1
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
+            if quota > 0:
+                return quota / period
+    return math.inf
 
 
 def _used_elsewhere() -> float:

@@ -1,11 +1,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from base import processes
 from tests.conftest import ROOT
+from tests.stores import make
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has no GNU OpenMP here")
@@ -17,6 +19,21 @@ def test_threads_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.Monke
         monkeypatch.setattr(os, "environ", given)
         processes.limit_spinning()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize(("files", "cores"), [
+    ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "10000 100000"}, 1),
+    ({"cpu.max": "1600000 100000"}, 8), ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+])  # fmt: skip
+def test_a_container_s_quota_limits_the_cores(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, files)
+    monkeypatch.setattr(processes, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert processes.cores() == cores
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
