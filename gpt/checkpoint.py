@@ -5,6 +5,7 @@ evaluation`, `conditions` (the run fingerprint) and what Lightning adds (`optimi
 own checkpoints; `gpt/model_file.py` reads models from strangers.
 """
 
+import errno
 import os
 import re
 import zipfile
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from base import run_directory
-from base.errors import describe_os_error, one_line, printable
+from base.errors import describe_os_error, is_out_of_memory, one_line, printable
 from base.files import atomic
 from gpt import model_file
 from gpt.config import ModelConfig
@@ -49,7 +50,10 @@ def save(path: str | Path, contents: dict[str, Any], previous: Path | None = Non
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not chargpt's."""
+    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not chargpt's.
+
+    A lack of memory and an error of the disk are raised as they are: the file may be whole.
+    """
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
@@ -62,6 +66,11 @@ def read(path: str | Path) -> dict[str, Any]:
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
     except Exception as error:  # zipfile and pickle raise many types on damaged files
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to where a damaged file points
+            error.filename = str(path)
+            raise
+        if is_out_of_memory(error):
+            raise
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict) or "format" not in contents:

@@ -112,8 +112,11 @@ def read(path: str | Path) -> Model:
                 return Model(config, state, {field: described[field] for field in FIELDS})
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
+    except OSError as error:  # of the disk: the file may be whole
+        error.filename = str(path)
+        raise
     except (
-        SafetensorError, OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
+        SafetensorError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
     ) as error:  # fmt: skip
         raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
     if not described:

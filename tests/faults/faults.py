@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -125,6 +126,15 @@ def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
 def never_due() -> None:
     """Have this process find no checkpoint due, whatever its clock says."""
     Checkpoints.due_at = property(lambda _: math.inf, lambda *_: None)  # type: ignore[assignment]
+
+
+def fail_to_read(error: Exception) -> None:
+    """Have a checkpoint that is whole not be read."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    before(zipfile.ZipFile, "testzip", fail)
 
 
 def break_best() -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 import signal
@@ -82,6 +83,14 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(killed: Path) -> None:
     for arguments in (["name=cut", "resume=auto"], ["resume=auto"], ["resume=runs/cut"]):
         ended = run(*arguments, defaults=False)
         one_line(ended, 2, "no checkpoint can be resumed", str(LAST), str(PREVIOUS))
+    assert contents_of(killed) == before
+
+
+def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed: Path) -> None:
+    before = contents_of(killed)
+    disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()
+    one_line(run(*RESUMED, fault=(faults.fail_to_read, disk)), 1, f"{LAST}: Input/output error")
+    one_line(run(*RESUMED, fault=(faults.fail_to_read, memory)), 2, "out of memory")
     assert contents_of(killed) == before
 
 

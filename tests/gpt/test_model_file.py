@@ -1,9 +1,11 @@
+import errno
 import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
@@ -60,6 +62,18 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         path.write_bytes(packed(change(header), data))
         message = refusal(CheckpointError, read, path)
         assert "odd.safetensors" in message and said in message, (said, message)
+
+
+def test_an_error_of_the_disk_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    write_model_file(path, filled())
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("gpt.model_file.parse", fail)
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
+        read(path)
 
 
 def test_a_file_that_is_rewritten_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
