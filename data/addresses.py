@@ -28,7 +28,8 @@ FAILURES = {
 # Without this, a whole file must arrive within 5 minutes and HTTPS_PROXY is ignored.
 WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
 UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
-BUGS = (AssertionError, AttributeError, NameError, TypeError)  # programming errors: never turned into a message
+# Programming errors and a lack of memory: nothing that an address or its store is to blame for.
+NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeError)
 
 
 def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
@@ -49,7 +50,7 @@ def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
         with Progress("listing the text"):
             store, root = _open(entry)
             files = {store.unstrip_protocol(name): info for name, info in _find(store, root).items()}
-    except BUGS:
+    except NOT_OF_STORES:
         raise
     except Exception as error:  # the library of a store may raise anything
         failed = InputError(_reason(error, entry), f"data.path={printable(entry)}")
@@ -136,7 +137,7 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
                 if not is_right(temporary):
                     what = "checksum" if sha256 else "size"
                     raise ValueError(f"the file there has another {what} than expected, and was thrown away")
-    except BUGS:
+    except NOT_OF_STORES:
         raise
     except Exception as error:
         what = f"cannot download {printable(address)} to {printable(target)}"
