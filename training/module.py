@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from base.errors import InputError
 from conf.schema import Config
-from gpt.checkpoint import CHECKPOINT_FORMAT
+from gpt.checkpoint import CHECKPOINT_FORMAT, build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
@@ -164,16 +164,21 @@ class LitGPT(L.LightningModule):
                 raise diverged(seen, self.optim_config)
 
     def on_validation_epoch_start(self) -> None:
-        self.totals = torch.zeros(4, dtype=torch.float64)
+        """Prepare to compute in fp32, as score.py does: with other weights, on an fp32 copy of the model."""
+        self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
+        if net.head.weight.dtype != torch.float32:
+            net = build(self.model_config, model_state(net.state_dict())).to(self.device)
+        self.exact_logits = net.__call__  # a function: Lightning would save a module's weights
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
         """Add up the loss of one batch of windows, in fp32."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
-            self.totals += window_totals(self.net(inputs), targets, counted, self.token_sizes)
+            self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
         """Sum over devices and log `val/loss`, `val/bpc` and `val/bpb`."""
+        del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
