@@ -104,13 +104,13 @@ img {{ width: 100%; height: 430px; object-fit: contain; object-position: top lef
 
 def frames(run: Path) -> Iterator[tuple[int, str]]:
     """A page for each validation of a run: how far it is, its loss, what it writes and what surprises it."""
-    import torch
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    from gpt.checkpoint import TrainingRecord, read
+
     events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    callbacks = torch.load(run / "checkpoints/last.ckpt")["callbacks"]
-    losses = callbacks["Metrics"]["history"]["losses"]["entries"]
-    texts = dict(callbacks["Watch"]["history"]["entries"])
+    record = TrainingRecord.of(read(run / "checkpoints/last.ckpt")["callbacks"])
+    losses, texts = record.losses, dict(record.samples)
     validation = EventAccumulator(str(run / "validation"), size_guidance={"scalars": 0}).Reload()
     nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)

@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,38 @@ from gpt.tokenizer import Tokenizer, tokenizer_from
 
 CHECKPOINT_FORMAT = 1  # raise it when an old checkpoint would continue as another run
 PREFIX = "net."  # the model is the attribute `net` of the LightningModule
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What the callbacks recorded during training: `losses` and `validations` as [step, nats, ...].
+
+    `samples` are [step, [[temperature, prompt, text], ...]]; `seconds` include validations and checkpoints, `stepping`
+    only the `stepped` steps that were timed. `peak` is the device's FLOP/s, None if unknown.
+    """
+
+    losses: list[Any]
+    validations: list[Any]
+    samples: list[Any]
+    seconds: float
+    stepping: float
+    stepped: int
+    peak: float | None
+    best_step: int
+    over: bool  # whether training ended before max_steps, such as by early stopping
+
+    @classmethod
+    def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
+        """Read the callbacks' states, which a checkpoint stores under the names of their classes."""
+        metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
+        return cls(
+            losses=metrics["history"]["losses"]["entries"],
+            validations=metrics["history"]["validations"]["entries"],
+            samples=callbacks["Watch"]["history"]["entries"],
+            **{key: metrics[key] for key in ("seconds", "stepping", "stepped", "peak")},
+            best_step=saves["best_step"],
+            over=saves["over"],
+        )
 
 
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from base.html import embedded, fill
 from base.progress import clock, count
 from gpt.analysis import attention_maps, by_character, costs, letters
+from gpt.checkpoint import TrainingRecord
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
@@ -30,7 +31,7 @@ NUM_TOP = 5  # top-k characters at each position
 def page(
     about: Mapping[str, Any],
     summary: Mapping[str, Any],
-    callbacks: Mapping[str, Any],
+    record: TrainingRecord,
     model: GPT,
     passage: Tensor,
     tokenizer: Tokenizer,
@@ -42,15 +43,13 @@ def page(
             list of temperature, prompt and text; `differences`, a list of [key, value, default] for each changed
             setting; `command`, which repeats the run; `config`, all settings as YAML.
         summary: contents of summary.json.
-        callbacks: from the last checkpoint, the states of the callbacks `Metrics` and `Watch`.
+        record: of the last checkpoint.
         model: the best one.
         passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
         tokenizer: of the text.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = tokenizer.unit
-    history = callbacks["Metrics"]["history"]
-    validations = [[step, loss] for step, loss, _ in history["validations"]["entries"]]  # [step, nats]
     data = {
         **about,
         "figures": figures(summary, model.config, unit),
@@ -58,12 +57,12 @@ def page(
         "made": origin(summary),
         "yardsticks": bars(summary, unit),
         "curves": {
-            "losses": history["losses"]["entries"],  # [step, nats]
-            "validations": validations,
+            "losses": record.losses,  # [step, nats]
+            "validations": [[step, loss] for step, loss, _ in record.validations],
             "best": summary["best_step"],
             "unit": unit,
         },
-        "samples": callbacks["Watch"]["history"]["entries"],
+        "samples": record.samples,
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
     }

@@ -73,7 +73,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     if "tensorboard" in loggers:  # hides what a process has logged after the checkpoint and before it was killed
         loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
     from_previous = point is not None and point.path.name == PREVIOUS
-    checkpoint_io = AtomicCheckpointIO(point.contents if point else None, last_is_damaged=from_previous)
+    checkpoint_io = AtomicCheckpointIO(point, last_is_damaged=from_previous)
     try:
         return L.Trainer(
             **options,

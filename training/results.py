@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
 from data.ngrams import yardsticks
 from data.passages import passage, prompt
 from gpt import model_file
-from gpt.checkpoint import build, last_component, read, write_model
+from gpt.checkpoint import TrainingRecord, build, last_component, model_state, write_model
 from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
@@ -54,39 +54,40 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
         return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
 
 
-def evaluate_models(plan: RunPlan, steps: int, scored: Mapping[int, Score]) -> tuple[EvaluatedModel, EvaluatedModel]:
-    """Evaluate the best and the last model on the validation split; write the scores into their files.
+def evaluate_models(
+    plan: RunPlan, contents: dict[str, Any], scored: Score | None
+) -> tuple[EvaluatedModel, EvaluatedModel]:
+    """Evaluate the best and the last model on the validation split; write them with their scores.
 
     Training has chosen the best model by a part of the split. On the whole split the last one may be better, and is
     then returned and stored as the best, too. A run that has trained on fewer tokens than the split holds evaluates a
-    part of it. `scored` has the scores that the last validation has computed already, by step.
+    part of it. `contents` is the last checkpoint, `scored` its score if the last validation has computed it already.
     """
-    device, found = device_kind(plan.config.trainer.accelerator), dict[int, EvaluatedModel]()
-    context, data = plan.config.model.context, plan.config.data
-    count = num_validated(len(plan.text.validation), steps * data.batch * context, last=True, most=data.val_tokens)
-    for name in ("last", "best"):
-        path = run_directory.model_of(plan.directory, name)
+    context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
+    count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
+    files = {name: run_directory.model_of(plan.directory, name) for name in ("last", "best")}
+    device = device_kind(plan.config.trainer.accelerator)
+
+    def scores(score: Score) -> dict[str, Any]:
+        return {"val_loss": score.loss, "evaluation": measured(score, context)}
+
+    model = build(model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])).to(device)
+    last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
+    write_model(files["last"], contents | scores(last.score))
+    if TrainingRecord.of(contents["callbacks"]).best_step != step:
         try:
-            shape, weights, meta = model_file.read(path)
+            shape, weights, meta = model_file.read(files["best"])
         except model_file.CheckpointError as error:
-            if name == "last":
-                raise
             log.info(f"evaluation skips {error}")
-            continue
-        step = meta["step"]
-        if step not in found:
+        else:
             model = build(shape, weights).to(device)
-            score = scored.get(step) or evaluate_split(plan, model, count, name)
-            found[step] = EvaluatedModel(step, score, model)
-            if step not in scored:
-                scores = {"val_loss": score.loss, "evaluation": measured(score, context)}
-                model_file.write(path, weights, meta | scores)
-    last = found[max(found)]
-    best = min(found.values(), key=lambda each: each.score.loss)
-    if best is last:
-        with atomic(run_directory.model_of(plan.directory, "best")) as temporary:
-            shutil.copyfile(run_directory.model_of(plan.directory, "last"), temporary)
-    return best, last
+            best = EvaluatedModel(meta["step"], evaluate_split(plan, model, count, "best"), model)
+            if best.score.loss < last.score.loss:
+                model_file.write(files["best"], weights, meta | scores(best.score))
+                return best, last
+    with atomic(files["best"]) as temporary:
+        shutil.copyfile(files["last"], temporary)
+    return last, last
 
 
 def write_missing(plan: RunPlan) -> None:
@@ -104,28 +105,24 @@ def write_missing(plan: RunPlan) -> None:
     if run_directory.summary_of(run).get("val_loss") is not None or processes.rank():
         return
     summary = Summary("interrupted")  # during its evaluation
-    summary.set_training(plan, point.step, point.contents["callbacks"]["Metrics"])
+    summary.set_training(plan, point.step, point.record)
     to_file(run / "train.log")
     write_text(run / "config.yaml", to_yaml(plan.config))
-    write_results(plan, summary, {})
+    write_results(plan, summary, point.take())
 
 
-def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) -> None:
-    """Evaluate the models and write all results.
+def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], scored: Score | None = None) -> None:
+    """Evaluate the models and write all results; for `contents` and `scored` see `evaluate_models`.
 
-    `summary` has its fields about training already. `scored` has the scores that are known already, by step.
+    `summary` has its fields about training already.
 
     Raises:
         RunFailed: the model predicts no better than guessing; all is written.
     """
-    run, config = plan.directory, plan.config
-    contents = read(run / "checkpoints/last.ckpt")
-    callbacks = contents["callbacks"]
-    write_model(run_directory.model_of(run, "last"), contents)
-    best, last = evaluate_models(plan, summary.steps or 0, scored)
+    run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
+    best, last = evaluate_models(plan, contents, scored)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
-    losses = callbacks["Metrics"]["history"]["losses"]["entries"]  # of [step, loss]
-    if losses:
+    if losses := record.losses:
         log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
     if summary.characters_per_second:
         log.info(f"speed      {summary.characters_per_second:,.0f} {plan.text.tokenizer.unit}s/s")
@@ -138,7 +135,7 @@ def write_results(plan: RunPlan, summary: Summary, scored: Mapping[int, Score]) 
     for sentence in verdict.verdict(vars(summary), losses):
         log.info(f"           {sentence}")
     sample = write_sample(plan, best.model)
-    report = write_report(plan, summary, callbacks, best.model, sample)
+    report = write_report(plan, summary, record, best.model, sample)
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
@@ -157,9 +154,7 @@ def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
     return [FINAL_SAMPLE_TEMPERATURE, decode(given.numpy()), decode(tokens[len(given) :])]
 
 
-def write_report(
-    plan: RunPlan, summary: Summary, callbacks: Mapping[str, Any], model: GPT, sample: list[Any]
-) -> Path | None:
+def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, sample: list[Any]) -> Path | None:
     """Write report.html and return its path; log an error and return None, because the run itself has succeeded."""
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:
@@ -167,13 +162,13 @@ def write_report(
             "name": run_directory.name_of(plan.directory),
             "text": f"{last_component(text.name)}: {log_lines.describe(text)}",
             "sample": sample,
-            "verdict": verdict.verdict(vars(summary), callbacks["Metrics"]["history"]["losses"]["entries"]),
+            "verdict": verdict.verdict(vars(summary), record.losses),
             "differences": differences(config),
             "command": shlex.join(["python", "train.py", *overrides(config)]),
             "config": to_yaml(config),
         }
         tokens = passage(text, config.model.context + 1)
-        write_text(path, page(about, asdict(summary), callbacks, model, tokens, text.tokenizer))
+        write_text(path, page(about, asdict(summary), record, model, tokens, text.tokenizer))
     except Exception as error:
         log.info(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
         return None

@@ -1,9 +1,8 @@
 """Find the run to resume, and the checkpoint that it continues from."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from base import processes, run_directory, run_lock
 from base.errors import InputError, printable
@@ -12,6 +11,9 @@ from base.log import log
 from base.options import spell
 from conf.merge import Layer, check_unchanged, merge, merge_resumed, read_config, settings
 from conf.schema import Config, to_yaml
+
+if TYPE_CHECKING:
+    from gpt.checkpoint import TrainingRecord
 
 
 def find_run(typed: Layer) -> tuple[Config, Path | None]:
@@ -65,28 +67,31 @@ def newest_unfinished() -> Path:
     raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
 
 
-@dataclass(frozen=True)
 class ResumePoint:
-    """A verified checkpoint to resume from."""
+    """A verified checkpoint to resume from, after `step` optimizer steps."""
 
-    path: Path
-    contents: dict[str, Any]
+    def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
+        self.path, self.step, self.record = path, contents["global_step"], record
+        self.conditions, self.extra_chars = contents["conditions"], contents["data"]["extra_chars"]
+        self._contents: dict[str, Any] | None = contents
 
-    @property
-    def step(self) -> int:
-        """Return the number of optimizer steps taken."""
-        return self.contents["global_step"]
+    def take(self) -> dict[str, Any]:
+        """Hand over the checkpoint's contents, once: kept here, they would fill memory for the whole run."""
+        contents, self._contents = self._contents, None
+        assert contents
+        return contents
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
     """Return the newest valid checkpoint, None if there is none, and an error line for each newer one."""
-    from gpt.checkpoint import CheckpointError, read  # loading torch takes a second
+    from gpt.checkpoint import CheckpointError, TrainingRecord, read  # loading torch takes a second
 
     skipped: list[str] = []
     for file in (directory / "last.ckpt", directory / "previous.ckpt"):
         try:
             if file.exists():
-                return ResumePoint(file, read(file)), skipped
+                contents = read(file)
+                return ResumePoint(file, contents, TrainingRecord.of(contents["callbacks"])), skipped
         except CheckpointError as error:
             skipped.append(str(error))
     return None, skipped
@@ -119,7 +124,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 def check_resumed(run: Path, now: Layer, point: ResumePoint | None, allow: list[str]) -> None:
     """Compare the fingerprint `now` with the checkpoint's, or else config.yaml; refuse differences not in `allow`."""
-    before = point.contents["conditions"] if point else {**now, **settings(read_config(run))}
+    before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
     remove_leftovers(run)

@@ -64,7 +64,7 @@ def settle(config: Config, typed: Layer, resumed: Path | None, started: float) -
         given = dict(leaves(to_dict(config))) if resumed else {**typed}  # config.yaml gives all keys
         merged = merge_started(given, vars(start.model.config), start.meta["vocabulary"]["kind"])
         config = replace(merged, trainer=config.trainer)
-    extra_chars = point.contents["data"]["extra_chars"] if point else start.characters if start else ""
+    extra_chars = point.extra_chars if point else start.characters if start else ""
     text = open_run_text(config, typed, extra_chars, resumed)
     with Progress("loading PyTorch"):
         from training.machine import choose
@@ -139,8 +139,8 @@ def fit(plan: "RunPlan") -> None:
             config = replace(config, trainer=replace(config.trainer, max_steps=trainer.max_steps))
             plan = replace(plan, config=config)
         if processes.rank() == 0:
-            ended = module.score if module.scored_step >= config.trainer.max_steps else None
-            write_results(plan, summary, {module.scored_step: ended} if ended else {})
+            saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
+            write_results(plan, summary, saved, module.score if saved["global_step"] >= trainer.max_steps else None)
 
 
 def open_directory(plan: "RunPlan", loggers: "Iterable[L.pytorch.loggers.Logger]", parameters: int) -> None:

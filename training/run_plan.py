@@ -40,6 +40,5 @@ class RunPlan:
         """Whether a resumed run has no steps left: at max_steps, or stopped early by callbacks that it still has."""
         if not (point := self.resume_point):
             return False
-        over = point.contents["callbacks"]["Checkpoints"]["over"]
-        same = point.contents["conditions"]["callbacks"] == self.config.callbacks
-        return point.step >= self.config.trainer.max_steps or (over and same)
+        same = point.conditions["callbacks"] == self.config.callbacks
+        return point.step >= self.config.trainer.max_steps or (point.record.over and same)

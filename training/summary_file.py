@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from base.files import write_text
 from conf.keys import HOW, leaves
 from conf.merge import settings
 from conf.schema import Config, to_dict
-from gpt.checkpoint import read, write_model
+from gpt.checkpoint import TrainingRecord, read, write_model
 from gpt.evaluation import Score, measured
 from training.errors import Diverged, Stopped
 from training.machine import untrained
@@ -61,17 +61,16 @@ class Summary:
     seed: int | None = None
     versions: dict[str, str] | None = None
 
-    def set_training(self, plan: RunPlan, step: int, counted: Mapping[str, Any]) -> None:
-        """Set the fields about training, after `step` steps; `counted` is the state of the callback `Metrics`."""
+    def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
+        """Set the fields about training, after `step` steps."""
         config = plan.config
         per_step = config.data.batch * config.model.context
-        stepping, peak = counted["stepping"], counted.get("peak")
         model = untrained(config.model, plan.text.tokenizer.size)
-        speed = counted["stepped"] * per_step / stepping if stepping else None
-        self.steps, self.characters, self.seconds = step, step * per_step, counted["seconds"]
+        speed = record.stepped * per_step / record.stepping if record.stepping else None
+        self.steps, self.characters, self.seconds = step, step * per_step, record.seconds
         self.epochs = self.characters / len(plan.text.train)
         self.characters_per_second = speed
-        self.mfu = speed * model.flops_per_token() / peak if speed and peak else None
+        self.mfu = speed * model.flops_per_token() / record.peak if speed and record.peak else None
         self.text = plan.text.name
         self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
         self.parameters, self.device = model.num_parameters(), plan.runtime.device
@@ -107,7 +106,8 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
         raise
     finally:
         metrics.hide()
-        summary.set_training(plan, trainer.global_step, metrics.state_dict())
+        states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
+        summary.set_training(plan, trainer.global_step, TrainingRecord.of(states))
         # If an error has ended the run, raise that one rather than an error in writing the summary.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if processes.rank() == 0:

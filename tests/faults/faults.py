@@ -138,7 +138,10 @@ def fail_to_read(error: Exception) -> None:
 
 
 def break_best() -> None:
-    def damage(plan: RunPlan, *_: Any) -> None:
+    """Damage the best model, of an earlier step than the last."""
+
+    def damage(plan: RunPlan, _: Any, contents: dict[str, Any], *scored: Any) -> None:
+        contents["callbacks"]["Checkpoints"]["best_step"] = 10
         best = plan.directory / "checkpoints/best.safetensors"
         best.write_bytes(best.read_bytes()[:-100])
 

@@ -14,7 +14,7 @@ import torch
 from conf.merge import differences
 from conf.schema import from_yaml
 from gpt.analysis import attention_maps
-from gpt.checkpoint import load_checkpoint
+from gpt.checkpoint import TrainingRecord, load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
@@ -37,12 +37,11 @@ VALIDATIONS = [[20, 1.9, 2.7411], [40, 1.25, 1.8034], [60, 1.3, 1.8755]]
 SAMPLES = [[step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0.5, 1.0)]] for step in (20, 40, 60)]
 
 
-def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> dict[str, Any]:
-    history = {"losses": {"entries": losses}, "validations": {"entries": validations}}
-    return {"Metrics": {"history": history}, "Watch": {"history": {"entries": samples}}}
+def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> TrainingRecord:
+    return TrainingRecord(losses, validations, samples, 0, 0, 0, peak=None, best_step=60, over=False)
 
 
-def report(text=TEXT[:90], tokenizer=None, model=None, callbacks=None, skip=0, file="report.html", **summary) -> dict:
+def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file="report.html", **summary) -> dict:
     """Make the page of a passage, which begins at its token `skip`; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
@@ -54,7 +53,7 @@ def report(text=TEXT[:90], tokenizer=None, model=None, callbacks=None, skip=0, f
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
     tokens = torch.from_numpy(tokenizer.encode(text))[skip:]
-    made = page(about, SUMMARY | summary, callbacks or kept(), model, tokens, tokenizer)
+    made = page(about, SUMMARY | summary, record or kept(), model, tokens, tokenizer)
     Path(file).write_text(made, encoding="utf-8")
     return data_of(made)
 
@@ -103,8 +102,8 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
 
 
 def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
-    callbacks = kept(validations=[[60, 1.5, math.nan]])
-    data = report("é😀b", ByteTokenizer(), callbacks=callbacks, skip=1, val_loss=1.0, val_bpc=math.nan)
+    record = kept(validations=[[60, 1.5, math.nan]])
+    data = report("é😀b", ByteTokenizer(), record=record, skip=1, val_loss=1.0, val_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["nats"]) == 3
     assert data["curves"]["validations"] == [[60, 1.5]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")

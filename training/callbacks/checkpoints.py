@@ -8,9 +8,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from gpt.checkpoint import is_finite, read, save, write_model
+from gpt.checkpoint import TrainingRecord, is_finite, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
+from training.resume import ResumePoint
 
 FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -73,9 +74,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning writes a temporary file, too, but renames it without flushing it to the disk.
     """
 
-    def __init__(self, resumed: dict[str, Any] | None = None, *, last_is_damaged: bool = False) -> None:
+    def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
         self.resumed = resumed  # the checkpoint to continue from, which is read already
         self.last_is_damaged = last_is_damaged  # so it must not replace the one before it
+        self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint, and the best model before the checkpoint that counts it.
@@ -87,11 +89,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         if not is_finite(checkpoint):
             raise Diverged(f"step {checkpoint['global_step']} has left weights that are NaN or infinite: not saved")
-        if checkpoint["callbacks"]["Checkpoints"]["best_step"] == checkpoint["global_step"]:
+        if TrainingRecord.of(checkpoint["callbacks"]).best_step == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))
-        self.last_is_damaged = False
+        self.last_is_damaged, self.saved = False, checkpoint
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        contents, self.resumed = self.resumed, None
-        return read(path) if contents is None else contents
+        assert self.resumed
+        return self.resumed.take()
