@@ -8,7 +8,7 @@ from base import processes, run_lock, slurm
 from base.command_line import main, versions
 from base.errors import InputError
 from base.log import log
-from conf.compose import combinations, compose, show
+from conf.compose import compose, show
 from conf.help import usage
 from conf.overrides import read_command
 from reports.run_list import run_list
@@ -45,21 +45,20 @@ def dispatch(arguments: list[str]) -> int | None:
         return print(versions())
     if "--runs" in arguments:
         if len(arguments) > 1:
-            raise InputError(f"--runs: goes alone, not with {' '.join(set(arguments) - {'--runs'})}")
+            raise InputError(f"--runs: cannot be combined with {' '.join(set(arguments) - {'--runs'})}")
         return print(run_list())
     processes.adopt_srun()
     command = read_command(arguments)
-    overrides, literals = command.overrides, command.literals
     if command.search:
         from sweeps.search import begin_search  # loads Optuna
 
-        return begin_search(command.search, overrides, literals)
-    if command.part:
-        return print(show(overrides, literals, command.part, command.resolve), end="")
-    runs = compose(combinations(overrides), literals)
+        return begin_search(command.search, command)
     if command.sweep:
-        return begin_sweep(overrides, literals, runs)
-    return run.main(runs[0].typed, STARTED)
+        return begin_sweep(command)
+    (settings,) = command.runs()
+    if command.part:
+        return print(show(settings, command.literals, command.part, command.resolve), end="")
+    return run.main(command, compose(settings, command.literals), STARTED)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ def option(
     meaning: str,
     *,
     choices: Sequence[str] = (),
+    auto: type | None = None,
     on_resume: str = "",
     literal: bool = False,
+    launch: bool = False,
     **limits: float,
 ) -> Any:
     """Declare a dataclass field.
@@ -32,21 +34,25 @@ def option(
         default: value if the user sets none; each instance gets its own copy of a list.
         meaning: one line for `--help`.
         choices: the allowed words.
+        auto: the type of the value if `auto` is allowed, too; the field itself is annotated with `Any`.
         on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
             Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
-        literal: whether to take the value as typed. Hydra's grammar for lists and quotes is not applied.
+        literal: whether the value is used as it stands. Hydra's grammar for lists and quotes is not applied.
+        launch: whether the option says where and how a run is started, not what it computes. It is free on resume.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
-    metadata = {"help": meaning, "choices": tuple(choices), "on_resume": on_resume, "literal": literal, **limits}
+    metadata: dict[str, Any] = {"help": meaning, "choices": tuple(choices), "auto": auto}
+    metadata |= {"on_resume": "free" if launch else on_resume}
+    metadata |= {"literal": literal, "launch": launch, **limits}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Describe the values that a field of type `hint` takes, such as 'a whole number, at least 1'."""
-    kind, item, optional = _unpack(hint)
+    """Describe the values that a field of type `hint` accepts, such as 'a whole number, at least 1'."""
+    kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
         return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
     words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "number, text or list")
@@ -55,7 +61,7 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
         bounds = f"{metadata['least']} to {metadata['most']}"
     if bounds:
         words += f", each {bounds}" if kind is list else f", {bounds}"
-    return words + (", or null" if optional else "")
+    return ("auto or " if metadata.get("auto") else "") + words + (", or null" if optional else "")
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
@@ -70,7 +76,9 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     """Return whether `value` has the type `hint` and keeps the choices and limits in `metadata`."""
-    kind, item, optional = _unpack(hint)
+    if metadata.get("auto") and value == "auto":
+        return True
+    kind, item, optional = _unpack(metadata.get("auto") or hint)
     if value is None:
         return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
@@ -84,14 +92,6 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     if metadata.get("choices"):
         return spell(value) in metadata["choices"]
     return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
-
-
-def as_float(value: Any, hint: Any) -> Any:
-    """Convert an int to float if `hint` is float, also in a list; return every other value unchanged."""
-    kind, item, _ = _unpack(hint)
-    if kind is list and isinstance(value, list):
-        return [as_float(each, item) for each in value]
-    return float(value) if kind is float and type(value) is int and fits(value, float, {}) else value
 
 
 def spell(value: Any) -> str:

@@ -20,7 +20,7 @@ LINKS = {"1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9, "100 Gbit/s": 1.25e10, "NVLink
 SHAPES = {"tiny": (4, 128), "small": (4, 256), "baby": (6, 384)} | {
     f"{layers} layers, {dim} wide": (layers, dim) for layers, dim in ((12, 768), (24, 1024), (24, 2048))
 }
-ONE, DDP = ["trainer.devices=1", f"data.batch={BATCH}"], ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+ONE, DDP = ["trainer.devices=1", f"data.batch={BATCH}"], ["trainer.accelerator=cpu", "trainer.devices=2"]
 INDEPENDENT, SAME_BATCH = "two independent runs", "ddp, each the same batch"
 ROWS = {
     "one process": [ONE],

@@ -1,96 +1,126 @@
-"""Compose the configurations that a command line asks for, with Hydra."""
+"""Compose the configuration of a run with Hydra: of a fresh run from conf/, of a resumed one from its config.yaml."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from base import processes
 from base.errors import InputError, one_line
-from conf.groups import CONF, FOLDERS, choice_values, default_choices, groups
-from conf.hydra_grammar import parse
-from conf.keys import GLOBAL, leaves, set_leaf
-from conf.schema import Config, from_dict, to_dict
+from base.options import spell
+from conf.groups import CONF, FOLDERS, groups
+from conf.keys import KEYS, is_plugins, nearest_key
+from conf.overrides import Setting
+from conf.schema import Config
 
-MAX_RUNS = 10_000  # runs of one sweep
-
-
-@dataclass(frozen=True)
-class ParsedRun:
-    """One run of a command line."""
-
-    config: Config
-    typed: dict[str, Any]  # the typed layer: keys that were typed or set by a typed group, with their values
-    overrides: list[str]  # as typed, without literals
+PLUGINS = tuple(key for key in KEYS if is_plugins(key))
+Literals = Mapping[str, str | None]
 
 
-@contextmanager
-def _hydra() -> Iterator[None]:
-    """Let Hydra read conf/ on top of the defaults of `Config`; turn its errors into an `InputError` of one line."""
-    ConfigStore.instance().store("schema", to_dict(Config()))
+def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[str, Any] | None = None) -> Config:
+    """Compose the configuration of a fresh run.
+
+    Args:
+        settings: what Hydra reads of the command line: presets, and values of keys.
+        literals: by key, the values that Hydra does not read.
+        trained: the groups of a trained model, whose values stand in the place of the schema's defaults.
+    """
+    with _one_line():
+        config = _set(_presets("train", settings, trained), settings, literals)
+        found: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    for group in PLUGINS:
+        _check_names(group, getattr(found, group))
+    if found.minutes is not None:
+        _check_minutes(found)
+    return found
+
+
+def _check_minutes(config: Config) -> None:
+    minutes, steps = f"minutes={config.minutes:g}", config.trainer.max_steps
+    if steps != "auto":
+        keep = "minutes=null keeps these steps, trainer.max_steps=auto the minutes"
+        raise InputError(f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}")
+    if config.optim.schedule != "trapezoid":
+        why = "because a cosine depends on the number of steps, which is chosen late"
+        raise InputError(f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead")
+
+
+def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
+    """Compose the configuration of a run that continues: what it has stored, changed by this command line.
+
+    What is `auto` on the command line, or in a preset that it names, stays as the run has chosen it. The numbers of
+    machines and, under a launcher, of devices are those of this command line.
+    """
+    base = asdict(stored) | {"resume": None, "allow": []}
+    base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if processes.launched() else {})
+    replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
+    with _one_line():
+        config = _set(_presets("resume", settings, replaced), settings, literals)
+        for key in KEYS.keys() - literals.keys():
+            value = OmegaConf.select(config, key)
+            if value == "auto" or (key in PLUGINS and "auto" in str(value)):
+                *path, last = key.split(".")
+                OmegaConf.update(config, key, escaped(base[path[0]][last] if path else base[key]), merge=False)
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
+
+
+def read_config(run: Path) -> Config:
+    """Read a run's config.yaml as data; raise an `InputError` if it is missing or wrong.
+
+    It names its plug-ins, but not their classes, which are in the files of these names in conf/.
+    """
+    path = run / "config.yaml"
     try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-            yield
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        key = getattr(error, "full_key", None)  # of OmegaConf's errors, which repeat it at the end of their message
-        message = str(error).partition("\n    full_key:")[0]
-        raise InputError(one_line(f"{key}: {message}" if key else message)) from None
+        values = yaml.safe_load(path.read_text("utf-8"))
+        if not isinstance(values, dict):
+            raise InputError("must be a mapping of keys to values")
+        for group, default in asdict(Config()).items():
+            if isinstance(default, dict) and not isinstance(values.get(group, {}), dict):
+                raise InputError(f"{group}={spell(values[group])}: must be a mapping")
+        chosen = []
+        for group in PLUGINS:
+            plugins = values.get(group, {})
+            if not all(isinstance(each, dict) for each in plugins.values()):
+                raise InputError(f"{group}: must be a mapping")
+            _check_names(group, plugins)
+            if "_target_" in str(plugins):
+                raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
+            chosen.append(Setting(group, list(plugins), f"{group}=[{','.join(plugins)}]"))
+        with _one_line():
+            config = OmegaConf.merge(_presets("resume", chosen), escaped(values))
+            return OmegaConf.to_object(config)  # type: ignore[return-value]
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: also a date that does not exist
+        raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
-def _search_path() -> str:
-    """Return the override that has Hydra look for presets in the folders of `--config-dir`, too."""
-    return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
+def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
+    """Return the values of the presets among `settings`, and of the default ones, as nested dicts."""
+    return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
-def combinations(overrides: list[str]) -> list[list[str]]:
-    """Return the overrides of each run: every combination of the values that were typed."""
-    choices = {}
-    for each in parse(overrides):
-        key = each.get_key_element()
-        values = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
-        choices[key] = [f"{key}={value}" for value in values]
-    count = math.prod(map(len, choices.values()))
-    if count > MAX_RUNS:
-        raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
-    return [list(each) for each in product(*choices.values())]
-
-
-def compose(runs: Iterable[list[str]], literals: Mapping[str, str | None]) -> list[ParsedRun]:
-    """Compose each run from its overrides and from the literal values by key, which all runs share."""
-    parsed = []
-    with _hydra():
-        for overrides in runs:
-            composed = hydra.compose("train", [*overrides, _search_path()], return_hydra_config=True)
-            choices = composed.hydra.runtime.choices
-            with open_dict(composed):
-                del composed["hydra"]
-            values = _with_literals(composed, literals, resolve=True)
-            keys = _typed_keys(overrides, literals, choices)
-            keys |= {"callbacks"} if values["callbacks"] else set()  # Hydra lists no choice of several
-            layer = {key: value for key, value in leaves(values) if key in keys}
-            parsed.append(ParsedRun(from_dict(values), layer, overrides))
-    return parsed
-
-
-def show(overrides: list[str], literals: Mapping[str, str | None], part: str, resolve: bool) -> str:
+def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
     """Return the configuration of one run as YAML, like Hydra's `--cfg`.
 
     `part` is `job` for the run, `hydra` for Hydra's own settings, or `all`. `resolve` replaces interpolations, such as
     `${seed}`, by their values.
     """
-    with _hydra():
-        config = hydra.compose("train", [*overrides, _search_path()], return_hydra_config=True)
-        HydraConfig.instance().set_config(config)  # interpolations of `${hydra:…}` read this
-        values = _with_literals(config, literals, resolve)
+    with _one_line(), _hydra():
+        whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
+        HydraConfig.instance().set_config(whole)  # interpolations of `${hydra:…}` read this
+        config = _set(whole, [], literals)
+        values: dict[str, Any] = OmegaConf.to_container(config, resolve=resolve)  # type: ignore[assignment]
     own = values.pop("hydra")
     if part == "hydra":  # Hydra leaves its help texts out
         values = {}
@@ -98,25 +128,98 @@ def show(overrides: list[str], literals: Mapping[str, str | None], part: str, re
     return OmegaConf.to_yaml(values if part == "job" else values | {"hydra": own})
 
 
-def _with_literals(config: Any, literals: Mapping[str, str | None], resolve: bool) -> dict[str, Any]:
-    """Return Hydra's configuration as nested dicts with the literal values."""
-    values: dict[str, Any] = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)  # type: ignore[assignment]
+def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
+    """Set the keys of a command line in a copy of the configuration that Hydra has composed of its presets."""
+    config = copy.deepcopy(config)
+    for each in settings:
+        group, _, rest = each.key.partition(".")
+        if each.is_group:
+            continue
+        if is_plugins(group):
+            name, _, argument = rest.partition(".")
+            if name not in config[group]:
+                raise InputError(f"{each.text}: needs {group}={name}")
+            accepted = [key for key in config[group][name] if key != "_target_"]
+            if argument not in accepted:
+                listed = ", ".join(accepted) or "none"
+                raise InputError(f"{each.key}: no such key; {group}={name} takes {listed}")
+        OmegaConf.update(config, each.key, each.value)
     for key, value in literals.items():
-        set_leaf(values, key, value)
-    return values
+        OmegaConf.update(config, key, escaped(value))
+    return config
 
 
-def _typed_keys(overrides: list[str], literals: Mapping[str, str | None], choices: Mapping[str, Any]) -> set[str]:
-    """Return the keys that overrides and literals set; `model=small` sets every key that a preset of `model` has.
+def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
+    """Let Hydra compose the presets among `settings` on top of the schema, whose defaults `base` replaces."""
+    chosen = tuple(each.text for each in settings if each.is_group)
+    if not base:
+        return _cached(primary, chosen, tuple(FOLDERS))
+    with _hydra(base):
+        return hydra.compose(primary, [*chosen, _search_path()])
 
-    `choices` are Hydra's, by group: an experiment may choose for other groups. Names of groups are among the keys.
-    """
-    typed, defaults = {each.key_or_group for each in parse(overrides)}, default_choices()
-    keys = {*literals, *typed, *(key.partition(".")[0] for key in typed)}
-    for group, files in groups().items():
-        choice = choices.get(group)
-        if group in GLOBAL and choice:
-            keys |= {key for key, _ in leaves(choice_values(group, choice))}
-        elif group in typed or choice != defaults.get(group):
-            keys |= {group, *(key for file in files for key, _ in leaves(choice_values(group, file), f"{group}."))}
-    return keys
+
+@cache
+def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+    """Compose presets once for all runs of a sweep, which is slow: it reads the files of conf/."""
+    with _hydra():
+        return hydra.compose(primary, [*chosen, _search_path()])
+
+
+@contextmanager
+def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Let Hydra read conf/ on top of `Config`, whose defaults `base` replaces."""
+    schema = OmegaConf.structured(Config)
+    _unlock(schema)
+    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
+        yield
+
+
+def _unlock(config: DictConfig) -> None:
+    """Let the fields of frozen dataclasses be set."""
+    OmegaConf.set_readonly(config, None)
+    for key in config:
+        if isinstance(config[key], DictConfig):
+            _unlock(config[key])
+
+
+def _search_path() -> str:
+    """Return the override that has Hydra look for presets in the folders of `--config-dir`, too."""
+    return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
+
+
+def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
+    for name in plugins:
+        if name not in groups()[group]:
+            raise InputError(f"{group}: {name}: there is no conf/{group}/{name}.yaml that says its class")
+
+
+def escaped(value: Any) -> Any:
+    """Escape plain data for OmegaConf, so that `${…}` in it is text and not an interpolation."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, dict):
+        return {key: escaped(each) for key, each in value.items()}
+    return [escaped(each) for each in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn the errors of Hydra, OmegaConf and YAML into an `InputError` that names the key, its value and its range."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
+        cause: BaseException = error
+        while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
+            cause = cause.__cause__
+        message, _, rest = str(cause).partition("\n    full_key: ")  # which OmegaConf adds
+        key = re.sub(r"\[\d+\]$", "", str(getattr(cause, "full_key", None) or rest.partition("\n")[0]))
+        if isinstance(cause, OverflowError) and key in KEYS:  # a whole number that is too large for a float
+            message = f"{key}: must be {KEYS[key].allowed}"
+        elif isinstance(cause, ValidationError) and key in KEYS:
+            message = f"{key}={spell(cause.value)}: must be {KEYS[key].allowed}"
+        elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
+            message = f"{key}: no such key{nearest_key(key, list(KEYS))}"
+        elif key:
+            message = f"{key}: {message}"
+        raise InputError(one_line(message)) from None

@@ -1,9 +1,9 @@
 """The text of `train.py --help` and `train.py --help=all`."""
 
-from base.options import allowed, spell
+from base.options import spell
 from base.processes import command
 from conf.groups import groups
-from conf.keys import SEARCH, fields
+from conf.keys import KEYS, SEARCH_KEYS
 
 TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
 
@@ -32,13 +32,12 @@ def usage(everything: bool) -> str:
         more = "train.py --help=all lists every key with its default, meaning and range"
         return "\n".join([*lines, "", f"{command('python')} {more}"])
     section = None
-    for key, (hint, field) in (fields() | SEARCH).items():
-        if "help" not in field.metadata:
+    for key, about in (KEYS | SEARCH_KEYS).items():
+        if "help" not in about.metadata:
             continue
         group = key.rpartition(".")[0]
         if group != section:
             section = group
             lines += ["", group or "run"]
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        lines.append(f"  {f'{key}={spell(default)}':34} {field.metadata['help']} ({allowed(hint, field.metadata)})")
+        lines.append(f"  {f'{key}={spell(about.default)}':34} {about.metadata['help']} ({about.allowed})")
     return "\n".join(lines)

@@ -1,11 +1,32 @@
 """Hydra's parser of overrides (hydra-core 1.3). Hydra does not document it, so only this file imports it."""
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, Sweep, ValueType
+import re
+from typing import Any
 
-__all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "ValueType", "parse"]
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    RangeSweep,
+    Sweep,
+    ValueType,
+)  # fmt: skip
+
+from base.options import spell
+
+__all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "ValueType", "parse", "quoted"]
 
 
 def parse(arguments: list[str]) -> list[Override]:
     """Parse overrides as Hydra does; raise `HydraException` if one is not in its grammar."""
     return OverridesParser.create().parse_overrides(arguments)
+
+
+def quoted(value: Any) -> str:
+    """Spell a value for the grammar: a text with other characters than those of a name in quotes."""
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return spell(value)

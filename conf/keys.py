@@ -1,46 +1,18 @@
-"""The keys of the configuration: their types, special kinds, and the nearest one to a mistyped key."""
+"""The keys of the configuration, with their types, defaults and rules, and the nearest one to a mistyped key."""
 
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from base.errors import nearest
+from base.options import allowed
 from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
 
-GLOBAL = ("experiment", "debug")  # groups whose files set keys of the whole configuration
-PLUGGED = ("callbacks", "logger")  # groups whose keys are arguments of other libraries' classes
-SHAPE = {"layers", "heads", "dim"}  # `minutes` chooses among the `model=` presets that set only these keys
-
-
-def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; a group in `PLUGGED` counts as one value."""
-    for key, value in values.items():
-        if isinstance(value, dict) and key not in PLUGGED:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def fields(config: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
-    """Map every dotted key of a dataclass to its type and field."""
-    found: dict[str, tuple[Any, dataclasses.Field]] = {}
-    for name, hint in typing.get_type_hints(config).items():
-        inner = dataclasses.is_dataclass(hint)
-        own = {prefix + name: (hint, config.__dataclass_fields__[name])}  # type: ignore[attr-defined]
-        found |= fields(typing.cast(type, hint), f"{prefix}{name}.") if inner else own
-    return found
-
-
-SEARCH = {key: each for key, each in fields(SearchConfig, "hparams_search.").items() if "help" in each[1].metadata}
-KNOWN = fields() | SEARCH
-# Keys whose values Hydra's grammar must not read: a path may have commas, quotes, brackets or `=`.
-LITERAL = {key for key, (_, field) in fields().items() if field.metadata.get("literal")}
-# Keys that say where and how a run or the trials of a sweep run, not what they compute.
-HOW = {"name", "resume", "allow", "workers"}
 # What people type who know nanoGPT, Lightning or Hugging Face, and the settings here.
 ALIASES = {
     "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
@@ -48,6 +20,58 @@ ALIASES = {
     "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
     "n_embd": "model.dim", "dataset": "data.path", "corpus": "data", "eval_interval": "trainer.val_check_interval",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration: the field that it sets."""
+
+    kind: Any  # the type, as the field is annotated
+    default: Any
+    usual: Any  # what `auto` becomes in most runs
+    metadata: Mapping[str, Any]  # of `base.options.option`; empty for groups of plug-ins
+    on_resume: str  # the rule of the field, or else of its group, or else `allow`
+
+    @property
+    def allowed(self) -> str:
+        """Describe the values that the key accepts."""
+        return allowed(self.kind, self.metadata)
+
+
+def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
+    """Yield the keys of a dataclass; the defaults are those of its fields, or the `values` of an instance."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, own = prefix + field.name, field.metadata.get("on_resume") or rule
+        value = field.default_factory() if callable(field.default_factory) else field.default
+        if dataclasses.is_dataclass(value):
+            yield from _keys(type(value), f"{name}.", own, value)
+        elif field.metadata:
+            default = getattr(values, field.name) if values else value
+            yield name, Key(hints[field.name], default, field.default, field.metadata, own)
+
+
+KEYS = dict(_keys(Config))  # of a run
+SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
+
+
+def is_plugins(group: str) -> bool:
+    """Whether the keys of a group are the arguments of other libraries' classes, as in `callbacks` and `logger`."""
+    return group in KEYS and "plugins" in KEYS[group].metadata
+
+
+def is_launch(key: str) -> bool:
+    """Whether a key says where and how a run is started, not what it computes."""
+    return key in KEYS and KEYS[key].metadata.get("launch", False)
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every `(dotted key, value)` of nested dicts; the plug-ins of a group are one value."""
+    for key, value in values.items():
+        if isinstance(value, dict) and not is_plugins(key):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def nearest_key(key: str, names: list[str]) -> str:
@@ -62,14 +86,7 @@ def nearest_key(key: str, names: list[str]) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the presets of `model=` that set nothing but the shape, from small to large."""
-    found = [values for name in groups()["model"] if (values := choice_values("model", name)).keys() <= SHAPE]
-    return sorted((ModelConfig(**each) for each in found), key=lambda preset: preset.layers * preset.dim**2)
-
-
-def set_leaf(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value of a dotted key in nested dicts."""
-    *path, last = key.split(".")
-    for name in path:
-        values = values[name]
-    values[last] = value
+    """Return the presets of `model=` that set nothing but the size, from small to large."""
+    found = [choice_values("model", name) for name in groups()["model"]]
+    sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
+    return sorted(sizes, key=lambda size: size.layers * size.dim**2)

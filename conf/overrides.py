@@ -1,8 +1,10 @@
-"""Check what was typed after `train.py` before anything heavy is loaded."""
+"""Read the command line of `train.py` and check it before anything heavy is loaded."""
 
 import itertools
+import math
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,7 @@ from base.errors import InputError, nearest, one_line
 from base.options import spell
 from conf.groups import add_folder, choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
-from conf.keys import ALIASES, KNOWN, LITERAL, PLUGGED, nearest_key
-from conf.plugins import options
+from conf.keys import ALIASES, KEYS, SEARCH_KEYS, is_plugins, nearest_key
 from conf.schema import REFUSED, SearchConfig
 
 SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
@@ -26,16 +27,49 @@ HYDRA = (
 MAX_VALUES = 10_000  # values of one key in a sweep
 
 
+MAX_RUNS = 10_000  # runs of one sweep
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for one key or group, as Hydra reads it."""
+
+    key: str
+    value: Any
+    text: str  # key=value
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it chooses a preset."""
+        return self.key in groups()
+
+
 @dataclass(frozen=True)
 class Command:
-    """What was typed after `train.py`."""
+    """The arguments of `train.py`."""
 
-    overrides: list[str]  # what Hydra reads
+    overrides: list[Override]  # as Hydra has parsed them
     literals: dict[str, str | None]  # by key, the values that Hydra does not read: see `split_literals`
-    sweep: bool  # -m
-    search: SearchConfig | None  # hparams_search
-    part: str  # the argument of --cfg; empty without --cfg
-    resolve: bool  # --resolve
+    sweep: bool = False  # -m
+    search: SearchConfig | None = None  # hparams_search
+    part: str = ""  # the argument of --cfg; empty without --cfg
+    resolve: bool = False  # --resolve
+
+    def runs(self) -> Iterator[list[Setting]]:
+        """Yield the settings of each run: every combination of the values; of a repeated key the last one counts."""
+        choices = {each.key_or_group: settings(each) for each in self.overrides}
+        if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
+            raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
+        yield from (list(each) for each in itertools.product(*choices.values()))
+
+
+def settings(override: Override) -> list[Setting]:
+    """Return a setting for each value of an override."""
+    key = override.key_or_group
+    if not override.is_sweep_override():
+        return [Setting(key, override.value(), f"{key}={override.get_value_element_as_str()}")]
+    texts = [f"{key}={text}" for text in override.sweep_string_iterator()]
+    return [Setting(key, each.value(), text) for each, text in zip(parse(texts), texts, strict=True)]
 
 
 def read_command(arguments: list[str]) -> Command:
@@ -57,13 +91,13 @@ def read_command(arguments: list[str]) -> Command:
             raise InputError(f"{argument}: no such flag{_as_setting(argument, others)}")
         else:
             typed.append(argument)
-    overrides, literals = split_literals(typed)
+    rest, literals = split_literals(typed)
     sweep = bool({"-m", "--multirun"} & flags)
-    check_overrides(overrides, sweep, search is not None)
+    overrides = parse_overrides(rest, sweep, search is not None)
     if part and (sweep or search):
         raise InputError(f"--cfg={part}: shows the settings of one run; leave out -m and hparams_search")
     if "--resolve" in flags and not part:
-        raise InputError("--resolve: goes with --cfg")
+        raise InputError("--resolve: needs --cfg")
     return Command(overrides, literals, sweep, search, part, "--resolve" in flags)
 
 
@@ -86,7 +120,7 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
     after = arguments[arguments.index(flag) + 1 :][:1]
     if not equals:
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else "…"
-    keys = [key for key in KNOWN if name in (key, key.rpartition(".")[2])]
+    keys = [key for key in KEYS | SEARCH_KEYS if name in (key, key.rpartition(".")[2])]
     keys += [here for other, here in ALIASES.items() if name == other]
     if keys:
         return f"; settings have no dashes: {keys[0]}={value}"
@@ -98,7 +132,7 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
     rest, literals = [], {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and key in LITERAL:
+        if equals and key in KEYS and KEYS[key].metadata.get("literal"):
             literals[key] = None if value == "null" else value
         else:
             rest.append(argument)
@@ -106,61 +140,53 @@ def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | Non
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Return the configuration of the typed search, or None, and the arguments that do not set its options."""
+    """Return the configuration of the search, or None, and the arguments that do not set its options."""
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]
-    check_overrides(own)
-    typed = {each.key_or_group: each.value() for each in parse(own)}
-    choice = typed.pop("hparams_search", None)
+    given = {each.key_or_group: each.value() for each in parse_overrides(own)}
+    choice = given.pop("hparams_search", None)
     if choice is None:
-        if typed:
-            raise InputError(f"{next(iter(typed))}: goes with hparams_search=default")
+        if given:
+            raise InputError(f"{next(iter(given))}: only works with hparams_search=default")
         return None, others
-    options = {key.partition(".")[2]: value for key, value in typed.items()}
+    options = {key.partition(".")[2]: value for key, value in given.items()}
     return SearchConfig(**choice_values("hparams_search", str(choice)) | options), others
 
 
-def check_overrides(arguments: list[str], sweep: bool = False, search: bool = False) -> None:
-    """Check the keys of overrides and the choices of groups; `Config` checks the values of other keys.
+def parse_overrides(arguments: Iterable[str], sweep: bool = False, search: bool = False) -> list[Override]:
+    """Parse overrides; check their keys and the choices of groups. `Config` checks the values of other keys.
 
     With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval.
     """
-    typed = {key.lstrip("+"): value for key, _, value in (argument.partition("=") for argument in arguments)}
-    plugged = {"tensorboard"}.union(*(re.findall(r"\w+", typed.get(group, "")) for group in PLUGGED))
-    if typed.get("minutes", "null") != "null" and "trainer.max_steps" in typed:
-        raise InputError("minutes: chooses trainer.max_steps; give one of the two")
+    parsed = []
     for argument in arguments:
-        group, _, rest = argument.partition("=")[0].lstrip("+").partition(".")
-        name = rest.partition(".")[0]
-        if group in PLUGGED and name and name not in plugged:
-            raise InputError(f"{argument}: needs {group}={name}")
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
-            names = [*KNOWN, *groups()]
-            near = "" if argument in KNOWN else nearest_key(argument, names)
-            if os.path.exists(argument) and argument not in names:
-                near = f"; to train on this text: data.path={argument}"
-            elif "/" in argument or re.search(r"\.(txt|text|md|csv|jsonl?|gz|html?|tex|py)$", argument):
-                near = f"; there is no file {argument} here; data.path=FILE trains on a text"
-            raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
+            raise InputError(f"{argument}: must be key=value, such as model.heads=8{_about_word(argument)}")
         try:
-            override = parse([argument])[0]
+            (override,) = parse([argument])
         except HydraException as error:
             key, reason = argument.partition("=")[0], one_line(str(error).split("\n")[0])
             quoted = f"'{key}=\"…\"'"
             raise InputError(f"{argument}: cannot read the value of {key} ({reason}); quote it: {quoted}") from None
         _check_override(override, argument, sweep or search, search)
-    for experiment in groups()["experiment"] if "trainer.max_steps" in typed and "minutes" not in typed else []:
-        minutes = choice_values("experiment", experiment).get("minutes")
-        if minutes and experiment in re.findall(r"\w+", typed.get("experiment", "")):
-            cause = f"experiment={experiment} has minutes={minutes}, which chooses it"
-            raise InputError(f"trainer.max_steps: {cause}; add minutes=null to set the steps")
+        parsed.append(override)
+    return parsed
+
+
+def _about_word(word: str) -> str:
+    """Suggest what a word without `=` was meant to be."""
+    names = [*KEYS, *SEARCH_KEYS, *groups()]
+    if os.path.exists(word) and word not in names:
+        return f"; to train on this text: data.path={word}"
+    if "/" in word or re.search(r"\.(txt|text|md|csv|jsonl?|gz|html?|tex|py)$", word):
+        return f"; there is no file {word} here; data.path=FILE trains on a text"
+    return "" if word in names else nearest_key(word, names)
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
     """Check a parsed override: what it does with its key, that the key exists, its number of values, its choices."""
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")
-    name = rest.partition(".")[0]
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise InputError(f"{argument}: list the values: {key}=a,b,c")
     if key.startswith("hydra"):
@@ -168,32 +194,33 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
     if key == "workers" and not sweep:
-        raise InputError("workers: goes with -m or hparams_search=default, for several runs")
-    if key not in choices:
-        if group in PLUGGED:
-            takes = options(group, name)
-            if rest not in [f"{name}.{each}" for each in takes]:
-                raise InputError(f"{key}: no such key; {group}={name} takes {', '.join(takes) or 'none'}")
-        elif group == "trainer" and rest in REFUSED:
-            raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
-        elif key not in KNOWN:
-            raise InputError(f"{key}: no such key{nearest_key(key, [*KNOWN, *choices])}")
-        elif override.type == OverrideType.ADD:
-            raise InputError(f"{argument}: {key} exists; write {key}=… without +")
+        raise InputError("workers: only works with -m or hparams_search=default, for several runs")
+    if group == "trainer" and rest in REFUSED:
+        raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
+    known = key in choices or key in KEYS | SEARCH_KEYS
+    if not known and not (is_plugins(group) and rest):  # the file of the plug-in has its keys
+        raise InputError(f"{key}: no such key{nearest_key(key, [*KEYS, *SEARCH_KEYS, *choices])}")
+    if key not in choices and override.type == OverrideType.ADD and not is_plugins(group):
+        raise InputError(f"{argument}: {key} exists; write {key}=… without +")
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
         raise InputError(f"{argument}: an interval is for a search; write {key}=a,b,c or {key}=range(a,b)")
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
         raise InputError(f"{argument}: several values for {key}; add -m to the command to try each")
     values = _values(override)
+    if any(map(_has_mapping, values)):
+        raise InputError(f"{argument}: must be a value or a list; set each key by itself")
     for value in values if key in choices else ():
-        several = isinstance(value, list) and key in ("callbacks", "logger")
-        for choice in value if several else [value]:
+        for choice in value if isinstance(value, list) and is_plugins(key) else [value]:
             if choice not in choices[key]:
                 text = spell(choice)
                 hint = nearest(text, choices[key])
                 if key == "data" and not hint and ("." in text or "/" in text or Path(text).exists()):
                     hint = f"; for your own text: data.path={text}"
                 raise InputError(f"{key}={text}: must be one of {', '.join(choices[key])}{hint}")
+
+
+def _has_mapping(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
 def _values(override: Override) -> list[Any]:

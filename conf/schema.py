@@ -1,17 +1,15 @@
-"""The configuration of `train.py` as dataclasses, and its YAML form. Imports nothing heavy."""
+"""The configuration of `train.py` as dataclasses: every key, its default, meaning and range. Imports nothing heavy."""
 
 import dataclasses
 import os
 import re
-import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from base.errors import InputError, nearest
-from base.options import as_float, check, fits, option, spell
-from conf.plugins import checked
+from base.errors import InputError
+from base.options import check, fits, option, spell
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -28,7 +26,8 @@ REFUSED = {
     "overfit_batches": "use debug=overfit",
     "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
     "use_distributed_sampler": "batches are a function of the seed and the step",
-    "plugins": "use trainer.precision and trainer.strategy",
+    "plugins": "use trainer.precision",
+    "strategy": "several devices train with DDP; use trainer.devices",
     "logger": "use the group logger=tensorboard|csv|wandb|none",
     "callbacks": "use the group callbacks=early_stopping|ema",
     "enable_checkpointing": "checkpoints are always saved",
@@ -45,16 +44,23 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 class TrainerConfig:
     """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
 
-    max_steps: int = option(1500, "optimizer steps; fewer for a short text, unless typed", least=1, most=10**9)
+    max_steps: Any = option(
+        1500, "optimizer steps; auto: 1500, fewer for a short text, as many as fit into minutes", auto=int, least=1,
+        most=10**9,
+    )  # fmt: skip
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option("auto", "number of devices, or a list of their numbers as in [0,1]; auto: all GPUs, else 1")
-    strategy: str = option("auto", "ddp or auto: each device has the whole model", choices=("auto", "ddp"))
-    num_nodes: int = option(1, "number of machines", least=1)
+    num_nodes: Any = option(
+        "auto", "number of machines; auto: those that torchrun or srun has started", auto=int, least=1
+    )
     timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
     precision: str = option(
         "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS, on_resume="allow"
     )
-    val_check_interval: int = option(300, "steps between validations, samples and checkpoints", least=1, most=10**9)
+    val_check_interval: Any = option(
+        300, "steps between validations, samples and checkpoints; auto: 300, fewer for a short text or with minutes",
+        auto=int, least=1, most=10**9,
+    )  # fmt: skip
     checkpoint_minutes: float = option(
         5.0, "minutes between timed checkpoints; the first comes within 1 minute", above=0, most=525_600
     )
@@ -119,15 +125,38 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """Ranges of the arguments of `callbacks=early_stopping`; of other plug-ins their constructors check them."""
+
+    monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
+    patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)
+    min_delta: float = option(0.0, "smallest improvement that counts", least=0)
+
+
+@dataclass(frozen=True)
+class Ema:
+    """Ranges of the arguments of `callbacks=ema`."""
+
+    decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
+
+
+RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run."""
+    """The whole configuration of a run.
+
+    A value that the run chooses is `auto` before (`training.choosing.choose`). `callbacks` and `logger` map the name of
+    a plug-in, which is that of its file in conf/, to its arguments and, as `_target_`, its class.
+    """
 
     name: str | None = option(
-        None, "name of the run directory in runs/; null: generate a name", literal=True, on_resume="free"
+        None, "name of the run directory in runs/; null: generate a name", literal=True, launch=True
     )
     seed: int = option(0, "random seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(
-        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, on_resume="free"
+        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, launch=True
     )
     init_from: str | None = option(
         None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", literal=True
@@ -135,28 +164,37 @@ class Config:
     minutes: float | None = option(
         None, "time budget in minutes, start to end; sets trainer.max_steps", above=0, most=525_600, on_resume="fixed"
     )
-    allow: list[str] = option([], "keys that resume= may change although the result changes", on_resume="free")
+    allow: list[str] = option([], "keys that resume= may change although the result changes", launch=True)
     workers: int = option(
-        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, on_resume="free"
+        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, launch=True
     )
-    threads: Any = option("auto", "CPU threads; auto: OMP_NUM_THREADS, or the cores that other programs leave free")
+    threads: Any = option(
+        "auto", "CPU threads; auto: OMP_NUM_THREADS, or the cores that other programs leave free", auto=int, least=1,
+        most=4096,
+    )  # fmt: skip
     compile: Any = option(
         "auto", "use torch.compile; auto: on a GPU, or in a long run", choices=("auto", "true", "false")
     )
-    model: ModelConfig = field(default_factory=ModelConfig, metadata={"on_resume": "fixed"})
-    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(
+        default_factory=lambda: ModelConfig(layers="auto", heads="auto", dim="auto", dropout="auto"),
+        metadata={"on_resume": "fixed"},
+    )
+    data: DataConfig = field(default_factory=lambda: DataConfig(batch="auto"))
     optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"on_resume": "free"})
+    trainer: TrainerConfig = field(
+        default_factory=lambda: TrainerConfig(max_steps="auto", val_check_interval="auto"),
+        metadata={"on_resume": "free"},
+    )
     watch: WatchConfig = field(default_factory=WatchConfig, metadata={"on_resume": "free"})
-    callbacks: dict[str, Any] = field(default_factory=dict)
-    logger: dict[str, Any] = field(default_factory=dict, metadata={"on_resume": "free"})
+    callbacks: dict[str, Any] = field(default_factory=dict, metadata={"plugins": True})
+    logger: dict[str, Any] = field(default_factory=dict, metadata={"plugins": True, "on_resume": "free"})
 
     def __post_init__(self) -> None:
         check(self)
-        for group in ("callbacks", "logger"):
-            object.__setattr__(self, group, checked(group, getattr(self, group)))
-        if self.threads != "auto" and not fits(self.threads, int, {"least": 1, "most": 4096}):
-            raise InputError(f"threads={spell(self.threads)}: must be auto or a whole number, 1 to 4096")
+        for key, arguments in self.callbacks.items():
+            if kind := RANGES.get(key):
+                names = {each.name for each in dataclasses.fields(kind)} & arguments.keys()
+                check(kind(**{name: arguments[name] for name in names}), f"callbacks.{key}")
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         parts = [] if self.name is None else self.name.split("/")
@@ -164,7 +202,7 @@ class Config:
             raise InputError(f"name={self.name!r}: must be the name of a directory in runs/, or SWEEP/TRIAL")
         if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
             raise InputError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
-        for layer, head in self.watch.heads():
+        for layer, head in [] if "auto" in (self.model.layers, self.model.heads) else self.watch.heads():
             if layer >= self.model.layers or head >= self.model.heads:
                 raise InputError(
                     f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
@@ -172,39 +210,15 @@ class Config:
                 )
 
 
-to_dict = dataclasses.asdict  # a `Config` as nested dicts; `from_dict` is the inverse
-
-
-def from_dict(values: dict[str, Any]) -> Config:
-    """Build a `Config` from nested dicts; raise an `InputError` for an unknown key or a wrong value."""
-    return _build(Config, values, "")
-
-
-def _build(kind: type, values: Any, prefix: str) -> Any:
-    """Build a dataclass from nested dicts; convert whole numbers in its float fields."""
-    hints = typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise InputError(f"config: {prefix.rstrip('.')}={spell(values)}: must be a mapping of keys to values")
-    built = {}
-    for key, value in values.items():
-        if key not in hints:
-            raise InputError(f"config: {prefix}{key}: no such key{nearest(str(key), hints)}")
-        inner = dataclasses.is_dataclass(hints[key])
-        built[key] = _build(hints[key], value, f"{prefix}{key}.") if inner else as_float(value, hints[key])
-    return kind(**built)
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return a configuration as nested dicts, without the classes of its plug-ins."""
+    values = dataclasses.asdict(config)
+    for group in ("callbacks", "logger"):
+        for arguments in values[group].values():
+            arguments.pop("_target_", None)
+    return values
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as YAML for `from_yaml`."""
+    """Return the configuration as the text of a config.yaml."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-
-
-def from_yaml(text: str) -> Config:
-    """Read the YAML of `to_yaml`; raise an `InputError` for anything else."""
-    try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        raise InputError(f"config.yaml: cannot be read: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError("config.yaml: must be a mapping of keys to values")
-    return from_dict(values)

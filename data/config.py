@@ -4,6 +4,7 @@ import codecs
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from base.errors import InputError
 from base.options import check, option
@@ -31,7 +32,9 @@ class DataConfig:
         least=2,
         on_resume="free",
     )
-    batch: int = option(8, "batch size: windows per optimizer step, over all devices", least=1, most=2**24)
+    batch: Any = option(
+        8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
+    )
     micro_batch: int | None = option(None, "windows in a forward and backward pass on one device; null: all", least=1)
     cache_dir: str | None = option(
         None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
@@ -54,7 +57,7 @@ class DataConfig:
             raise InputError(
                 f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"
             )
-        if self.micro_batch is not None and self.batch % self.micro_batch:
+        if self.micro_batch is not None and self.batch != "auto" and self.batch % self.micro_batch:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
 

@@ -62,13 +62,17 @@ class TextDataModule(L.LightningDataModule):
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 
-    def num_validated(self) -> int:
-        """Return the number of tokens that a validation at this step evaluates, over all devices."""
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of tokens that an optimizer step trains on, over all devices."""
+        return self.config.batch * self.context
+
+    def num_validated(self, last_step: int = 0) -> int:
+        """Return the number of tokens that a validation evaluates, over all devices: one at this step, or the last."""
         assert self.trainer is not None
-        step = self.trainer.global_step
-        trained = step * self.config.batch * self.context
-        last = step >= self.trainer.max_steps
-        return num_validated(len(self.text.validation), trained, last, self.config.val_tokens)
+        step = last_step or self.trainer.global_step
+        last = bool(last_step) or 0 < self.trainer.max_steps <= step
+        return num_validated(len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
         """Load this device's share of the validation windows, in the same order every time."""

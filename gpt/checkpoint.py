@@ -1,8 +1,8 @@
 """Training checkpoints (`.ckpt`), for resuming a run, and the models made from them and from other models.
 
 A checkpoint is a dict of plain data and tensors: `format model_config vocabulary data state_dict global_step val_loss
-evaluation`, `conditions` (the run fingerprint) and what Lightning adds (`optimizer_states loops ...`). Resume only your
-own checkpoints; `gpt/model_file.py` reads models from strangers.
+evaluation`, `conditions` (`training.machine.conditions`) and what Lightning adds (`optimizer_states loops ...`). Resume
+only your own checkpoints; `gpt/model_file.py` reads models from strangers.
 """
 
 import errno

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from base.errors import InputError
 from base.options import check, option
@@ -11,14 +12,22 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`."""
+    """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`.
 
-    layers: int = option(4, "number of transformer blocks", least=1, most=4096)
-    heads: int = option(2, "attention heads per block; must divide model.dim", least=1, most=4096)
-    dim: int = option(128, "model width", least=1, most=2**17)
+    `layers`, `heads`, `dim` and `dropout` are `auto` in a configuration until the run has chosen them.
+    """
+
+    layers: Any = option(4, "number of transformer blocks", auto=int, least=1, most=4096)
+    heads: Any = option(2, "attention heads per block; must divide model.dim", auto=int, least=1, most=4096)
+    dim: Any = option(128, "model width", auto=int, least=1, most=2**17)
     context: int = option(256, "context length in tokens", least=1, most=2**20)
-    dropout: float = option(
-        0.0, "dropout on embeddings, attention and residual branches", least=0, below=1, on_resume="allow"
+    dropout: Any = option(
+        0.0,
+        "dropout on embeddings, attention and residual branches; auto: 0, or more for a text that is read often",
+        auto=float,
+        least=0,
+        below=1,
+        on_resume="allow",
     )
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
@@ -43,22 +52,26 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "model")
+        if self.heads == self.dim == "auto":
+            return
+        # One of two that is still `auto` becomes the default.
+        heads, dim = (getattr(type(self) if getattr(self, n) == "auto" else self, n) for n in ("heads", "dim"))
         # Rotary rotates pairs of channels, so a head size is a multiple of 2; with key_offset half of the head is
         # rotated, so it is a multiple of 4.
         parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
-        sizes = [n for n in range(1, self.dim + 1) if self.dim % n == 0 and self.dim // n % parts == 0]
-        if self.dim % self.heads:
-            heads = [n for n in sizes if self.dim // n >= 8] or sizes or [1]
-            unit = parts * self.heads
+        sizes = [n for n in range(1, dim + 1) if dim % n == 0 and dim // n % parts == 0]
+        if dim % heads:
+            fitting = [n for n in sizes if dim // n >= 8] or sizes or [1]
+            unit = parts * heads
             raise InputError(
-                f"model.heads={self.heads}: must divide model.dim={self.dim}: "
-                f"{', '.join(map(str, heads))}; or model.dim={-(-self.dim // unit) * unit}"
+                f"model.heads={heads}: must divide model.dim={dim}: "
+                f"{', '.join(map(str, fitting))}; or model.dim={-(-dim // unit) * unit}"
             )
-        if self.head_dim % parts:
+        if dim // heads % parts:
             raise InputError(
                 f"model.positions=rotary: needs a head size that is a multiple of {parts}"
-                f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={self.dim} / "
-                f"model.heads={self.heads} = {self.head_dim}; the other positions take any"
+                f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={dim} / "
+                f"model.heads={heads} = {dim // heads}; the other positions take any"
             )
 
     @property

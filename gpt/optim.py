@@ -43,7 +43,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
     return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
 
 
-def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int) -> None:
+def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
     """Set the learning rates of an optimizer's groups for step `step` (from 0), see `lr_at`.
 
     With `muon_every=n`, Muon moves every n-th block in turn, at n times its rate. The rate of the others is 0.
@@ -155,16 +155,19 @@ class Muon(torch.optim.Optimizer):
         adamw(parameters, gradients, means, squares, [], steps, **settings)
 
 
-def lr_at(step: int, config: OptimConfig, max_steps: int) -> float:
+def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
     """Return the learning rate of optimizer step `step` (from 0) of `max_steps`: a pure function, so resuming is exact.
 
     Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).
     Trapezoid: lr, then linear to min_lr over the last fraction `cooldown` of all steps.
-    Where warm-up and decay overlap in a short run, the smaller of the two holds.
+    Where warm-up and decay overlap in a short run, the smaller of the two holds. With `max_steps` None, which only a
+    trapezoid allows, the decay has not begun.
     """
     rising = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
-    if config.schedule == "cosine":
+    if max_steps is None:
+        fraction = 1.0
+    elif config.schedule == "cosine":
         done = (step - config.warmup) / max(1, max_steps - config.warmup)
         fraction = 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
     else:

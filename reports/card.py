@@ -9,7 +9,8 @@ from typing import Any
 from base import run_directory
 from base.errors import printable
 from base.progress import clock, count
-from conf.merge import overrides, read_config
+from conf.compose import read_config
+from conf.differences import overrides
 from gpt.checkpoint import last_component
 from gpt.inference.generate import generate
 from gpt.model import GPT

@@ -1,6 +1,7 @@
 """The lines that a run logs before its first step and after its last one."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from base.log import log
@@ -30,7 +31,7 @@ def in_nats(loss: float) -> str:
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
 
 
-def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: list[str]) -> None:
+def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
     """Log text, model, machine, validation and notes before the first step."""
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
@@ -40,7 +41,8 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
     log.info(f"machine    {machine}")
-    split, trained = len(text.validation), config.trainer.max_steps * config.data.batch * shape.context
+    split, steps = len(text.validation), config.trainer.max_steps  # of a run with `minutes` only its end knows them
+    trained = split if steps == "auto" else steps * config.data.batch * shape.context
     # Whole windows, and the first token, which is counted, too.
     part, end = (
         number if number == split else max(1, number // shape.context) * shape.context + 1
@@ -57,8 +59,12 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
         )
     for note in notes:
         log.info(note)
-    steps = f"{count(config.trainer.max_steps, 'step')} of {count(config.data.batch, 'window')}"
-    log.info(f"run        {run}: {steps}, {epochs(trained / len(text.train))}, seed {config.seed}")
+    windows = count(config.data.batch, "window")
+    if steps == "auto":
+        what = f"steps of {windows} for {config.minutes:g} minutes"
+    else:
+        what = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
+    log.info(f"run        {run}: {what}, seed {config.seed}")
 
 
 def epochs(number: float) -> str:

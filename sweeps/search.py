@@ -19,11 +19,11 @@ from base.log import log
 from base.run_directory import RUNS, is_sweep, val_bpc_of
 from base.run_lock import lock
 from conf.compose import compose
-from conf.hydra_grammar import IntervalSweep, Override, RangeSweep, parse
-from conf.keys import HOW, fields
-from conf.overrides import check_overrides
+from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
+from conf.keys import KEYS, is_launch
+from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
-from sweeps.sweep import Sweep, check_inputs, check_sweep, literal_settings, run_sweep
+from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, literal_settings, run_sweep
 from sweeps.trial import Trial, make_trial, sweep_name
 
 try:
@@ -41,20 +41,20 @@ FILE = "study.journal"
 def distribution(override: Override) -> Any:
     """Return the Optuna distribution of a typed range or choice."""
     text, value = str(override.input_line), typing.cast(Any, override.value())
-    hint, _ = fields().get(override.key_or_group, (Any, None))
+    key = KEYS.get(override.key_or_group)
+    whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
     log_scale, interval = "log" in getattr(value, "tags", ()), isinstance(value, IntervalSweep)
     if not override.is_sweep_override() or getattr(value, "shuffle", False) or (log_scale and not interval):
         kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
         raise InputError(f"{text}: a search takes {kinds}")
     try:
-        if interval and int in (hint, *typing.get_args(hint)):
+        if interval and whole:
             return IntDistribution(math.ceil(value.start), math.floor(value.end), log=log_scale)
         if interval:
             return FloatDistribution(value.start, value.end, log=log_scale)
         if isinstance(value, RangeSweep):
             values = typing.cast(list[Any], list(override.sweep_iterator()))
-            whole = all(isinstance(each, int) for each in values)
-            kind: Any = IntDistribution if whole else FloatDistribution
+            kind: Any = IntDistribution if all(isinstance(each, int) for each in values) else FloatDistribution
             return kind(values[0], values[-1], step=value.step)
         return CategoricalDistribution(list(override.sweep_string_iterator()))
     except ValueError as error:
@@ -133,35 +133,37 @@ class Search(Sweep):
         return 0
 
 
-def begin_search(config: SearchConfig, arguments: list[str], literals: Mapping[str, str | None]) -> int:
+def begin_search(config: SearchConfig, command: Command) -> int:
     """Check the values of a search before any file is written, run the search and return the exit status.
 
-    A typed value fixes a key; a typed range replaces the key's range in the preset.
+    A value on the command line fixes a key; a range there replaces the key's range in the preset.
     """
-    given = {each.key_or_group: each for each in parse(arguments)}
+    literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]
-    check_overrides(ranges, search=True)
-    swept = [*parse(ranges), *(each for each in given.values() if each.is_sweep_override())]
-    space = {each.get_key_element(): distribution(each) for each in swept}
+    swept = [*parse_overrides(ranges, search=True), *(each for each in given.values() if each.is_sweep_override())]
+    space = {each.key_or_group: distribution(each) for each in swept}
     if not space:
         raise InputError("hparams_search: nothing is left to search: the command fixes every key that has a range")
-    typed = [str(each.input_line) for each in given.values() if not each.is_sweep_override()]
-    fixed = [*typed, *literal_settings(literals)]
+    single = [str(each.input_line) for each in given.values() if not each.is_sweep_override()]
+    fixed = [*single, *literal_settings(literals)]
     same = [f"hparams_search.seed={config.seed}", f"hparams_search.startup={config.startup}"]
     same += [str(each.input_line) for each in swept]
-    same += [each for each in fixed if each.partition("=")[0] not in HOW]
+    same += [each for each in fixed if not is_launch(each.partition("=")[0])]
     name = literals.get("name") or sweep_name(same, "search")
     directory = check_sweep(name, list(space), literals)
     if is_sweep(directory) and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep and not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
     corners = [  # a few trials in which each choice and both ends of each range occur
-        [*typed, *(typed_as(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
+        [*single, *(typed_as(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
         for index in range(max(map(len, ends.values())))
     ]
     try:
-        runs = compose(corners, literals)
-        text = check_inputs(runs)
+        runs = []
+        for corner in corners:
+            chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)]
+            runs.append(Candidate(chosen, compose(chosen, literals)))
+        text = check_inputs(runs, literals)
     except InputError as error:
         raise InputError(f"among the values of the search: {error}") from None
     directory.mkdir(parents=True, exist_ok=True)

@@ -21,10 +21,11 @@ from base.log import log
 from base.options import spell
 from base.processes import command
 from base.progress import Progress, clock
-from conf.compose import ParsedRun
-from conf.hydra_grammar import parse
-from conf.keys import HOW
-from conf.merge import changed, merge_started, read_config
+from conf.compose import compose, read_config
+from conf.keys import is_launch
+from conf.overrides import Command, Setting
+from conf.resume_rules import changed, check_trained
+from conf.schema import Config
 from reports.run_list import aligned
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
@@ -33,11 +34,18 @@ RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "pa
 MAX_ROWS = 20  # max trials on the leaderboard
 
 
-def varied_keys(arguments: Iterable[str]) -> list[str]:
-    """Return the keys that were typed with several values; if there are none, all typed settings of the run."""
-    parsed = parse(list(arguments))
-    several = [override.get_key_element() for override in parsed if override.is_sweep_override()]
-    return several or [key for override in parsed if (key := override.get_key_element()) not in HOW]
+@dataclass(frozen=True)
+class Candidate:
+    """One run of a sweep, before it is a trial."""
+
+    settings: list[Setting]
+    config: Config
+
+
+def varied_keys(command: Command) -> list[str]:
+    """Return the keys with several values; if there are none, all settings of the run."""
+    several = [each.key_or_group for each in command.overrides if each.is_sweep_override()]
+    return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
@@ -54,7 +62,7 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
     if literals.get("resume") not in (None, "auto"):
         raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume=")
     for key in varied:
-        if key in HOW:
+        if is_launch(key):
             raise InputError(f"{key}: must have one value for all trials of a sweep")
     directory = run_directory.RUNS / name
     if "/" in name:
@@ -66,21 +74,21 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
     """Return the literals of every trial, such as `data.path=x`."""
-    return [f"{key}={spell(value)}" for key, value in literals.items() if key not in HOW]
+    return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
-def has_finished(trial: Trial, run: ParsedRun) -> bool:
+def has_finished(trial: Trial, config: Config) -> bool:
     """Whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
     if not (trial.directory / "config.yaml").exists():
         return False
-    old, config = read_config(trial.directory), run.config
-    if differing := changed(old, run.typed):
+    old, steps = read_config(trial.directory), config.trainer.max_steps
+    if differing := changed(old, config):
         raise InputError(f"{trial.directory}: is a run with other settings; use another name=…: {'; '.join(differing)}")
     finished = run_directory.summary_of(trial.directory).get("status") == "finished"
-    return finished and ("trainer.max_steps" not in run.typed or config.trainer.max_steps <= old.trainer.max_steps)
+    return finished and (steps == "auto" or steps <= old.trainer.max_steps)
 
 
-def check_inputs(runs: Iterable[ParsedRun]) -> str:
+def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> str:
     """Check the text, the batch size and the model of `init_from` of each run; return the last text's fingerprint."""
     from data.corpus import open_corpus
     from data.text import open_text
@@ -93,15 +101,15 @@ def check_inputs(runs: Iterable[ParsedRun]) -> str:
     for run in distinct.values():
         config = run.config
         if isinstance(config.trainer.devices, int):
-            rows_per_device(config, config.trainer.devices)
+            rows_per_device(config.data, config.trainer.devices)
         if config.init_from is None:
             text = open_text(config.data, config.model.context).fingerprint
         else:  # the context, which the fingerprint depends on, may be that model's
             from gpt import model_file
-            from gpt.tokenizer import tokenizer_from
 
             model, _, meta = model_file.read(run_directory.find_model(config.init_from))
-            merge_started(run.typed, vars(model), tokenizer_from(meta["vocabulary"]).kind)
+            trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
+            check_trained(compose(run.settings, literals, trained), trained)
             open_corpus(config.data)
     return text
 
@@ -238,18 +246,20 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
     log.info(f"table      {table}")
 
 
-def begin_sweep(overrides: list[str], literals: dict[str, str | None], runs: list[ParsedRun]) -> int:
+def begin_sweep(command: Command) -> int:
     """Check all trials of a sweep before any file is written, and run them; return the exit status."""
-    varied, fixed = varied_keys(overrides), literal_settings(literals)
+    literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
+    runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
+    varied, fixed = varied_keys(command), literal_settings(literals)
     name = literals.get("name") or sweep_name([*overrides, *fixed])
     directory = check_sweep(name, varied, literals)
-    if any(override.startswith("debug=") for override in overrides):
+    if any(each.key_or_group == "debug" for each in command.overrides):
         raise InputError("debug: is for one run, not for -m")
-    trials = [make_trial(name, varied, [*run.overrides, *fixed]) for run in runs]
-    finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run)]
+    trials = [make_trial(name, varied, [*(each.text for each in run.settings), *fixed]) for run in runs]
+    finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
     by_name = {trial.name: trial for trial in trials}
     sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
-    check_inputs(runs)
+    check_inputs(runs, literals)
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     return run_sweep(sweep, runs[0].config.workers)

@@ -14,7 +14,7 @@ from base.errors import one_line
 from base.processes import child_environment, cores
 from base.progress import clock
 from conf.groups import FOLDERS
-from conf.keys import HOW
+from conf.keys import is_launch
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # characters of a trial's name
@@ -50,7 +50,7 @@ class Trial:
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
     """Return the default name of a sweep: a hash of the settings, the same in any order."""
-    return f"{kind}-{_hash(sorted(each for each in arguments if each.partition('=')[0] not in HOW))}"
+    return f"{kind}-{_hash(sorted(each for each in arguments if not is_launch(each.partition('=')[0])))}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:

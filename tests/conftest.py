@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,22 +259,6 @@ def trained(trained_once: Path, workplace: Path) -> Path:
     """The best model of runs/first, a finished run in the workplace: what `train("name=first")` leaves there."""
     shutil.copytree(trained_once, workplace, symlinks=True, dirs_exist_ok=True)
     return Path("runs/first/checkpoints/best.safetensors")
-
-
-@pytest.fixture
-def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`minutes` are filled by steps that take 6 s as far as it knows, so that few steps fill them."""
-    from training import budget
-
-    measure = budget.measure
-    monkeypatch.setattr("training.budget.TIMED_SECONDS", 0.1)
-    monkeypatch.setattr("training.budget.DRIFT", float("inf"))  # settles once
-
-    def six_seconds(*given: Any) -> Any:
-        plan, cost = measure(*given)
-        return plan, replace(cost, step=6.0)
-
-    monkeypatch.setattr(budget, "measure", six_seconds)
 
 
 def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Call:

@@ -17,7 +17,7 @@ from lightning_utilities.core.imports import RequirementCache
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks import plain_loop
-from conf.schema import from_yaml
+from conf.compose import read_config
 from data.config import DataConfig
 from data.passages import prompt as prompt_of
 from data.passages import varied_line
@@ -25,11 +25,11 @@ from data.text import open_text
 from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
 from gpt.config import OptimConfig
 from gpt.optim import lr_at
-from tests.conftest import ROOT, TINY, Call, assert_same_weights, board, last, missing, needs, one_line, summary
+from tests.conftest import ROOT, TINY, Call, board, last, missing, needs, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
-from training.machine import missing_to_compile
+from training.choosing.hardware import missing_to_compile
 
 
 def environment() -> dict[str, str]:
@@ -170,7 +170,7 @@ def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
         given = [f"name={tokenizer}", f"data.tokenizer={tokenizer}", "trainer.max_steps=5"]
         ended = train(f"data.path={name}", *given)
         assert ended.status == 0 and f" bits) per {unit}" in ended.out
-        assert from_yaml(Path(f"runs/{tokenizer}/config.yaml").read_text("utf-8")).data.path == name
+        assert read_config(Path("runs", tokenizer)).data.path == name
         text = open_text(DataConfig(path=name, tokenizer=tokenizer), 32)
         trained = text.tokenizer.decode(np.asarray(text.train))
         tokens = len(trained) if tokenizer == "char" else len(trained.encode())
@@ -196,33 +196,39 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
 
 
 @pytest.mark.slow
-def test_minutes_become_steps_once(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.budget.DOUBLED_FROM", 1)
-    ended = train("name=dial", "minutes=2.5", "trainer.val_check_interval=400", "compile=false")
-    assert ended.status == 0 and "minutes=2.5: timing" in ended.out
-    config = from_yaml(Path("runs/dial/config.yaml").read_text())
+def test_minutes_become_steps_once(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the weights are those of as many steps: tests/training/callbacks/test_deadline.py."""
+    monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
+    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
+    ended = train("name=dial", "minutes=0.15", "trainer.val_check_interval=400", "compile=false")
+    assert ended.status == 0 and "minutes    0.15: model and batch are chosen for" in ended.out
+    config = read_config(Path("runs/dial"))
     steps = config.trainer.max_steps
-    assert config.minutes == 2.5 and 0 < summary("dial")["steps"] == steps < 25
+    assert config.minutes == 0.15 and 0 < summary("dial")["steps"] == steps
     assert (config.trainer.val_check_interval, config.data.batch) == (400, 8), "what was typed stays"
-    train("name=plain", f"trainer.max_steps={steps}", "trainer.val_check_interval=400", "compile=false")
-    assert_same_weights("dial", "plain")
-    again = train("name=dial", "resume=auto", "minutes=2.5", defaults=False)
-    assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "timing" not in again.out
+    again = train("name=dial", "resume=auto", "minutes=0.15", defaults=False)
+    assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "chosen for" not in again.out
 
 
 @pytest.mark.slow
-def test_minutes_doubles_long_batches(train: Call, long_steps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.budget.DOUBLED_FROM", 1)
-    given = "data.path=book.txt minutes=2 compile=false logger=none trainer.accelerator=cpu name=a".split()
+def test_minutes_doubles_long_batches(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
+    monkeypatch.setattr("training.choosing.choose.time_step", lambda *_: 1.0)
+    given = "data.path=book.txt minutes=0.15 compile=false logger=none trainer.accelerator=cpu name=a".split()
     assert train(*given, "model.layers=1", "model.dim=32", "model.context=32", defaults=False).status == 0
-    config = from_yaml(Path("runs/a/config.yaml").read_text())
+    config = read_config(Path("runs/a"))
     assert config.data.batch == 16 and summary("a")["characters"] == config.trainer.max_steps * 16 * 32
 
 
 def test_what_does_not_go_together(train: Call) -> None:
-    one_line(train("minutes=1", "trainer.max_steps=5"), 2, "minutes: chooses trainer.max_steps; give one of the two")
+    either = "minutes=null keeps these steps, trainer.max_steps=auto the minutes"
+    five = f"minutes=1: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}"
+    for typed in ([], ["name=a", "resume=auto"]):
+        one_line(train("minutes=1", "trainer.max_steps=5", *typed), 2, five)
+    one_line(train("minutes=1", "experiment=nanogpt_cpu"), 2, f"but trainer.max_steps=2000 is set; {either}")
+    one_line(train("minutes=1", "optim=nanogpt"), 2, "minutes=1: needs optim.schedule=trapezoid")
     grid = ["-m", "experiment=nanogpt_cpu,stdlib_gpu", "trainer.max_steps=5"]
-    one_line(train(*grid), 2, "which chooses it; add minutes=null")
+    one_line(train(*grid), 2, f"minutes=5: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}")
     ended = processes.run("minutes=1", "trainer.devices=2")  # whose words come from a rank
     one_line(ended, 2, "minutes=1: needs one device; use trainer.devices=1 or trainer.max_steps")
     assert not Path("runs").exists()
@@ -238,7 +244,7 @@ def test_rates_that_ruin_the_model(train: Call) -> None:
 def test_stopped_while_the_dial_measures(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    monkeypatch.setattr("training.budget._Clock.on_train_batch_end", stop)
+    monkeypatch.setattr("training.choosing.time_budget._Clock.on_train_batch_end", stop)
     ended = train("name=a", "minutes=1")
     assert ended.status == 128 + signal.SIGTERM and "stopped by SIGTERM" in ended.out
     assert not Path("runs").exists() and signal.getsignal(signal.SIGTERM) == handler

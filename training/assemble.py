@@ -12,17 +12,24 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from base import processes
 from base.errors import InputError, is_out_of_memory, one_line
+from base.files import write_text
 from base.log import log
 from base.progress import Progress
-from conf.plugins import make
+from conf.instantiate import instantiate
+from conf.schema import to_yaml
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
+from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
+from training.choosing.choose import Choice
+from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
+
+TIMED_VALIDATIONS = 6  # of a run with `minutes`, at equal times
 
 
 def build_module(plan: RunPlan) -> LitGPT:
@@ -48,17 +55,37 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     saves. `stops`, which handles signals already, is last: it ends the run.
     """
     config, text = plan.config, plan.text
+    interval = config.trainer.val_check_interval
     checkpoints = Checkpoints(
-        plan.directory / "checkpoints", config.trainer.val_check_interval, 60 * config.trainer.checkpoint_minutes, stops
-    )
-    tokens_per_character = len(text.train) / text.characters["train"]
-    metrics = Metrics(config.data.batch * config.model.context, tokens_per_character, text.tokenizer.unit, checkpoints)
-    configured = make("callbacks", config.callbacks)
-    if plan.settle_again:
-        configured.insert(0, plan.settle_again)
+        plan.directory / "checkpoints", 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
+        stops,
+    )  # fmt: skip
+    tokens_per_character, deadline = len(text.train) / text.characters["train"], build_deadline(plan, checkpoints)
+    tokens_per_step = config.data.batch * config.model.context
+    metrics = Metrics(tokens_per_step, tokens_per_character, text.tokenizer.unit, checkpoints, deadline)
+    configured = instantiate("callbacks", config.callbacks)
+    if deadline:
+        configured.insert(0, deadline)
     if config.trainer.profiler and processes.rank() == 0:
         configured.insert(0, StepProfiler(plan.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
+
+
+def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
+    """Build the callback that chooses the number of steps, for a run with `minutes` that has not chosen it.
+
+    `checkpoints` saves after that step, so that a run that continues takes no earlier step with the new number.
+    """
+    config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
+    if config.trainer.max_steps != "auto" or minutes is None:
+        return None
+    before = point.record.seconds if point else 0.0  # in earlier processes
+
+    def save(steps: int) -> None:
+        write_text(plan.directory / "config.yaml", to_yaml(plan.with_steps(steps).config))
+        checkpoints.due_at = 0.0
+
+    return Deadline(config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save)
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
@@ -66,8 +93,12 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
+    if options["max_steps"] == "auto":
+        options["max_steps"] = -1  # until `Deadline` has chosen
+    if options["val_check_interval"] == "auto":
+        options["val_check_interval"] = timedelta(minutes=(config.minutes or 0) / TIMED_VALIDATIONS)
     timeout = timedelta(seconds=config.trainer.timeout)
-    options["strategy"] = "auto" if plan.runtime.devices == 1 else DDPStrategy(timeout=timeout)
+    options["strategy"] = "auto" if plan.machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if processes.launched() else LightningEnvironment()
     loggers = config.logger.copy()
     if "tensorboard" in loggers:  # hides what a process has logged after the checkpoint and before it was killed
@@ -78,7 +109,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         return L.Trainer(
             **options,
             callbacks=callbacks,
-            logger=make("logger", loggers, save_dir=str(plan.directory)),
+            logger=instantiate("logger", loggers, save_dir=str(plan.directory)),
             plugins=[checkpoint_io, environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,
@@ -102,23 +133,26 @@ def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan
     """
     if plan.config.compile == "false":
         return plan
-    device, rows = trainer.strategy.root_device, rows_per_device(plan.config, plan.runtime.devices)
+    device, rows = trainer.strategy.root_device, rows_per_device(plan.config.data, plan.machine.devices)
     random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
         with Progress("compiling, about 20 seconds the first time"), random:
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
                 module.compile_training_step(rows)
+        marker = compiled_marker(plan.config.model, plan.config.trainer, rows)
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
         reason = f"compile={plan.config.compile}: failed ({type(error).__name__}: {what})"
-        if not plan.runtime.auto_compile:
+        if "compile" not in plan.choice.why:  # it was not the run that chose to compile
             raise InputError(f"{reason}; use compile=false") from error
         log.warning(f"{reason}; the run is not compiled")
-        runtime = replace(plan.runtime, compile="false", why_compiled="compiling failed")
-        plan = replace(plan, config=replace(plan.config, compile="false"), runtime=runtime)
+        why = plan.choice.why | {"compile": "compiling failed"}
+        plan = replace(plan, choice=Choice(replace(plan.config, compile="false"), why, plan.choice.notes))
         module.compile_step, module.conditions = False, plan.conditions
         module.zero_grad()
     return plan

@@ -9,7 +9,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 class Curves(TensorBoardLogger):
     """Log what begins with `val/` in the directory `validation` of the run: TensorBoard has a colour for each."""
 
-    def __init__(self, save_dir: str, **options: Any) -> None:
+    def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
+        options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}
         super().__init__(save_dir, **options)
         self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
 

@@ -4,17 +4,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from base import processes, slurm
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.log import log
 from gpt.config import OptimConfig
 from training.memory import LOWER
-
-if TYPE_CHECKING:
-    from training.run_plan import RunPlan
-
 
 FAR_ABOVE = 5  # times the default learning rate
 
@@ -57,7 +52,7 @@ def way_on(run: Path, *changes: str) -> str:
 
 
 @contextmanager
-def explaining(plan: "RunPlan") -> Iterator[None]:
+def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
     """Log a `Stopped` with the command that continues the run; say what to type after other errors that end it early.
 
     Raises:
@@ -68,21 +63,21 @@ def explaining(plan: "RunPlan") -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        log.info(f"{stop.reason}; {way_on(plan.directory)}")
+        log.info(f"{stop.reason}; {way_on(run)}")
         if slurm.time_is_up(stop.number) and processes.rank() == 0:
             slurm.requeue()
         raise
     except Diverged as error:
-        if rates_far_above(plan.config.optim):  # such steps have ruined the weights
+        if rates_far_above(optim):  # such steps have ruined the weights
             raise Diverged(f"{error}; start a new run with less") from None
-        raise Diverged(f"{error}; {way_on(plan.directory, *_lower_rates(plan.config.optim))}") from None
+        raise Diverged(f"{error}; {way_on(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise InputError(LOWER) from error
-        if plan.runtime.devices == 1 or not is_lost_process(error):
+        if devices == 1 or not is_lost_process(error):
             raise
         lost = "another process of this run has died or does not answer"
-        raise RunFailed(f"{lost}; {way_on(plan.directory)}") from error
+        raise RunFailed(f"{lost}; {way_on(run)}") from error
 
 
 def rates_far_above(optim: OptimConfig) -> str:

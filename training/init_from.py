@@ -29,6 +29,11 @@ class InitModel:
         """The characters of the model's vocabulary; empty if its tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
+    @property
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """The groups of the configuration that the model brings along."""
+        return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
+
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
         """Copy the weights into a run's model, whose vocabulary contains this model's."""
         import torch

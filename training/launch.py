@@ -14,46 +14,46 @@ from base.errors import InputError
 from base.log import log
 from base.options import spell
 from base.run_directory import RUNS
-from conf.merge import Layer
 from conf.schema import Config
+from data.config import DataConfig
 
-PER_MACHINE = {"device", "threads"}  # the entries of a fingerprint that may differ between machines
+PER_MACHINE = {"device", "threads"}  # the conditions that may differ between machines
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
 
-def share_out(config: Config, typed: Layer) -> Config:
+def share_out(config: Config) -> Config:
     """Return the configuration with the numbers of ranks and machines that torchrun or srun has started.
 
     Raises:
-        InputError: the device is not there, other numbers were typed, only this machine was started, or the batch does
-            not divide evenly.
+        InputError: the device is not there, other numbers are set, only this machine was started, or the batch does not
+            divide evenly.
     """
     trainer, launched = config.trainer, processes.launched()
     if trainer.accelerator not in ("auto", "cpu"):
         device_kind(trainer.accelerator)  # refuse a device that is not there before the number of devices
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
-            given = typed.get(f"trainer.{key}", "auto")
+            given = getattr(trainer, key)
             if given not in ("auto", found) and not (isinstance(given, list) and len(given) == found):
                 raise InputError(f"trainer.{key}={spell(given)}: was started with {found} {what}; leave it out")
-        listed = isinstance(trainer.devices, list) and len(trainer.devices) == launched[0]
+        listed = isinstance(trainer.devices, list)
         trainer = replace(trainer, devices=trainer.devices if listed else launched[0], num_nodes=launched[1])
-    elif trainer.num_nodes > 1:
+        config = replace(config, trainer=trainer)
+    elif trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    config = replace(config, trainer=trainer)
     if isinstance(trainer.devices, int):  # otherwise this is checked when torch is loaded and has counted them
-        rows_per_device(config, trainer.devices * trainer.num_nodes)
+        rows_per_device(config.data, trainer.devices * (launched[1] if launched else 1))
     return config
 
 
-def rows_per_device(config: Config, devices: int) -> int:
+def rows_per_device(data: DataConfig, devices: int) -> int:
     """Return the windows per forward and backward pass on one device; raise an `InputError` if there is a remainder."""
-    batch, micro_batch = config.data.batch, config.data.micro_batch
-    if batch % devices or batch // devices % (micro_batch or 1):
-        parts = f"{devices} devices" + (f" x data.micro_batch={micro_batch}" if micro_batch else "")
+    batch = DataConfig.batch if data.batch == "auto" else data.batch
+    if batch % devices or batch // devices % (data.micro_batch or 1):
+        parts = f"{devices} devices" + (f" x data.micro_batch={data.micro_batch}" if data.micro_batch else "")
         raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
-    return micro_batch or batch // devices
+    return data.micro_batch or batch // devices
 
 
 def device_kind(accelerator: str) -> str:

@@ -1,31 +1,22 @@
-"""Choose device, precision and compilation for this machine before the first step; config.yaml stores the choice."""
+"""The machine of a run: its devices, their speed, and the conditions of a run there."""
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import sys
-import sysconfig
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from base import processes
 from base.errors import InputError
 from base.options import spell
-from base.progress import count
-from conf.merge import settings
+from conf.resume_rules import settings
 from conf.schema import Config
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from training.launch import count_devices, device_kind, rows_per_device
+from training.launch import count_devices, device_kind
 
-COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
-LAPTOP_FLOPS = 1.5e11  # per second, of two laptop cores; a constant, so that every machine makes the same choice
 # Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data sheets print twice the
 # bf16 figure, for sparse matrices. None: the device has no bf16, or several official figures exist.
 # Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
@@ -46,126 +37,33 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
-    if precision != "auto":
-        return precision, "as configured"
-    if device == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
-    if device == "cpu":
-        flags = torch.cpu.get_capabilities()
-        if flags.get("amx_bf16"):
-            return "bf16-mixed", "the CPU has amx_bf16"
-        if not flags.get("avx512_bf16"):
-            return "32-true", "the CPU has no bf16 arithmetic"
-        # A Xeon that could have AMX multiplies half as fast in bf16 as in fp32 without it (docs/experiments.md). Cores
-        # with avx512_bf16 and without avx512_fp16, such as Zen 4, are faster in bf16.
-        if flags.get("avx512_fp16"):
-            return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
-        return "bf16-mixed", "the CPU has avx512_bf16"
-    return "32-true", "bf16 was not tried on this device"
-
-
-def choose_compile(asked: str, device: str, seconds: float) -> tuple[str, str]:
-    """Return `true` or `false` for `compile=asked`, and the reason.
-
-    `auto` becomes `true` on a CUDA GPU, and on a CPU in runs of at least `COMPILE_FROM` expected `seconds`.
-
-    Raises:
-        InputError: `true` without a compiler or Python.h.
-    """
-    missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if asked == "auto":
-        if sys.platform != "linux":
-            return "false", "not tested on this system"
-        if missing:
-            return "false", f"there is no {missing}"
-        if device == "cuda":
-            return "true", "on a GPU"
-        if seconds < COMPILE_FROM:
-            return "false", f"saves time on a CPU only in runs of more than {COMPILE_FROM:.0f} s"
-        return "true", "saves time in a run this long"
-    if asked != "false" and missing:
-        raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as configured"
-
-
-def choose_threads(threads: int | str) -> tuple[int | str, str]:
-    """Set the number of threads and return it, with the reason if other programs are the reason.
-
-    A thread without a core of its own slows down all others, which wait for it at the end of each operation. Ranks of
-    one machine keep what their launcher has set: auto.
-    """
-    why = ""
-    if isinstance(threads, str):
-        if processes.launched():
-            return threads, ""
-        cores, busy = processes.cores(), processes.busy_cores()
-        taken = 0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)
-        threads = max(1, cores - taken)
-        if threads < cores:
-            why = f"other programs use {busy:.1f} of {cores} cores"
-    torch.set_num_threads(threads)
-    return threads, why
-
-
-def missing_to_compile() -> str:
-    """Name what torch.compile lacks on this machine; empty when nothing is missing."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        return "C++ compiler, such as g++"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "Python.h, from a package such as python3-dev"
-    return ""
-
-
 @dataclass(frozen=True)
-class Runtime:
-    """The choices for this machine, with their reasons."""
+class Machine:
+    """Where a run takes place."""
 
-    device: str
+    device: str  # cuda, mps or cpu
     devices: int  # over all machines
-    why_precision: str
-    compile: str  # as chosen; `minutes` may still set `config.compile` to `false`
-    why_compiled: str
-    auto_compile: bool  # whether `compile` is `auto`, so that the run may do without it
-    why_threads: str
-
-    def describe(self, config: Config) -> str:
-        """Return a line with device, precision and compilation."""
-        compiled = f"{'not ' if config.compile == 'false' else ''}compiled"
-        why = self.why_compiled if config.compile == self.compile else "it takes too long"
-        threads = f", {count(config.threads, 'thread')} ({self.why_threads})" if self.why_threads else ""
-        return f"{self.device}, {config.trainer.precision} ({self.why_precision}), {compiled} ({why}){threads}"
 
 
-def choose(config: Config, text: Text) -> tuple[Config, Runtime]:
-    """Return the configuration with precision, threads and compilation for this machine, and the reasons.
+def find_machine(config: Config) -> Machine:
+    """Return the machine of a run.
 
     Raises:
-        InputError: this machine lacks what was typed.
+        InputError: it lacks a device that was asked for, or has too many for `minutes`.
     """
-    trainer = config.trainer
-    device = device_kind(trainer.accelerator)
-    precision, why_precision = choose_precision(trainer.precision, device)
+    trainer, device = config.trainer, device_kind(config.trainer.accelerator)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; a CPU takes a number")
-    per_token = untrained(config.model, text.tokenizer.size).flops_per_token()
-    flops = per_token * float(trainer.max_steps) * config.data.batch * config.model.context
-    seconds = 60 * config.minutes if config.minutes else flops / LAPTOP_FLOPS
-    compiled, why_compiled = choose_compile(config.compile, device, seconds)
-    devices = count_devices(config) * trainer.num_nodes
-    rows_per_device(config, devices)  # raises where the batch does not divide evenly
-    threads, why_threads = choose_threads(config.threads)
-    runtime = Runtime(device, devices, why_precision, compiled, why_compiled, config.compile == "auto", why_threads)
-    trainer = replace(trainer, precision=precision)
-    return replace(config, trainer=trainer, compile=compiled, threads=threads), runtime
+    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
+    if config.minutes is not None and trainer.max_steps == "auto" and devices > 1:
+        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
+    return Machine(device, devices)
 
 
-def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
-    """Return the run fingerprint as plain data: everything, by name, that a run's results depend on bit for bit."""
+def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
+    """Return, by name and as plain data, everything that a run's results depend on bit for bit."""
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
-    device = runtime.device
+    device = machine.device
     if device == "cpu":
         amx = torch.cpu.get_capabilities().get("amx_bf16")
         device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
@@ -174,7 +72,7 @@ def conditions(config: Config, text: Text, runtime: Runtime) -> dict[str, Any]:
     return settings(config) | {
         "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
         "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
-        "world_size": runtime.devices,
+        "world_size": machine.devices,
         "torch": str(torch.__version__),
         "device": device,
         "threads": torch.get_num_threads(),

@@ -2,20 +2,17 @@
 
 import math
 import os
-from typing import TYPE_CHECKING
 
 from base.errors import InputError
-
-if TYPE_CHECKING:
-    from training.run_plan import RunPlan
+from gpt.config import ModelConfig
 
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # of a step: its activations
 
 
-def check_memory(plan: "RunPlan") -> None:
+def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
     """Raise an `InputError` if the model alone is too large: Linux might end other programs before this one."""
-    model, there = plan.config.model, available(plan.runtime.device)
-    weights = sum(math.prod(shape) for _, shape in model.shapes(plan.text.tokenizer.size))
+    there = available(device)
+    weights = sum(math.prod(shape) for _, shape in model.shapes(vocabulary))
     needed = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
     if needed > there:
         what = f"weights, gradients and optimizer need about {needed / 2**30:,.1f} of {there / 2**30:,.1f} GiB"

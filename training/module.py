@@ -33,9 +33,9 @@ class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation.
 
     One Lightning batch is one optimizer step. This class splits it into micro-batches, not Lightning, so that a run
-    only stops between two optimizer steps. Checkpoints save `data`, a description of the text, and `conditions`, the
-    run fingerprint (`training.machine.conditions`); both are plain data. All ranks must have the same `conditions` and
-    `start`, the run's name and step.
+    only stops between two optimizer steps. Checkpoints save `data`, a description of the text, and `conditions`, what
+    the results depend on (`training.machine.conditions`); both are plain data. All ranks must have the same
+    `conditions` and `start`, the run's name and step.
     """
 
     @classmethod
@@ -59,7 +59,7 @@ class LitGPT(L.LightningModule):
         self.vocabulary = tokenizer.vocabulary
         self.token_sizes = tokenizer.token_sizes  # (V, 2): characters and UTF-8 bytes of each token
         self.data, self.conditions, self.start = data, conditions, start
-        self.max_steps, self.micro_batch, self.seed = config.trainer.max_steps, config.data.micro_batch, config.seed
+        self.micro_batch, self.seed = config.data.micro_batch, config.seed
         self.compile_step = config.compile == "true"
         self.unread: list[tuple[int, Tensor]] = []  # step, and loss and gradient norm (2,) on the device
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
@@ -95,6 +95,11 @@ class LitGPT(L.LightningModule):
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
         self.zero_grad()
+
+    @property
+    def max_steps(self) -> int | None:
+        """Number of steps of the run; None while a run with `minutes` has not chosen it."""
+        return self.trainer.max_steps if self.trainer.max_steps > 0 else None
 
     @property
     def asynchronous(self) -> bool:

@@ -12,7 +12,7 @@ from base.errors import InputError, RunFailed, one_line
 from base.files import atomic, write_text
 from base.log import log, to_file
 from base.progress import Progress
-from conf.merge import differences, overrides
+from conf.differences import differences, overrides
 from conf.schema import to_yaml
 from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
 from data.ngrams import yardsticks
@@ -25,8 +25,8 @@ from gpt.model import GPT
 from reports import log_lines, verdict
 from reports.run_page import page
 from reports.tensorboard import log_result
-from training.budget import MIN_STEPS
 from training.callbacks.watch import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
+from training.choosing.time_budget import MIN_STEPS
 from training.errors import rates_far_above
 from training.launch import device_kind
 from training.run_plan import RunPlan
@@ -94,6 +94,8 @@ def write_missing(plan: RunPlan) -> None:
     """Write what is missing of a resumed run that has no steps left, and say how to continue it."""
     run, point = plan.directory, plan.resume_point
     assert point
+    if plan.config.trainer.max_steps == "auto":  # it ended before `minutes` had chosen the number
+        plan = plan.with_steps(point.step)
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(

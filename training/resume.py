@@ -1,6 +1,8 @@
 """Find the run to resume, and the checkpoint that it continues from."""
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +11,27 @@ from base.errors import InputError, printable
 from base.files import remove_unfinished
 from base.log import log
 from base.options import spell
-from conf.merge import Layer, check_unchanged, merge, merge_resumed, read_config, settings
+from conf.compose import compose_resumed, read_config
+from conf.overrides import Command
+from conf.resume_rules import check_unchanged, settings
 from conf.schema import Config, to_yaml
 
 if TYPE_CHECKING:
     from gpt.checkpoint import TrainingRecord
 
 
-def find_run(typed: Layer) -> tuple[Config, Path | None]:
-    """Find and lock the run to resume; return the merged configuration and the run's directory, None if fresh."""
-    config = merge(typed)
+def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
+    """Find and lock the run to resume; return the configuration and the run's directory, None if fresh.
+
+    `config` is what Hydra has composed for `command` if the run is fresh.
+    """
+    literals = dict(command.literals)
     if config.resume is None and processes.restarted():  # the command line is that of the first start
-        again = {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
-        typed, config = {**typed, **again}, merge(typed, again)
+        literals |= {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
+        config = replace(config, resume=literals["resume"], name=literals["name"])
     if config.resume is None:
         if config.allow:
-            raise InputError(f"allow={spell(config.allow)}: goes with resume=, has no meaning without")
+            raise InputError(f"allow={spell(config.allow)}: only works with resume=")
         run_directory.check_writable()
         if config.name is not None and processes.rank() == 0:
             run_directory.check_free(config.name)
@@ -41,7 +48,8 @@ def find_run(typed: Layer) -> tuple[Config, Path | None]:
     except InputError as error:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
-    return merge_resumed(stored, typed), run
+    (given,) = command.runs()
+    return compose_resumed(given, literals, stored), run
 
 
 def newest_unfinished() -> Path:
@@ -122,8 +130,8 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
     return point
 
 
-def check_resumed(run: Path, now: Layer, point: ResumePoint | None, allow: list[str]) -> None:
-    """Compare the fingerprint `now` with the checkpoint's, or else config.yaml; refuse differences not in `allow`."""
+def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
+    """Compare the conditions `now` with the checkpoint's, or else config.yaml's; refuse differences not in `allow`."""
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from base import processes, run_directory
 from base.files import write_text
-from conf.keys import HOW, leaves
-from conf.merge import settings
+from conf.keys import leaves
+from conf.resume_rules import settings
 from conf.schema import Config, to_dict
 from gpt.checkpoint import TrainingRecord, read, write_model
 from gpt.evaluation import Score, measured
@@ -73,7 +73,7 @@ class Summary:
         self.mfu = speed * model.flops_per_token() / record.peak if speed and record.peak else None
         self.text = plan.text.name
         self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
-        self.parameters, self.device = model.num_parameters(), plan.runtime.device
+        self.parameters, self.device = model.num_parameters(), plan.machine.device
         self.versions = {"python": platform.python_version()}
         self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
 
@@ -123,5 +123,5 @@ def write_summary(run: Path, summary: Summary) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """Return the settings that influence the result, for TensorBoard's page HPARAMS."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), "trainer.max_steps", "data.path"} - HOW
+    kept = {*settings(config), "trainer.max_steps", "data.path"}
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

@@ -5,12 +5,12 @@ import pytest
 import yaml
 
 from base.errors import InputError
-from conf.compose import combinations
+from conf.compose import read_config
 from conf.groups import FOLDERS, groups
 from conf.help import usage
-from conf.keys import fields
-from conf.overrides import split_literals
-from conf.schema import Config, from_yaml, to_dict, to_yaml
+from conf.keys import KEYS
+from conf.overrides import read_command, split_literals
+from conf.schema import Config, to_dict, to_yaml
 from gpt.config import OptimConfig
 from sweeps.trial import make_trial
 from tests.conf.test_defaults import composed
@@ -26,12 +26,18 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "nearest: trainer.max_steps",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "lr=0.1": "lr.*nearest: optim.lr", "heads": "key=value.*: model.heads",
-    "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=3": "model.bias=3.*true or false",
+    "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=maybe": "maybe.*true or false",
     "model.layers=4.5": "model.layers=4.5.*a whole number, 1 to 4096", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, alibi, none.*nearest: rotary",
     "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
     "data=book.txt": "data=book.txt.*data.path=book.txt", "model.heads=a b (": "model.heads.*quote",
 }  # fmt: skip
+
+
+def stored(folder: Path, config: Config, *change: str) -> Config:
+    """What a run reads of its config.yaml."""
+    folder.joinpath("config.yaml").write_text(to_yaml(config).replace(*change) if change else to_yaml(config), "utf-8")
+    return read_config(folder)
 
 
 def test_wrong_overrides_are_named() -> None:
@@ -61,18 +67,23 @@ def test_a_sweep_is_every_combination() -> None:
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "data.path=a,b.txt")
     assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
     assert {each.optim.warmup for each in configs} == {7} and {each.data.path for each in configs} == {"a,b.txt"}
-    assert combinations(["optim.lr=1,2e-3", "optim.lr=3e-3"]) == [["optim.lr=0.003"]], "the last counts, as in Hydra"
+    (last,) = read_command(["-m", "optim.lr=1,2e-3", "optim.lr=3e-3"]).runs()
+    assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
 
 
 def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
     (config,) = composed("optim.lr=1", "minutes=5", "model.dropout=0", "data.split=[0.5,0.5,0]", "experiment=enwik8")
-    floats = [config.optim.lr, config.minutes, config.model.dropout, *config.data.split]
-    assert floats == [1, 5, 0, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
-    assert refused(f"optim.lr={10**400}").startswith("optim.lr=1000")
+    floats = [config.optim.lr, config.minutes, *config.data.split]
+    assert floats == [1, 5, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
+    assert config.model.dropout == 0
+    (config,) = composed("model.bias=3", "model.heads=2", "seed='8'")  # as OmegaConf converts
+    assert config.model.bias is True and config.seed == 8
+    assert refused(f"optim.lr={10**400}") == "optim.lr: must be a number, above 0"
 
 
 def test_what_cfg_shows(train: Call) -> None:
-    keys, typed = list(to_dict(Config())), ["model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
+    keys = list(to_dict(Config()))
+    typed = ["model.layers=4", "model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
     for flags, heads in (("--cfg job", "${model.layers}"), ("-c job", "${model.layers}"), ("--cfg=job --resolve", 4)):
         ended = train(*typed, *flags.split(), defaults=False)
         assert ended.status == 0 and ended.err == "", ended
@@ -85,17 +96,17 @@ def test_what_cfg_shows(train: Call) -> None:
         assert re.match(said, refused(*typed.split()))
 
 
-def test_text_is_taken_as_it_is() -> None:
+def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
     for value in ("it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"):
         rest, _ = split_literals([f"data.path={value}", "seed=3"])
         assert rest == ["seed=3"]
         (config,) = composed(f"data.path={value}", "seed=3")
-        assert from_yaml(to_yaml(config)).data.path == config.data.path == value
+        assert stored(tmp_path, config).data.path == config.data.path == value
     (config,) = composed("data.path=null", "name=123")
     assert (config.data.path, config.name) == (None, "123")
     for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
         assert Config(compile=value).compile == word
-    assert from_yaml(to_yaml(Config(compile=True)).replace("'true'", "true")).compile == "true"
+    assert stored(tmp_path, Config(compile=True), "'true'", "true").compile == "true"
     with pytest.raises(ValueError, match="^compile=null: must be one of auto, true, false"):
         Config(compile=None)
     for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b"):  # and those of tests/faults/test_input.py
@@ -103,12 +114,12 @@ def test_text_is_taken_as_it_is() -> None:
             Config(name=name)
 
 
-def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given() -> None:
+def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:
     text, short = usage(everything=True), usage(everything=False)
-    for key, (_, field) in fields().items():
-        if "help" in field.metadata:
-            assert f"  {key}=" in text and field.metadata["help"] in text
+    for key, each in KEYS.items():
+        if "help" in each.metadata:
+            assert f"  {key}=" in text and each.metadata["help"] in text
     for group, choices in groups().items():
         assert f"{group}=" in short and " ".join(choices) in short and short.count("\n") < 30
     config = Config(optim=OptimConfig(lr=1e-5))
-    assert from_yaml(to_yaml(config)) == config
+    assert stored(tmp_path, config) == config

@@ -36,10 +36,10 @@ Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its argument
 SCRIPT = str(ROOT / "train.py")
 LIMIT = 150.0  # seconds for a run of two, of which a quiet machine takes a tenth
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
-TWO = ["trainer=ddp", "trainer.devices=2", *MUON]
+TWO = ["trainer.devices=2", *MUON]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 # A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
-JOB = [*TINY, "data.path=book.txt", "trainer=ddp", *MUON]
+JOB = [*TINY, "data.path=book.txt", *MUON]
 JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
 CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may enter
 

@@ -27,7 +27,7 @@ def refused(ended: Ended, *listed: str) -> None:
         assert re.search(each, ended.err), (each, ended.err)
 
 
-TYPED = {  # every setting: tests/conf/test_merge.py
+TYPED = {  # every setting: tests/conf/test_resume_rules.py
     "model.dropout=0.2": r"model.dropout=0.2 \(the run has 0.0\)",
     "data.split=[0.8,0.1,0.1]": r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)",
     "trainer.precision=64-true": r"trainer.precision=64-true \(the run has (bf16-mixed|32-true)\)",

@@ -1,25 +1,23 @@
-import dataclasses
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from base import processes
 from base.errors import InputError
 from base.options import spell
-from conf.hydra_grammar import parse
-from conf.keys import LITERAL, PLUGGED, SEARCH, fields, set_leaf
-from conf.overrides import read_command
-from conf.plugins import OPTIONS
-from conf.schema import REFUSED, Config, from_dict, to_dict
+from conf.keys import KEYS, SEARCH_KEYS, Key, is_plugins
+from conf.schema import RANGES, REFUSED
+from tests.conf.test_defaults import composed
 from tests.conftest import ROOT, TINY, Call, one_line, refusal, summary
 
 
-def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
-    bounds, kind = field.metadata, str(hint)
+def wrong_values(key: Key) -> Iterator[str]:
+    bounds, kind = key.metadata, str(key.metadata.get("auto") or key.kind)
     number = "int" in kind or "float" in kind
     yield "[]" if "list" not in kind else "x"
     yield "{a:1}"
@@ -36,39 +34,38 @@ def wrong_values(hint: Any, field: dataclasses.Field) -> Iterator[str]:
         if "None" not in kind:
             yield "null"
     if "bool" in kind:
-        yield from ("2", "maybe")
+        yield from ("0.5", "maybe")  # whole numbers are booleans for OmegaConf
     if bounds.get("choices"):
         yield from ("nonsense", f"{bounds['choices'][0]}x", "3", "[1]")
 
 
-PLUGINS = {key: each for name, kind in OPTIONS.items() for key, each in fields(kind, f"{name}.").items()}
+PLUGINS = {
+    f"callbacks.{name}.{each.name}": Key(typing.get_type_hints(kind)[each.name], each.default, None, each.metadata, "")
+    for name, kind in RANGES.items()
+    for each in fields(kind)
+}
+LITERAL = {key for key, each in KEYS.items() if each.metadata.get("literal")}  # which tests of their own give
+FREE = {"allow", "data.encoding", *filter(is_plugins, KEYS)}
 EVERY = [
     (key, value)
-    for key, (hint, field) in {**fields(), **PLUGINS, **SEARCH}.items()
-    if "help" in field.metadata and key not in LITERAL and key != "allow" and key != "data.encoding"
-    for value in wrong_values(hint, field)
+    for key, each in {**KEYS, **PLUGINS, **SEARCH_KEYS}.items()
+    if key not in LITERAL | FREE
+    for value in wrong_values(each)
 ]
 
 
-def without_hydra(key: str, value: str) -> Config:
-    (override,) = parse(read_command([f"{key}={value}"]).overrides)
-    values = to_dict(Config())
-    set_leaf(values, key, override.value())
-    return from_dict(values)
-
-
 def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path) -> None:
-    covered = {key for key, _ in EVERY} | {*LITERAL, "allow", "data.encoding", *PLUGGED}
-    assert covered >= set(fields()) and len(EVERY) > 300
+    covered = {key for key, _ in EVERY} | LITERAL | FREE
+    assert covered >= set(KEYS) and len(EVERY) > 300
     before = sorted(workplace.rglob("*"))
     once = set()
     for key, value in EVERY:
-        if key in once:  # Hydra is slow; the rest of the way is the same for every value
-            said = refusal(InputError, without_hydra, key, value)
+        plugin = [f"callbacks={key.split('.')[1]}"] if key in PLUGINS else []
+        plugin += ["hparams_search=default"] if key in SEARCH_KEYS else []
+        if key in once:  # the rest of the way is the same for every value
+            said = refusal(InputError, composed, *plugin, f"{key}={value}")
         else:
-            once |= {key} & set(fields())
-            plugin = [f"callbacks={key.split('.')[1]}"] if key in PLUGINS else []
-            plugin += ["hparams_search=default"] if key in SEARCH else []
+            once |= {key}
             ended = train(*plugin, f"{key}={value}")
             one_line(ended, 2)
             assert ended.out == "", ended
@@ -109,8 +106,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
-    "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: goes with -m",
-    "allow=seed": "a list", "allow=[seed]": "goes with resume=",
+    "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: only works with -m",
+    "allow=seed": "a list", "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",

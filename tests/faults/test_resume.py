@@ -15,7 +15,7 @@ import torch
 from tests.conftest import Call, missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Fault, Process, events, run, run_ranks, start, wait_for
-from training.machine import missing_to_compile
+from training.choosing.hardware import missing_to_compile
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
 EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
@@ -209,7 +209,7 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
 
 
 def test_two_processes_killed_and_resumed(whole: Any, workplace: Path) -> None:
-    two = ["trainer=ddp", "trainer.devices=2", *ADAMW]
+    two = ["trainer.devices=2", *ADAMW]
     rng = random.Random(6)
     for saved in ("last", "previous"):
         process = Process("name=cut", "resume=auto", *two, long=True)

@@ -1,5 +1,6 @@
 """A run's config.yaml is plain data: it chooses plug-ins by name and names no class; what is wrong is one line."""
 
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.groups import CONF
-from conf.merge import read_config
+from conf.compose import read_config
+from conf.groups import CONF, FOLDERS
+from conf.instantiate import instantiate
+from conf.schema import to_dict
 from tests.conftest import Call, one_line
 
 pytestmark = pytest.mark.usefixtures("trained")
@@ -17,15 +20,17 @@ RUN = Path("runs/first/config.yaml")
 RESUME = ("resume=runs/first", "trainer.max_steps=40")
 # Plug-ins in a config.yaml that are refused.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("logger", {"evil": {"_target_": "os.system"}}), ("logger", {"../experiment/enwik8": {}}), ("logger", {"none": {}}),
+    ("logger", {"evil": {"_target_": "os.system"}}), ("logger", {"csv": {"_target_": "os.system"}}),
+    ("logger", {"csv": {"name": [{"_target_": "os.getcwd"}]}}), ("logger", {"../experiment/enwik8": {}}), ("logger", {"none": {}}),
     ("logger", {"tensorboard": {"save_dir": "escaped"}}), ("callbacks", {1: {}}), ("callbacks", {"ema": [1]}),
     ("callbacks", {"ema": {"decay": "${oc.create:{_target_:os.getcwd}}"}}), ("callbacks", {"ema": {"decay": 2}}),
 ]  # fmt: skip
 WRONG = [  # text of a config.yaml, and what is said of it
-    ("", "must be a mapping"), ("seed: [", "cannot be read"), ("day: 2001-99-99", "month must be in 1..12"),
-    ("x: !!python/object/apply:os.system ['touch got-in']", "cannot be read"),
+    ("", "must be a mapping"), ("seed: [", "while parsing a flow node"), ("day: 2001-99-99", "month must be in 1..12"),
+    ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
-    ("model: {layer: 3}", "model.layer: no such key; nearest: layers"), ("seed: x", "seed=x: must be a whole number"),
+    ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),
+    ("seed: x", "seed=x: must be a whole number"),
 ]  # fmt: skip
 
 
@@ -40,7 +45,7 @@ def test_plug_ins_are_those_of_conf(train: Call) -> None:
         changed(**{group: entries})
         one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", group)
     RUN.write_text(whole)
-    changed(logger={"csv": {"_target_": "os.system", "name": "../../escaped"}})  # which conf/ decides
+    changed(logger={"csv": {"name": "../../escaped"}})
     assert train(*RESUME, defaults=False).status == 0
     (written,) = Path().resolve().rglob("metrics.csv")
     assert written.is_relative_to(Path("runs/first").resolve())
@@ -58,16 +63,85 @@ class Mine(L.Callback):
     Path("conf/callbacks/mine.yaml").write_text("mine:\n  _target_: mine.Mine\n  words: [a]\n")
     typed = ["callbacks=[mine,early_stopping]", "callbacks.mine.words=[b]", "trainer.max_steps=40", "allow=[callbacks]"]
     assert "made with ['b']" in train("resume=runs/first", *typed, defaults=False).out
-    chosen = read_config(Path("runs/first")).callbacks
+    chosen = to_dict(read_config(Path("runs/first")))["callbacks"]
     assert (chosen["mine"], chosen["early_stopping"]["patience"]) == ({"words": ["b"]}, 5)
     assert "_target_" not in RUN.read_text()
     assert "made with ['b']" in train("resume=runs/first", "trainer.max_steps=41", defaults=False).out
     one_line(train("callbacks=mine", "callbacks.mine.word=[b]"), 2, "callbacks=mine takes words")
     Path("mine.py").write_text("")
     monkeypatch.delitem(sys.modules, "mine")
-    one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "no attribute 'Mine'")
+    one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
     Path("conf/callbacks/mine.yaml").unlink()
     one_line(train("resume=runs/first", defaults=False), 2, "callbacks: mine: there is no conf/callbacks/mine.yaml")
+
+
+NAMED = [  # classes on a command line, and what is said of them
+    ("callbacks.x._target_=os.system", "needs callbacks=x"),
+    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema takes decay"),
+    ("callbacks=ema ++callbacks.ema._target_=os.system", "callbacks.ema._target_"),
+    ("+callbacks.x={_target_:os.system}", "must be a value or a list"),
+    ("callbacks={x:{_target_:os.system}}", "must be a value or a list"),
+    ("callbacks=ema callbacks.ema={_target_:os.system}", "must be a value or a list"),
+    ("logger=wandb logger.wandb.project=[{_target_:os.getcwd}]", "must be a value or a list"),
+    ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "must be a value or a list"),
+]
+
+
+def test_a_command_line_names_no_class(train: Call) -> None:
+    files = set(Path("runs").rglob("*"))
+    for typed, said in NAMED:
+        one_line(train(*typed.split()), 2, said)
+        one_line(train("resume=runs/first", *typed.split(), defaults=False), 2, said)
+        one_line(train("-m", "seed=1,2", *typed.split()), 2, said)
+    assert set(Path("runs").rglob("*")) - {Path("runs/first/.lock")} == files - {Path("runs/first/.lock")}
+
+
+def test_what_looks_like_an_interpolation_is_data(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARGPT_SECRET", "got-in")
+    text = "${oc.env:CHARGPT_SECRET}"
+    whole = yaml.safe_load(RUN.read_text())
+    changed(data=whole["data"] | {"path": text}, logger={"wandb": {"project": text}}, name=text)
+    config = read_config(RUN.parent)
+    assert (config.data.path, config.logger["wandb"]["project"], config.name) == (text, text, text)
+    assert to_dict(config)["logger"] == {"wandb": {"project": text, "offline": False}}
+    ended = train(*RESUME, "logger=none", defaults=False)
+    one_line(ended, 2, text)
+    assert "got-in" not in ended.err
+    Path("book.txt").rename(text)
+    changed(data=whole["data"] | {"path": text}, logger={"csv": {"name": "csv"}}, name="first")
+    ended = train(*RESUME, defaults=False)
+    assert ended.status == 0 and read_config(RUN.parent).data.path == text, ended
+    made = dict[str, Any]()
+    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger.__init__", lambda _, **given: made.update(given))
+    instantiate("logger", config.logger)
+    assert made == {"project": text, "offline": False}
+
+
+def test_a_callback_that_cannot_be_made_is_one_line(
+    train: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(FOLDERS.clear)
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("own/callbacks").mkdir(parents=True)
+    Path("own/callbacks/mine.yaml").write_text("mine:\n  _target_: raising.Mine\n  number: 3\n")
+    for error, said in (
+        ("ValueError('no such\\nnumber')", "no such"), ("ValueError", "ValueError"), ("KeyError('')", "''"),
+        ("RuntimeError('')", "RuntimeError"), ("AssertionError", "AssertionError"), ("OSError()", "OSError"),
+    ):  # fmt: skip
+        Path("raising.py").write_text(f"class Mine:\n    def __init__(self, number):\n        raise {error}\n")
+        monkeypatch.delitem(sys.modules, "raising", raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree("__pycache__", ignore_errors=True)
+        one_line(train("--config-dir=own", "callbacks=mine", "name=a"), 2, "callbacks=mine: cannot be created: ", said)
+    assert not Path("runs/a").exists()
+
+
+def test_a_text_called_auto(train: Call) -> None:
+    Path("book.txt").rename("auto")
+    ended = train("resume=runs/first", "data.path=auto", "trainer.max_steps=32", defaults=False)
+    assert ended.status == 0 and read_config(RUN.parent).data.path == "auto", ended
+    assert train("resume=runs/first", "trainer.max_steps=34", defaults=False).status == 0
+    assert read_config(RUN.parent).data.path == "auto"
 
 
 def test_what_is_no_configuration(train: Call) -> None:

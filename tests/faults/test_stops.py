@@ -18,7 +18,7 @@ from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, events, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
-from training.machine import missing_to_compile
+from training.choosing.hardware import missing_to_compile
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
@@ -161,6 +161,6 @@ def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
 
 
 def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
-    ended = run_ranks(2, "name=cut", "trainer=ddp", *MUON, fault={1: (faults.spoil_loss, 2 * 25)})
+    ended = run_ranks(2, "name=cut", *MUON, fault={1: (faults.spoil_loss, 2 * 25)})
     said = "step 26: the loss is nan (batch 25 of seed 0)"
     one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", "last.ckpt")

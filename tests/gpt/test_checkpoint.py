@@ -7,7 +7,7 @@ import torch
 
 import gpt
 from base.errors import InputError
-from conf.merge import settings
+from conf.resume_rules import settings
 from conf.schema import Config
 from gpt.checkpoint import CHECKPOINT_FORMAT, last_component, load, load_checkpoint, read, save, write_model
 from gpt.config import ModelConfig

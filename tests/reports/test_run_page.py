@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from conf.merge import differences
-from conf.schema import from_yaml
+from conf.compose import read_config
+from conf.differences import differences
 from gpt.analysis import attention_maps
 from gpt.checkpoint import TrainingRecord, load_checkpoint
 from gpt.model import GPT
@@ -119,7 +119,7 @@ def test_a_finished_run_is_reported(trained: Path) -> None:
     bits, best = f"({said['val_bpc']:.4f} bits)", f"best checkpoint, step {said['best_step']}"
     assert data["figures"][0][1:] == [f"{said['val_loss']:.4f}", "nats per character", bits, best]
     config = (run / "config.yaml").read_text("utf-8")
-    assert data["differences"] == [list(each) for each in differences(from_yaml(config))]
+    assert data["differences"] == [list(each) for each in differences(read_config(run))]
     assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
     passage, (_, prompt, text) = data["passage"]["letters"], data["sample"]

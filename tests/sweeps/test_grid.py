@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.compose import combinations
-from conf.overrides import split_literals
-from sweeps.sweep import varied_keys
+from conf.overrides import read_command
+from sweeps.sweep import literal_settings, varied_keys
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
@@ -40,8 +39,10 @@ def test_values_survive_the_trial_s_command_line() -> None:
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in names]
     typed = ["optim.min_lr=choice(1e-12,0.25)", "optim.betas=[1e-7,0.5]", "optim.lr=1", f"data.path={path}"]
     typed += ["logger=wandb", f"logger.wandb.project={','.join(quoted)}"]
-    rest, _ = split_literals(typed)
-    trials = [make_trial("s", varied_keys(rest), [*each, f"data.path={path}"]) for each in combinations(rest)]
+    command = read_command(["-m", *typed])
+    fixed, varied = literal_settings(command.literals), varied_keys(command)
+    assert fixed == [f"data.path={path}"]
+    trials = [make_trial("s", varied, [*(each.text for each in run), *fixed]) for run in command.runs()]
     made = []
     for trial in trials:
         config = compose(trial.command[2:])

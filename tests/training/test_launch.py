@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conf.schema import Config, from_yaml
+from conf.compose import read_config
+from conf.schema import Config
 from data.batches import train_batch
 from data.text import Text, open_text
 from gpt.checkpoint import load_checkpoint
@@ -46,7 +47,7 @@ def logged(name: str) -> list[float]:
 
 
 def of_run(name: str) -> tuple[Config, Text]:
-    config = from_yaml(Path("runs", name, "config.yaml").read_text())
+    config = read_config(Path("runs", name))
     return config, open_text(config.data, config.model.context)
 
 

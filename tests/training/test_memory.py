@@ -1,5 +1,3 @@
-from unittest.mock import Mock
-
 import pytest
 
 from base.errors import InputError
@@ -11,10 +9,9 @@ from training import memory
 
 def test_a_model_is_refused_if_its_weights_gradients_and_optimizer_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2**28 < memory.available("cpu") < 2**50
-    plan = Mock(text=Mock(tokenizer=Mock(size=11)))
-    plan.config.model = ModelConfig(layers=2, heads=2, dim=32, context=16)
-    need = 16 * GPT(plan.config.model, 11).num_parameters()
+    model = ModelConfig(layers=2, heads=2, dim=32, context=16)
+    need = 16 * GPT(model, 11).num_parameters()
     monkeypatch.setattr(memory, "available", lambda device: need)
-    memory.check_memory(plan)
+    memory.check_memory(model, 11, "cpu")
     monkeypatch.setattr(memory, "available", lambda device: need - 1)
-    assert refusal(InputError, memory.check_memory, plan).endswith("; lower model.dim=32 or model.layers=2")
+    assert refusal(InputError, memory.check_memory, model, 11, "cpu").endswith("; lower model.dim=32 or model.layers=2")

@@ -43,7 +43,7 @@ class Checkpoints(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         step = trainer.global_step
-        if step % self.interval == 0 or step == trainer.max_steps:
+        if (self.interval and step % self.interval == 0) or step == trainer.max_steps:
             return  # a validation follows and saves
         if trainer.world_size > 1 and pl_module.unread:
             return  # a GPU still computes these steps, and a reduction would wait for them
@@ -57,7 +57,7 @@ class Checkpoints(L.Callback):
             return
         if pl_module.score.loss < self.best_loss:
             self.best_loss, self.best_step = pl_module.score.loss, trainer.global_step
-        self.over = trainer.should_stop and trainer.global_step < trainer.max_steps
+        self.over = trainer.should_stop and trainer.global_step != trainer.max_steps
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:

@@ -19,6 +19,7 @@ from reports.log_lines import in_nats
 from reports.tensorboard import layout
 from training.bounded_series import BoundedSeries
 from training.callbacks.checkpoints import Checkpoints
+from training.callbacks.deadline import Deadline
 from training.callbacks.watch import boards
 from training.machine import peak_flops
 
@@ -33,11 +34,15 @@ class Metrics(L.Callback):
     the work of the others.
     """
 
-    def __init__(self, tokens_per_step: int, tokens_per_character: float, unit: str, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, tokens_per_step: int, tokens_per_character: float, unit: str, checkpoints: Checkpoints,
+        deadline: Deadline | None = None,
+    ) -> None:  # fmt: skip
         self.tokens_per_step = tokens_per_step  # over all devices
         self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
         self.unit = unit  # what a token is
         self.checkpoints = checkpoints  # each pause between two steps ends with a save
+        self.deadline = deadline  # of a run with `minutes` that has not chosen its steps
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.losses = BoundedSeries(1000)  # [step, training loss]
         self.validations = BoundedSeries(1000)  # [step, loss, bits per character]
@@ -89,7 +94,7 @@ class Metrics(L.Callback):
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
             self.bar = load_tqdm()(
-                total=trainer.max_steps,
+                total=self._expected(trainer),
                 initial=self.start_step,
                 file=sys.stdout,
                 dynamic_ncols=True,
@@ -112,7 +117,7 @@ class Metrics(L.Callback):
         if logged:
             self._log(trainer, step)
         if self.bar is not None:
-            self.bar.total = trainer.max_steps
+            self.bar.total = self._expected(trainer)
             self.bar.update(step - self.bar.n)
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate after the last step, whatever the interval
@@ -132,7 +137,7 @@ class Metrics(L.Callback):
         score = pl_module.score
         self.validations.add([trainer.global_step, score.loss, score.bpc])
         if trainer.is_global_zero:
-            log.info(f"step {trainer.global_step}/{trainer.max_steps}  validation loss {in_nats(score.loss)}")
+            log.info(f"step {trainer.global_step}/{self._expected(trainer)}  validation loss {in_nats(score.loss)}")
         self.last_line = time.perf_counter()
 
     def on_train_end(self, *_: Any) -> None:
@@ -162,6 +167,12 @@ class Metrics(L.Callback):
             self.loss_count += 1
             self.clipped += 0 < self.module.optim_config.clip < grad_norm
             self.grad_norm = grad_norm
+
+    def _expected(self, trainer: L.Trainer) -> int:
+        """Return the number of steps of the run; while it is not chosen, about how many fit into the time."""
+        if trainer.max_steps > 0 or self.deadline is None:
+            return trainer.max_steps
+        return self.deadline.fitting(trainer)
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
@@ -199,8 +210,9 @@ class Metrics(L.Callback):
         if self.bar is not None:
             self.bar.set_description_str(shown + "  ", refresh=False)
         elif trainer.is_global_zero and time.perf_counter() - self.last_line >= LINE_SECONDS:
-            left = f"  {clock((trainer.max_steps - step) * self.tokens_per_step / speed)} left" if speed else ""
-            log.info(f"step {step}/{trainer.max_steps}  {shown}{left}")
+            total = self._expected(trainer)
+            left = f"  {clock((total - step) * self.tokens_per_step / speed)} left" if speed else ""
+            log.info(f"step {step}/{total}  {shown}{left}")
             self.last_line = time.perf_counter()
 
 

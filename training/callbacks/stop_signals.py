@@ -46,7 +46,7 @@ class StopSignals(L.Callback):
         self.training = False
 
     def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step < trainer.max_steps:
+        if trainer.global_step != trainer.max_steps:
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:

@@ -85,7 +85,7 @@ def known(flops: float) -> None:
 
 @pytest.mark.slow
 def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
-    typed = ["name=a", "trainer=ddp", "optim=muon", "watch.pictures=true", *EVERY]
+    typed = ["name=a", "optim=muon", "watch.pictures=true", *EVERY]
     ended = run_ranks(2, *typed, fault=(known, 1e12))
     assert ended.status == 0 and "pictures " not in ended.out, ended
     assert_updates("a", moved("a"))

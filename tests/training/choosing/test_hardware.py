@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from base import processes
-from training.machine import COMPILE_FROM, choose_compile, choose_precision, choose_threads, peak_flops
+from training.choosing.hardware import COMPILE_FROM, choose_compile, choose_precision, choose_threads
+from training.machine import peak_flops
 
 
 @pytest.fixture

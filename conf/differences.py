@@ -1,0 +1,35 @@
+"""Spell a configuration as the command line that repeats it."""
+
+from base.options import spell
+from conf.compose import PLUGINS, composed_presets
+from conf.hydra_grammar import quoted
+from conf.keys import KEYS, is_launch, leaves
+from conf.overrides import Setting
+from conf.schema import Config, to_dict
+
+
+def differences(config: Config) -> list[tuple[str, str, str]]:
+    """List (key, value, default) of the settings that differ from the defaults, spelled as on the command line.
+
+    A value that the run has chosen for `auto` is listed unless most runs choose it.
+    """
+    defaults, found = dict(leaves(composed_presets())), []
+    for key, value in leaves(to_dict(config)):
+        if key not in PLUGINS and value not in (defaults[key], KEYS[key].usual) and not is_launch(key):
+            found.append((key, spell(value), spell(defaults[key])))
+    chosen = {group: list(getattr(config, group)) for group in PLUGINS}
+    named = composed_presets([Setting(group, names, f"{group}={spell(names)}") for group, names in chosen.items()])
+    for group, names in chosen.items():
+        usual = [name for name, arguments in defaults[group].items() if "auto" not in arguments.values()]
+        if names not in (list(defaults[group]), usual):
+            found.append((group, spell(names) if names else "none", spell(usual)))
+        for name, arguments in getattr(config, group).items():
+            for key, value in arguments.items():
+                if value not in (named[group][name][key], "auto"):
+                    found.append((f"{group}.{name}.{key}", quoted(value), quoted(named[group][name][key])))
+    return found
+
+
+def overrides(config: Config) -> list[str]:
+    """List the overrides that repeat a run under another name. Give what `minutes` chose, not `minutes` itself."""
+    return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

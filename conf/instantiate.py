@@ -1,0 +1,26 @@
+"""Make the callbacks and loggers of a run from its configuration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import hydra
+
+from base.errors import InputError, one_line
+
+
+def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
+    """Make callbacks or loggers of their `_target_` with their arguments and `more`.
+
+    An `InputError` names the one whose constructor fails. Strings are data: `${…}` in them is not resolved.
+    """
+    made = []
+    for name, arguments in plugins.items():
+        try:
+            make = hydra.utils.instantiate({"_target_": arguments["_target_"], "_partial_": True})
+            made.append(make(**{key: value for key, value in arguments.items() if key != "_target_"} | more))
+        except Exception as error:
+            cause = error.__cause__ or error
+            reason = one_line(cause)[:300] or type(cause).__name__
+            extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
+            raise InputError(f"{group}={name}: cannot be created: {reason}{extra}") from None
+    return made

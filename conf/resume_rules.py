@@ -1,0 +1,84 @@
+"""What a run that continues may change, and what a sweep's trials must have kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from base.errors import InputError, nearest
+from base.options import spell
+from conf.keys import KEYS, leaves
+from conf.schema import Config, to_dict
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return every setting that the result of a run depends on, by key."""
+    return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
+
+
+def changed(stored: Config, config: Config) -> list[str]:
+    """List the settings that differ from those of a run, as `key=value (the run has value)`.
+
+    What is `auto`, or comes with the model of `init_from`, the run has chosen. More steps do not count: they continue
+    the run.
+    """
+    ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
+    trained = ("model.", "data.tokenizer") if config.init_from else ()
+    steps = config.trainer.max_steps
+    longer = steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
+    return [
+        f"{key}={spell(ours[key])} (the run has {spell(theirs[key])})"
+        for key in ours
+        if (KEYS[key].on_resume != "free" or key in ("data.path", "trainer.max_steps"))
+        and ours[key] != theirs[key]
+        and "auto" not in (ours[key], *_arguments(ours[key]))
+        and not (key == "trainer.max_steps" and longer)
+        and not key.startswith(trained)
+        and key not in config.allow
+    ]
+
+
+def _arguments(value: Any) -> list[Any]:
+    """Return the arguments of a group of plug-ins."""
+    return [each for plugin in value.values() for each in plugin.values()] if isinstance(value, dict) else []
+
+
+def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise an `InputError` if a run changes what the weights of the model that it starts from depend on.
+
+    Dropout, the attention kernel, its window and the context may differ; with learned positions the context may only be
+    shorter.
+    """
+    trained = dict(leaves(groups))
+    free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
+    if trained["model.positions"] != "learned" or config.model.context <= trained["model.context"]:
+        free.add("model.context")
+    ours = dict(leaves(to_dict(config)))
+    wrong = [key for key in trained if key not in free and ours[key] != trained[key]]
+    if wrong:
+        listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in wrong)
+        raise InputError(f"init_from={config.init_from}: cannot change {listed}")
+
+
+def is_fixed(name: str) -> bool:
+    """Whether `allow=` cannot permit a change: the weights would not fit or mean something else."""
+    return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+
+
+def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str]) -> str:
+    """Compare the conditions of a run with those of the process that resumes it; refuse differences not in `allow`.
+
+    Return the differences as text; empty if the run continues bit for bit.
+    """
+    for name in allow:
+        if name not in now:
+            raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
+    differing = [name for name in now if before.get(name) != now[name]]
+    fixed = [name for name in differing if is_fixed(name)]
+    listed = ", ".join(f"{name}={spell(now[name])} (the run has {spell(before.get(name))})" for name in differing)
+    if fixed:
+        raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
+    for name in filter(is_fixed, allow):
+        harm = "another value would make the weights unfit or change what they mean"
+        raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")
+    if set(differing) - set(allow):
+        raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] continues anyway")
+    return listed

@@ -1,0 +1,123 @@
+from dataclasses import replace
+from typing import Any
+
+from base.errors import InputError
+from conf import compose as composing
+from conf.overrides import read_command
+from conf.resume_rules import changed, check_trained, check_unchanged, settings
+from conf.schema import Config
+from gpt.config import ModelConfig
+from tests.conf.test_defaults import compose
+from tests.conftest import refusal
+
+
+def resumed(stored: Config, *typed: str) -> Config:
+    command = read_command([*typed, "resume=auto"])
+    (given,) = command.runs()
+    return composing.compose_resumed(given, command.literals, stored)
+
+
+def test_resuming_keeps_the_run() -> None:
+    old = compose(["model.dim=64", "optim.lr=0.01", "trainer.precision=bf16-mixed", "name=old"])
+    same = resumed(old, "trainer.precision=auto")
+    assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (64, 0.01, "bf16-mixed", "old")
+    assert resumed(old, "trainer.max_steps=9").trainer.max_steps == 9
+    assert resumed(old, "optim.lr=0.02", "allow=[optim.lr]").allow == ["optim.lr"]
+    assert resumed(replace(old, allow=["seed"], resume="auto", workers=2)).allow == [], "of this command only"
+
+
+def test_auto_keeps_what_a_run_has_chosen() -> None:
+    chosen = ran("minutes=5", "model.dim=64", "threads=3")
+    chosen = replace(chosen, trainer=replace(chosen.trainer, max_steps=77, devices=2))
+    chosen = replace(chosen, callbacks={"early_stopping": chosen.callbacks["early_stopping"] | {"patience": 4}})
+    autos = ["trainer.max_steps=auto", "model.dim=auto", "threads=auto", "trainer.devices=auto", "minutes=5"]
+    for typed in ([], autos, ["model=auto"], ["trainer=auto"], ["callbacks=auto"], ["experiment=nanogpt_cpu"]):
+        same = resumed(chosen, *typed)
+        assert same.trainer.max_steps == (2000 if typed == ["experiment=nanogpt_cpu"] else 77), typed
+        assert (same.threads, same.trainer.devices, same.minutes) == (3, 2, 5.0), typed
+        assert same.callbacks["early_stopping"]["patience"] == 4, typed
+        assert same.model.dim == (128 if typed == ["experiment=nanogpt_cpu"] else 64), typed
+    assert resumed(chosen, "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
+    assert resumed(chosen, "callbacks=[]").callbacks == {}
+    assert resumed(replace(chosen, trainer=replace(chosen.trainer, num_nodes=2))).trainer.num_nodes == "auto"
+
+
+def test_a_path_called_auto_is_a_path() -> None:
+    old = ran("data.path=book.txt", "init_from=a")
+    for key in ("path", "cache_dir"):
+        assert getattr(resumed(old, f"data.{key}=auto").data, key) == "auto"
+    assert resumed(old, "init_from=auto").init_from == "auto"
+    assert compose(["data.path=auto"]).data.path == "auto"
+
+
+TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, positions="learned"))
+
+
+def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
+    """What a run is that starts from a model."""
+    groups = {"model": model, "data": {"tokenizer": tokenizer}}
+    command = read_command([*typed, "init_from=a"])
+    (given,) = command.runs()
+    config = composing.compose(given, command.literals, groups)
+    check_trained(config, groups)
+    return config
+
+
+def test_a_trained_model_brings_its_shape() -> None:
+    config = started(TRAINED, "byte", "model.dropout=0.3", "model.layers=3", "optim.lr=0.5")
+    assert vars(config.model) == TRAINED | {"dropout": 0.3}
+    assert config.data.tokenizer == "byte" and config.optim.lr == 0.5 and config.init_from == "a"
+    for positions, context in (("learned", 32), ("rotary", 32), ("rotary", 128)):
+        trained = TRAINED | {"positions": positions, "heads": 2}
+        assert started(trained, "char", f"model.context={context}").model.context == context
+    assert started(TRAINED | {"window": 5}, "char").model.window == 5
+    two = "model.layers=8 (the model has 3), data.tokenizer=byte (the model has char)"
+    for wrong, listed in (
+        (["model.layers=8", "model.dim=96", "data.tokenizer=byte"], two),
+        (["model.tied=true"], "model.tied=true (the model has false)"),
+        (["model.context=128"], "model.context=128 (the model has 64)"),
+    ):
+        assert refusal(InputError, started, TRAINED, "char", *wrong) == f"init_from=a: cannot change {listed}"
+
+
+def ran(*typed: str) -> Config:
+    """The configuration that a run stores: with the usual value for each `auto`."""
+    config = compose([*typed])
+    model, data, trainer = (
+        replace(group, **{key: getattr(type(group), key) for key, value in vars(group).items() if value == "auto"})
+        for group in (config.model, config.data, config.trainer)
+    )
+    return replace(config, model=model, data=data, trainer=trainer)
+
+
+def test_what_is_typed_otherwise_than_the_run_has_it() -> None:
+    plain = ran("trainer.precision=bf16-mixed", "compile=false")  # which the machine has chosen
+    timed = ran("minutes=5", "model.dim=64", "data.batch=16")  # which minutes have chosen, and the steps
+    timed = replace(timed, trainer=replace(timed.trainer, max_steps=77))
+    tuned = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")  # which come with the trained model
+    for run, typed, said in (
+        (plain, "", []),
+        (plain, "seed=5", ["seed=5 (the run has 0)"]),
+        (plain, "seed=5 allow=[seed]", []),
+        (plain, "trainer.max_steps=2000", []),
+        (plain, "trainer.max_steps=1000", ["trainer.max_steps=1000 (the run has 1500)"]),
+        (plain, "data.path=other.txt", ["data.path=other.txt (the run has null)"]),
+        (plain, "trainer.devices=2 logger=none trainer.log_every_n_steps=1", []),
+        (timed, "minutes=5", []),
+        (timed, "minutes=6", ["minutes=6.0 (the run has 5.0)"]),
+        (timed, "minutes=5 model.dim=32", ["model.dim=32 (the run has 64)"]),
+        (timed, "model.dim=64 data.batch=16 trainer.max_steps=77", ["minutes=null (the run has 5.0)"]),
+        (tuned, "init_from=runs/a", []),
+    ):
+        assert changed(run, compose(typed.split())) == said, typed
+
+
+def test_what_no_permission_helps_with() -> None:
+    same = settings(compose([])) | {"vocabulary": "9 tokens"}
+    said = refusal(InputError, check_unchanged, same, dict(same), ["vocabulary"])
+    assert said.startswith("allow=[vocabulary]: cannot be allowed")
+    size = ["model.layers=4", "model.heads=2"]
+    for head, wrong in {"L1": ": must be layer and head", "L0H9": " is not in the model", "L9H0": " is not in"}.items():
+        assert f"{head}{wrong}" in refusal(InputError, compose, [*size, f"watch.attention_heads=[{head}]"])
+    chosen_late = compose(["watch.attention_heads=[L0H9]"])  # the size of the model is not known yet
+    assert "L0H9 is not in the model" in refusal(InputError, replace, chosen_late, model=ModelConfig())

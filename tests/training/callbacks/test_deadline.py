@@ -1,0 +1,101 @@
+import math
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conf.compose import read_config
+from conf.differences import overrides
+from tests.conftest import Call, assert_same_weights, summary
+from tests.faults import faults
+from tests.faults.processes import run
+from training.callbacks import deadline
+from training.callbacks.deadline import END_SECONDS, LATE, Deadline
+
+
+class Clock:
+    """Steps of a pretended run, by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, minutes: float, cooldown: float) -> None:
+        self.now, self.chosen = 0.0, list[int]()
+        monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.callback = Deadline(cooldown, 60 * minutes, 0.0, self.chosen.append)
+        data = SimpleNamespace(num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10)
+        loop = SimpleNamespace(epoch_loop=self)
+        self.max_steps, self.global_step, self.should_stop = -1, 0, False
+        self.datamodule, self.fit_loop = data, loop
+        self.callback.per_token = self.per_token = 0.002
+
+    def train(self, seconds_of: Any) -> float:
+        """Take all steps, `seconds_of` a step each; return when the run has ended."""
+        module: Any = SimpleNamespace(asynchronous=False)
+        while self.global_step != self.max_steps:
+            self.callback.on_train_batch_start()
+            self.now += seconds_of(self)
+            self.global_step += 1
+            self.callback.on_train_batch_end(self, module)  # type: ignore[arg-type]
+        return self.now + 1000 * self.per_token + END_SECONDS
+
+
+def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cooldown in (0.5, 0.2, 0.0, 1.0):
+        clock = Clock(monkeypatch, 1.0, cooldown)
+        assert 59 < clock.train(lambda _: 0.1) <= 60.1
+        (steps,) = clock.chosen
+        assert steps == clock.global_step and steps == pytest.approx((60 - END_SECONDS - 2) / 0.1, abs=2)
+
+
+def test_a_machine_that_becomes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the choice it counts in full; after it, steps are given up only where the run would end late."""
+    for begins in (0.2, 0.45, 0.55, 0.8):
+        clock = Clock(monkeypatch, 1.0, 0.5)
+        ended = clock.train(lambda clock, begins=begins: 0.2 if clock.now > 60 * begins else 0.1)
+        assert 0.9 * 60 < ended < 60 * (1 + 2 * LATE), begins
+        assert clock.chosen == sorted(clock.chosen, reverse=True)
+    clock = Clock(monkeypatch, 1.0, 0.5)
+    clock.train(lambda clock: 0.104 if clock.now > 30 else 0.1)
+    assert len(clock.chosen) == 1
+
+
+def test_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 0.001, 0.5)
+    clock.train(lambda _: 0.1)
+    assert clock.chosen == [1] and clock.should_stop
+
+
+SMALL = (
+    "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
+    "trainer.accelerator=cpu data.path=book.txt watch.pictures=false"
+).split()
+
+
+@pytest.mark.slow
+def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
+    monkeypatch.setattr(deadline, "LATE", math.inf)  # a busy machine may not lower the number
+    started = time.monotonic()
+    ended = train("name=timed", "minutes=0.3", *SMALL, defaults=False)
+    assert ended.status == 0 and 14 < time.monotonic() - started < 27, ended
+    config = read_config(Path("runs/timed"))
+    steps = config.trainer.max_steps
+    (said,) = re.findall(r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M)
+    assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
+    assert 3 < ended.out.count("validation loss") < 10, "at equal times"
+    again = train("name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False)
+    assert again.status == 0, again
+    assert_same_weights("timed", "steps")
+    assert "is finished" in train("resume=timed", defaults=False).out
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train: Call, workplace: Path) -> None:
+    often = "trainer.checkpoint_minutes=1e-6"
+    killed = run("name=cut", "minutes=0.5", *SMALL, often, fault=(faults.at_step, 12))
+    assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
+    started = time.monotonic()
+    ended = train("resume=cut", defaults=False)
+    assert ended.status == 0 and time.monotonic() - started < 33, ended
+    assert read_config(Path("runs/cut")).trainer.max_steps == summary("cut")["steps"] > 100

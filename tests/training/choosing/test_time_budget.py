@@ -1,0 +1,103 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from base.errors import InputError
+from gpt.config import ModelConfig
+from gpt.model import GPT
+from tests.conftest import Call, summary
+from tests.training.choosing.test_text_length import a_text, chosen
+from training.choosing import choose as choosing
+from training.choosing import time_budget
+from training.choosing.time_budget import MIN_STEPS, TRAINING, Budget
+from training.module import LitGPT
+
+LONG = 10**9  # characters of text
+SLOW = ["data.path=book.txt", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4", "compile=false"]
+
+
+def test_the_time_of_a_step_grows_with_the_operations_of_a_model() -> None:
+    budget = Budget(100.0, 0.1, ModelConfig(), 8, a_text(LONG))
+    assert budget.steps(ModelConfig()) == pytest.approx(TRAINING * 1000)
+    larger = ModelConfig(dim=256, heads=4)
+    ratio = GPT(larger, 96).flops_per_token() / GPT(ModelConfig(), 96).flops_per_token()
+    assert budget.step_of(larger) == pytest.approx(0.1 * ratio)
+    assert budget.read(larger) == pytest.approx(TRAINING * 1000 / ratio * 8 * 256)
+    assert replace(budget, seconds=-3.0).steps(ModelConfig()) == 1
+
+
+def test_a_larger_model_when_it_would_see_enough() -> None:
+    def size(seconds: float, text: int = LONG) -> int:
+        return Budget(seconds, 0.01, ModelConfig(), 8, a_text(text)).choose_size().dim
+
+    mini = ModelConfig(heads=3, dim=192)
+    weights = GPT(mini, 96).num_parameters()
+    ratio = GPT(mini, 96).flops_per_token() / GPT(ModelConfig(), 96).flops_per_token()
+    state = torch.random.get_rng_state()
+    border = time_budget.CHARACTERS_PER_WEIGHT * weights / (8 * 256) * 0.01 * ratio / TRAINING
+    assert (size(0.99 * border), size(1.01 * border)) == (128, 192)
+    assert (size(1.01 * border, weights // 2 - 1), size(1.01 * border, weights // 2 + 1)) == (128, 192)
+    assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
+    enough = MIN_STEPS * 0.01 / TRAINING
+    assert (size(1.01 * enough), size(0.99 * enough), size(-1.0)) == (128, 64, 32), "smaller than the default"
+
+
+def test_what_minutes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "time_step", lambda *_: 0.02)
+    found = chosen(LONG, "minutes=10", "compile=false", seconds=600.0)
+    config = found.config
+    assert (config.model.dim, config.data.batch) == (192, 16), "half as many steps, twice as large"
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == ("auto", "auto")
+    assert found.notes == (found.notes[0],) and found.notes[0].startswith(
+        "minutes    10: model and batch are chosen for"
+    )
+    often = chosen(10**6, "minutes=10", "compile=false", seconds=600.0).config
+    assert (often.model.dim, often.model.dropout, often.data.batch) == (192, 0.1, 8), "read more than ten times"
+    given = ["model.layers=3", "data.batch=4", "model.dropout=0", "model.context=64"]
+    config = chosen(10**6, "minutes=10", *given, seconds=600.0).config
+    assert (config.model.layers, config.model.dim, config.model.context) == (3, 128, 64)
+    assert (config.model.dropout, config.data.batch) == (0, 4)
+    with pytest.raises(InputError, match="^minutes=5: needs optim.schedule=trapezoid"):
+        chosen(LONG, "minutes=5", "optim=nanogpt")
+
+
+def test_the_word_where_the_time_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "time_step", lambda *_: 1.0)
+    found = chosen(LONG, "minutes=0.01", "compile=false", seconds=-3.0)
+    assert found.config.model.dim == 32 and len(found.notes) == 2
+    flops = [GPT(model, 96).flops_per_token() for model in (found.config.model, ModelConfig())]
+    enough = (3.6 + MIN_STEPS * flops[0] / flops[1] / TRAINING) / 60
+    said = f"minutes=0.01: 1 step is too few to learn much; minutes={enough:.2g} would be enough here"
+    assert found.notes[1] == said
+
+
+@pytest.mark.parametrize("left", [1000.0, 0.0])
+def test_what_is_timed(train: Call, monkeypatch: pytest.MonkeyPatch, left: float) -> None:
+    """By a clock on which a step takes 1 s, each of the first three 5 s. With no time left, one step is timed."""
+    found, now, steps = [], [0.0], [0]
+    time_step, training_step = time_budget.time_step, LitGPT.training_step
+
+    def step(*given: object) -> object:
+        steps[0] += 1
+        now[0] += 1 if steps[0] > time_budget.UNTIMED_STEPS else 5
+        return training_step(*given)  # type: ignore[arg-type]
+
+    def spy(config: object, text: object, _: float) -> None:
+        monkeypatch.setattr(time_budget, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        found.append(time_step(config, text, left))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LitGPT, "training_step", step)
+    monkeypatch.setattr(choosing, "time_step", spy)
+    train("name=a", "minutes=1", *SLOW, "model.dim=32", "model.context=32", defaults=False)
+    assert (steps[0], found) == ((5, [1.0]) if left else (1, [5.0]))
+
+
+def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:
+    ended = train("name=short", "minutes=0.01", *SLOW, defaults=False)
+    assert ended.status == 0, ended
+    assert summary("short")["steps"] >= 1 and "too few to learn much; minutes=" in ended.out
+    ended = train("name=steps", "trainer.max_steps=3")
+    assert ended.out.count("trainer.max_steps=3: 3 steps are too few to learn much; 100 would be") == 1

@@ -1,0 +1,94 @@
+"""End a run in its `minutes`: choose the number of steps when the learning rate must begin to fall."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+
+from base.log import log
+
+TIMED_STEPS = 20  # steps whose mean is the time of a step
+END_SECONDS = 2.0  # to count n-grams, write a sample and the report, and exit; at least, or a part of the start
+END_SHARE = 0.3  # of the seconds before the first step
+LATE = 0.05  # of the time of the run: steps are given up if it would end later
+
+
+class Deadline(L.Callback):
+    """Choose `max_steps` once, when the cooldown is due by the clock.
+
+    Until its cooldown, a trapezoid does not depend on the number of steps. After k steps, if r more fit into the time
+    that is left, k + r steps fit in all, so the cooldown is due when k = (1 - cooldown) (k + r). If the machine becomes
+    slower after that, the run gives up steps, and its learning rate falls faster.
+    """
+
+    def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
+        """Make the callback of a run whose number of steps is not chosen yet.
+
+        Args:
+            cooldown: fraction of all steps in which the learning rate falls.
+            ends_at: `time.perf_counter()` when the process must have ended.
+            started: `time.perf_counter()` when the process began.
+            save: stores the number of steps for a run that continues, which then takes the same steps.
+        """
+        self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
+        self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
+        self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
+        self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
+        self.per_token: float | None = None  # seconds that a validation takes for each token
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.validating = time.perf_counter()
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        self.per_token = (time.perf_counter() - self.validating) / trainer.datamodule.num_validated()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.stepping = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        """Choose the number of steps if it is time to."""
+        step, now = trainer.global_step, time.perf_counter()
+        if self.began is None:
+            self.began = step, now
+        else:
+            self.recent.append(now - self.stepping)
+        if not self._is_due(trainer):
+            return
+        if pl_module.asynchronous:  # wait for the steps that the GPU has not taken yet
+            torch.cuda.synchronize(pl_module.device)
+            if not self._is_due(trainer):
+                return
+        chosen = trainer.max_steps > 0
+        steps = self.fitting(trainer)
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        trainer.should_stop = steps == step
+        self.save(steps)
+        why = "the machine has become slower" if chosen else f"the learning rate falls from step {step:,} on"
+        log.info(f"minutes    {steps:,} steps in all: {why}")
+
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        """Whether the number of steps must be chosen, or lowered."""
+        step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == TIMED_STEPS
+        if trainer.max_steps < 0:
+            over = now + self.end_seconds >= self.ends_at
+            return over or (timed and step >= (1 - self.cooldown) * self.fitting(trainer))
+        end = now + (trainer.max_steps - step) * sum(self.recent) / TIMED_STEPS + self.end_seconds
+        return timed and step < trainer.max_steps and end > self.ends_at + LATE * (self.ends_at - self.started)
+
+    def fitting(self, trainer: Any) -> int:
+        """Return about how many steps fit into the time in all; at least those that are taken."""
+        step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
+        if self.began is None or not self.recent:
+            return step
+        # Before the choice, steps with their validations; after it, those since the machine became slower.
+        if trainer.max_steps < 0:
+            per_step = (now - self.began[1]) / (step - self.began[0])
+        else:
+            per_step = sum(self.recent) / len(self.recent)
+        left = self.ends_at - now - self.end_seconds
+        tokens = data.num_validated(last_step=step + int(max(0.0, left) / per_step))
+        per_token = per_step / data.tokens_per_step if self.per_token is None else self.per_token
+        return max(step, int(step + (left - tokens * per_token) / per_step))

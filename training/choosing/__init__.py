@@ -1,0 +1,1 @@
+"""What a run chooses for itself: a value for every `auto`."""

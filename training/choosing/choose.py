@@ -1,0 +1,154 @@
+"""Replace every `auto` of a configuration, once, before the first step; config.yaml stores what it became."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from base.progress import count
+from conf.schema import Config, TrainerConfig
+from data.config import DataConfig
+from data.text import Text
+from gpt.config import ModelConfig
+from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compiled_marker
+from training.choosing.text_length import PATIENCE, WHOLE, about_short_text, dropout_for, interval_for, steps_for
+from training.choosing.time_budget import COMPILED, MIN_STEPS, TRAINING, Budget, time_step
+from training.launch import rows_per_device
+from training.machine import Machine, untrained
+from training.memory import check_memory
+
+LAPTOP_FLOPS = 1.5e11  # per second, of two laptop cores; a constant, so that every machine makes the same choice
+SURE = 0.7  # fraction of the steps that fit into `minutes` that a run may be sure to reach
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration without `auto`, and what the introduction of the run says about it."""
+
+    config: Config
+    why: dict[str, str] = field(default_factory=dict)  # the reasons for `precision`, `compile` and `threads`
+    notes: tuple[str, ...] = ()  # lines
+
+    def describe(self, machine: Machine) -> str:
+        """Return a line with device, precision, compilation and, if other programs are busy, threads."""
+        config, configured = self.config, "as configured"
+        compiled = "not compiled" if config.compile == "false" else "compiled"
+        parts = [
+            machine.device,
+            f"{config.trainer.precision} ({self.why.get('precision', configured)})",
+            f"{compiled} ({self.why.get('compile', configured)})",
+        ]
+        if "threads" in self.why:
+            parts.append(f"{count(config.threads, 'thread')} ({self.why['threads']})")
+        return ", ".join(parts)
+
+
+def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]) -> Choice:
+    """Replace every `auto` by what suits the text, the machine and, with `minutes`, the time.
+
+    Two stay `auto` with `minutes`: the steps, which `training.callbacks.deadline` chooses when the learning rate must
+    begin to fall, and the interval between validations, which come at equal times.
+
+    Args:
+        config: of a fresh run, or of a resumed one, which has chosen before.
+        text: the text of the run.
+        machine: where it runs.
+        seconds_left: returns what is left of `minutes`.
+
+    Raises:
+        InputError: this machine lacks what was asked for.
+    """
+    asked, why, adapted = config.trainer, dict[str, str](), list[str]()
+    precision, why["precision"] = choose_precision(asked.precision, machine.device)
+    threads, why["threads"] = choose_threads(config.threads)
+    trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
+    model, data = _with_defaults(config.model), _with_defaults(config.data)
+    check_memory(model, text.tokenizer.size, machine.device)
+    tokens, vocabulary, started = len(text.train), text.tokenizer.size, config.init_from is not None
+    short = tokens < WHOLE and data.overfit is None
+    usual = steps_for(tokens, started) if short else TrainerConfig.max_steps
+    steps: float = usual if asked.max_steps == "auto" else asked.max_steps
+    by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
+
+    if by_clock and "auto" in (config.model.layers, config.model.dropout, config.data.batch):
+        default = replace(config, model=model, data=data, trainer=trainer)
+        model, data, fitting, notes = _fit_into_minutes(config, default, text, machine, seconds_left)
+        by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
+        steps = fitting if by_clock else steps
+    if config.model.dropout == "auto" and (short or by_clock) and not started and data.overfit is None:
+        model = replace(model, dropout=dropout_for(model, vocabulary, tokens, steps * data.batch * model.context))
+        adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
+    if asked.max_steps == "auto" and not by_clock:
+        trainer = replace(trainer, max_steps=int(steps))
+        adapted.insert(0, f"{steps} steps")
+    if asked.val_check_interval == "auto" and not by_clock:
+        interval = interval_for(tokens, started, int(steps)) if short else TrainerConfig.val_check_interval
+        trainer = replace(trainer, val_check_interval=interval)
+        adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
+    if short and adapted:
+        notes += about_short_text(text, adapted, started)
+    if asked.max_steps != "auto" and steps < MIN_STEPS and not started:
+        enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
+        notes.append(f"trainer.max_steps={steps}: {too_few(int(steps))}; {enough}")
+    flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
+    seconds = flops / LAPTOP_FLOPS if config.minutes is None else 60 * config.minutes
+    compiled, why["compile"] = _choose_compile(config, model, data, trainer, machine, seconds)
+    chosen = replace(
+        config, threads=threads, compile=compiled, model=model, data=data, trainer=trainer,
+        callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
+    )  # fmt: skip
+    automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
+    return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
+
+
+def _fit_into_minutes(
+    asked: Config, default: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]
+) -> tuple[ModelConfig, DataConfig, float, list[str]]:
+    """Choose model and batch by the time of a step of the default; return them, how many steps fit, and notes."""
+    assert asked.minutes is not None
+    before, minutes, model, data = seconds_left(), asked.minutes, default.model, default.data
+    step = time_step(default, text, before)
+    if _choose_compile(asked, model, data, default.trainer, machine, 60 * minutes)[0] == "true":
+        step *= COMPILED
+    budget = Budget(seconds_left(), step, model, data.batch, text)
+    if asked.model.layers == asked.model.heads == asked.model.dim == "auto":
+        model = budget.choose_size()
+    if asked.data.batch == "auto":
+        data = replace(data, batch=budget.choose_batch(model))
+    times = data.batch / budget.batch
+    step, fitting = times * budget.step_of(model), budget.steps(model) / times
+    notes = [f"minutes    {minutes:g}: model and batch are chosen for {1000 * step:.3g} ms a step"]
+    if fitting < MIN_STEPS:
+        enough = (60 * minutes - before + MIN_STEPS * step / TRAINING) / 60
+        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:.2g} would be enough here")
+    return model, data, fitting, notes
+
+
+def _choose_compile(
+    config: Config, model: ModelConfig, data: DataConfig, trainer: TrainerConfig, machine: Machine, seconds: float
+) -> tuple[str, str]:
+    rows = rows_per_device(data, machine.devices)
+    known = config.minutes is not None and compiled_marker(model, trainer, rows).exists()
+    return choose_compile(config.compile, machine.device, seconds, known)
+
+
+def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
+    """Set the patience of early stopping where it is `auto`; without one, remove early stopping."""
+    chosen = {}
+    for name, arguments in callbacks.items():
+        if arguments.get("patience") != "auto":
+            chosen[name] = arguments
+        elif patience is not None:
+            chosen[name] = arguments | {"patience": patience}
+    return chosen
+
+
+def too_few(steps: int) -> str:
+    """Return the part of a message that says that a run has too few steps."""
+    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
+
+
+def _with_defaults(config: Any) -> Any:
+    """Replace each `auto` of a group by the default of its class."""
+    return replace(
+        config, **{key: getattr(type(config), key) for key, value in vars(config).items() if value == "auto"}
+    )

@@ -1,0 +1,101 @@
+"""Choose precision, compilation and threads for the hardware."""
+
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from base import processes
+from base.errors import InputError
+from conf.schema import TrainerConfig
+from gpt.config import ModelConfig
+
+COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
+
+
+def choose_precision(precision: str, device: str) -> tuple[str, str]:
+    """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
+    if precision != "auto":
+        return precision, "as configured"
+    if device == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
+    if device == "cpu":
+        flags = torch.cpu.get_capabilities()
+        if flags.get("amx_bf16"):
+            return "bf16-mixed", "the CPU has amx_bf16"
+        if not flags.get("avx512_bf16"):
+            return "32-true", "the CPU has no bf16 arithmetic"
+        # A Xeon that could have AMX multiplies half as fast in bf16 as in fp32 without it (docs/experiments.md). Cores
+        # with avx512_bf16 and without avx512_fp16, such as Zen 4, are faster in bf16.
+        if flags.get("avx512_fp16"):
+            return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
+        return "bf16-mixed", "the CPU has avx512_bf16"
+    return "32-true", "bf16 was not tried on this device"
+
+
+def choose_compile(asked: str, device: str, seconds: float, compiled_before: bool = False) -> tuple[str, str]:
+    """Return `true` or `false` for `compile=asked`, and the reason.
+
+    `auto` becomes `true` on a CUDA GPU, and on a CPU in runs of at least `COMPILE_FROM` expected `seconds`, or in any
+    run if the code is in the cache already.
+
+    Raises:
+        InputError: `true` without a compiler or Python.h.
+    """
+    missing = missing_to_compile() if device in ("cpu", "cuda") else ""
+    if asked == "auto":
+        if sys.platform != "linux":
+            return "false", "not tested on this system"
+        if missing:
+            return "false", f"there is no {missing}"
+        if device == "cuda":
+            return "true", "on a GPU"
+        if compiled_before:
+            return "true", "the code is in the cache"
+        if seconds < COMPILE_FROM:
+            return "false", f"saves time on a CPU only in runs of more than {COMPILE_FROM:.0f} s"
+        return "true", "saves time in a run this long"
+    if asked != "false" and missing:
+        raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
+    return asked, "as configured"
+
+
+def choose_threads(threads: int | str) -> tuple[int | str, str]:
+    """Set the number of threads and return it, with the reason if other programs are the reason.
+
+    A thread without a core of its own slows down all others, which wait for it at the end of each operation. Ranks of
+    one machine keep what their launcher has set: auto.
+    """
+    why = ""
+    if isinstance(threads, str):
+        if processes.launched():
+            return threads, ""
+        cores, busy = processes.cores(), processes.busy_cores()
+        taken = 0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)
+        threads = max(1, cores - taken)
+        if threads < cores:
+            why = f"other programs use {busy:.1f} of {cores} cores"
+    torch.set_num_threads(threads)
+    return threads, why
+
+
+def missing_to_compile() -> str:
+    """Name what torch.compile lacks on this machine; empty when nothing is missing."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "C++ compiler, such as g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h, from a package such as python3-dev"
+    return ""
+
+
+def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
+    """Return the file, in torch's cache, that exists once a step on `rows` windows was compiled here."""
+    shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
+    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
+    name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")

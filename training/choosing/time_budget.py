@@ -1,0 +1,108 @@
+"""`minutes=N`: time a few steps of the default model, and choose model and batch by how many steps fit."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+
+from base.progress import Progress
+from conf.keys import presets
+from conf.schema import Config
+from data.datamodule import TextDataModule
+from data.text import Text
+from gpt.config import ModelConfig
+from training.choosing.text_length import EPOCHS
+from training.machine import untrained
+from training.module import LitGPT
+
+MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
+# Models smaller than every preset, for short budgets.
+SMALLER = [ModelConfig(layers=1, heads=1, dim=32), ModelConfig(layers=2, dim=64)]
+# From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
+# read over `EPOCHS` times, whose loss is lower with small batches (docs/experiments.md).
+DOUBLED_FROM = 4000
+# Choose a larger preset if the run trains it on this many characters per weight, and the text has at least half a
+# character per weight (docs/experiments.md).
+CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
+COMPILED = 0.7  # what compiling leaves of the time of a step (docs/experiments.md)
+TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
+TIMED_SECONDS, UNTIMED_STEPS = 1.0, 3  # of steps to time, after slower first ones
+TIMING = 0.03  # fraction of the seconds left, at most for timing
+
+
+class _Clock(L.Callback):
+    """Time `TIMED_SECONDS` of steps; stop at once if they take over `limit` seconds."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.steps = limit, list[float]()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        float(outputs["loss"])  # waits for a GPU
+        self.steps.append(time.perf_counter() - self.started)
+        trainer.should_stop = sum(self.steps) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+
+
+def time_step(config: Config, text: Text, seconds_left: float) -> float:
+    """Return the seconds of a training step that is not compiled; if there is little time, of the slower first one."""
+    clock = _Clock(TIMING * seconds_left)
+    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
+    where: dict[str, Any] = {
+        key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
+    }
+    trainer = L.Trainer(
+        **where, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    with Progress("timing"):
+        trainer.fit(module, TextDataModule(text, config.data, config.model.context, config.seed))
+    return min(clock.steps)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many steps of a model fit into the time of a run, about."""
+
+    seconds: float  # that are left
+    step: float  # seconds of a step of the model `timed`
+    timed: ModelConfig
+    batch: int
+    text: Text
+
+    def step_of(self, model: ModelConfig) -> float:
+        """Return the seconds of a step of a model: they grow with its operations."""
+        ours, timed = (untrained(each, self.text.tokenizer.size).flops_per_token() for each in (model, self.timed))
+        return self.step * ours / timed
+
+    def steps(self, model: ModelConfig) -> float:
+        """Return the number of steps of a model that fit, at least 1."""
+        return max(1.0, TRAINING * self.seconds / self.step_of(model))
+
+    def read(self, model: ModelConfig) -> float:
+        """Return how many tokens a model reads."""
+        return self.steps(model) * self.batch * model.context
+
+    def choose_size(self) -> ModelConfig:
+        """Choose the size of the model.
+
+        A larger one than the default must see enough characters, in the run and in the text; a smaller one is for less
+        time than `MIN_STEPS` of the default need.
+        """
+        chosen, default = None, self.timed.layers * self.timed.dim**2
+        for size in (*SMALLER, *presets()):
+            model = replace(self.timed, layers=size.layers, heads=size.heads, dim=size.dim)
+            weights = untrained(model, self.text.tokenizer.size).num_parameters()
+            seen = min(self.read(model) / CHARACTERS_PER_WEIGHT, len(self.text.train) / TEXT_PER_WEIGHT)
+            enough = model.layers * model.dim**2 <= default or seen >= weights
+            if chosen is None or (enough and self.steps(model) >= MIN_STEPS):
+                chosen = model
+        assert chosen
+        return chosen
+
+    def choose_batch(self, model: ModelConfig) -> int:
+        """Choose the batch size of a model."""
+        doubled = self.steps(model) >= DOUBLED_FROM and self.read(model) <= EPOCHS * len(self.text.train)
+        return 2 * self.batch if doubled else self.batch
