@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import run_directory
 from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
+from base.jobs import run_directory
 from base.progress import Progress, count
 from data.config import DataConfig
 from data.corpus import open_corpus

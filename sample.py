@@ -15,9 +15,9 @@ from typing import TextIO, cast
 
 import numpy as np
 
-from base import run_directory
 from base.command_line import Parser, about_unknown, add_unknown, device, main, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
+from base.jobs import run_directory
 from base.progress import Progress, hidden
 from gpt.inference.continuation import Continuation
 from gpt.inference.generate import generate_many, stream

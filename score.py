@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
-from base import run_directory
 from base.command_line import Parser, add_unknown, device, main, number, writing_to
 from base.errors import InputError, nearest, printable
+from base.jobs import run_directory
 from base.processes import keep_freed_memory
 from base.progress import Progress
 

@@ -4,9 +4,10 @@ import gc
 import sys
 import time
 
-from base import processes, run_lock, slurm
+from base import ranks
 from base.command_line import main, versions
 from base.errors import InputError
+from base.jobs import run_lock, slurm
 from base.log import log
 from conf.compose import compose, show
 from conf.help import usage
@@ -21,7 +22,7 @@ STARTED = time.perf_counter() - time.process_time()
 
 def cli() -> int:
     """Run the command line; return the exit status."""
-    processes.end_with_parent()
+    ranks.end_with_parent()
     slurm.requeue_before_start()
     return main("train.py", interruptible, unnamed="")
 
@@ -47,7 +48,7 @@ def dispatch(arguments: list[str]) -> int | None:
         if len(arguments) > 1:
             raise InputError(f"--runs: cannot be combined with {' '.join(set(arguments) - {'--runs'})}")
         return print(run_list())
-    processes.adopt_srun()
+    ranks.adopt_srun()
     command = read_command(arguments)
     if command.search:
         from sweeps.search import begin_search  # loads Optuna

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from base import processes
+from base import processes, ranks
 from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line, shorten
 from base.files import atomic
 from base.log import log, to_console
@@ -53,11 +53,11 @@ def main(
         return 0
     except (InputError, RunFailed) as error:
         status, reason = error.status, str(error)
-        if isinstance(error, RunFailed) and not processes.is_local_rank_0():
+        if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
             return status  # the other ranks have nearly the same error
-        if isinstance(error, InputError) and not isinstance(error, processes.JobError) and processes.rank():
+        if isinstance(error, InputError) and not isinstance(error, ranks.JobError) and ranks.rank():
             time.sleep(REFUSAL_SECONDS)  # rank 0 may have the same error; then the launcher ends this process
-            reason = f"rank {processes.rank()} on {platform.node()}: {reason}"
+            reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)
         status, reason = 1, describe_os_error(error, unnamed)

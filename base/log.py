@@ -5,7 +5,7 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from base import processes
+from base import ranks
 from base.errors import for_output
 from base.progress import discard, hidden
 
@@ -19,7 +19,7 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.levelno >= logging.ERROR
-        if not error and processes.rank():
+        if not error and ranks.rank():
             return
         out = sys.stderr if error else sys.stdout
         try:
@@ -55,4 +55,4 @@ def to_console() -> None:
 def to_file(path: Path) -> None:
     """Make rank 0 also append the log to this file, and to no other."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
-    log.handlers[:] = [*handlers, _LogFile(path)] if processes.rank() == 0 else handlers
+    log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers

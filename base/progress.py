@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any, TextIO
 
-from base import processes
+from base import ranks
 
 
 def clock(seconds: float) -> str:
@@ -48,7 +48,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self.begun = time.perf_counter()
-        if processes.rank() == 0:
+        if ranks.rank() == 0:
             self._thread.start()
         return self
 

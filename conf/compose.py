@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from base import processes
+from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell
 from conf.groups import CONF, FOLDERS, groups
@@ -64,7 +64,7 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
     machines and, under a launcher, of devices are those of this command line.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
-    base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if processes.launched() else {})
+    base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
     replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
     with _one_line():
         config = _set(_presets("resume", settings, replaced), settings, literals)
@@ -119,8 +119,10 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
         HydraConfig.instance().set_config(whole)  # interpolations of `${hydra:…}` read this
-        config = _set(whole, [], literals)
-        values: dict[str, Any] = OmegaConf.to_container(config, resolve=resolve)  # type: ignore[assignment]
+        values: dict[str, Any] = OmegaConf.to_container(whole, resolve=resolve)  # type: ignore[assignment]
+    for key, value in literals.items():
+        *path, last = key.split(".")
+        (values[path[0]] if path else values)[last] = value
     own = values.pop("hydra")
     if part == "hydra":  # Hydra leaves its help texts out
         values = {}

@@ -81,7 +81,7 @@ def text_of_run(model: Path) -> Text:
     Raises:
         InputError: there is no training checkpoint beside the model, or the text is missing or has changed.
     """
-    from gpt.checkpoint import read  # loads torch
+    from gpt.training_checkpoint import read  # loads torch
 
     contents = read(model.with_name("last.ckpt"))
     saved = contents["data"]

@@ -106,7 +106,7 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
     """A page for each validation of a run: how far it is, its loss, what it writes and what surprises it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from gpt.checkpoint import TrainingRecord, read
+    from gpt.training_checkpoint import TrainingRecord, read
 
     events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
     record = TrainingRecord.of(read(run / "checkpoints/last.ckpt")["callbacks"])

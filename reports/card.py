@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from base import run_directory
 from base.errors import printable
+from base.jobs import run_directory
 from base.progress import clock, count
 from conf.compose import read_config
 from conf.differences import overrides

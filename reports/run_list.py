@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from base import run_directory, run_lock
 from base.errors import printable
+from base.jobs import run_directory, run_lock
 
 
 def run_list() -> str:

@@ -13,11 +13,11 @@ from torch import Tensor
 from base.html import embedded, fill
 from base.progress import clock, count
 from gpt.analysis import attention_maps, by_character, costs, letters
-from gpt.checkpoint import TrainingRecord
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.training_checkpoint import TrainingRecord
 from reports.log_lines import epochs
 from reports.pictures import spread_over
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from base import run_directory
 from base.command_line import about_unknown
 from base.errors import InputError, printable
 from base.files import write_text
+from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from data.batches import evaluation_windows
 from data.corpus import CHUNK, Document, decode

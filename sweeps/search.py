@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, one_line
+from base.jobs.run_directory import RUNS, is_sweep, val_bpc_of
+from base.jobs.run_lock import lock
 from base.log import log
-from base.run_directory import RUNS, is_sweep, val_bpc_of
-from base.run_lock import lock
 from conf.compose import compose
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
 from conf.keys import KEYS, is_launch

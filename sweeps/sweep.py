@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from base import run_directory, run_lock, slurm
 from base.errors import InputError
 from base.files import write_text
+from base.jobs import run_directory, run_lock, slurm
 from base.log import log
 from base.options import spell
 from base.processes import command

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from base import run_directory
 from base.errors import one_line
-from base.processes import child_environment, cores
+from base.jobs import run_directory
+from base.processes import cores
 from base.progress import clock
+from base.ranks import child_environment
 from conf.groups import FOLDERS
 from conf.keys import is_launch
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from base import run_lock
 from base.files import write_text
+from base.jobs import run_lock
 from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import TINY, Call, one_line, summary

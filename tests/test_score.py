@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import score as score_script
-from base import run_directory
+from base.jobs import run_directory
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint

@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 
-from base import processes
+from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line
 from base.files import write_text
 from base.log import log
@@ -66,7 +66,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
         configured.insert(0, deadline)
-    if config.trainer.profiler and processes.rank() == 0:
+    if config.trainer.profiler and ranks.rank() == 0:
         configured.insert(0, StepProfiler(plan.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
 
@@ -99,7 +99,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         options["val_check_interval"] = timedelta(minutes=(config.minutes or 0) / TIMED_VALIDATIONS)
     timeout = timedelta(seconds=config.trainer.timeout)
     options["strategy"] = "auto" if plan.machine.devices == 1 else DDPStrategy(timeout=timeout)
-    environment = TorchElasticEnvironment() if processes.launched() else LightningEnvironment()
+    environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()
     loggers = config.logger.copy()
     if "tensorboard" in loggers:  # hides what a process has logged after the checkpoint and before it was killed
         loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}

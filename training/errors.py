@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from base import processes, slurm
+from base import processes, ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
+from base.jobs import slurm
 from base.log import log
 from gpt.config import OptimConfig
 from training.memory import LOWER
@@ -64,7 +65,7 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
         yield
     except Stopped as stop:
         log.info(f"{stop.reason}; {way_on(run)}")
-        if slurm.time_is_up(stop.number) and processes.rank() == 0:
+        if slurm.time_is_up(stop.number) and ranks.rank() == 0:
             slurm.requeue()
         raise
     except Diverged as error:

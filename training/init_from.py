@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import run_directory
 from base.errors import InputError, printable
+from base.jobs import run_directory
 
 if TYPE_CHECKING:
     from data.text import Text

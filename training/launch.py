@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from base import processes
+from base import ranks
 from base.errors import InputError
+from base.jobs.run_directory import RUNS
 from base.log import log
 from base.options import spell
-from base.run_directory import RUNS
 from conf.schema import Config
 from data.config import DataConfig
 
@@ -28,7 +28,7 @@ def share_out(config: Config) -> Config:
         InputError: the device is not there, other numbers are set, only this machine was started, or the batch does not
             divide evenly.
     """
-    trainer, launched = config.trainer, processes.launched()
+    trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
         device_kind(trainer.accelerator)  # refuse a device that is not there before the number of devices
     if launched:
@@ -110,19 +110,19 @@ def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     size = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices), "GROUP_RANK": "0"}
-    shared = processes.child_environment() | address | size
+    shared = ranks.child_environment() | address | size
     variables = {rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)}
     command = (sys.argv[0], *sys.argv[1:], *settled)
     specs = DefaultLogsSpecs(log_dir=os.devnull)
     try:
-        ranks = start_processes("train.py", sys.executable, dict.fromkeys(variables, command), variables, specs)
-        result = ranks.wait(period=0.1)
+        started = start_processes("train.py", sys.executable, dict.fromkeys(variables, command), variables, specs)
+        result = started.wait(period=0.1)
     except SignalException as stop:
         try:
-            ranks.close(stop.sigval, SAVE_SECONDS)
+            started.close(stop.sigval, SAVE_SECONDS)
         except SignalException:  # a second one: end at once
-            ranks.close(signal.SIGKILL)
-        first = cast(SubprocessContext, ranks).subprocess_handlers[0].proc.returncode
+            started.close(signal.SIGKILL)
+        first = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
         raise SystemExit(first if first is not None and first >= 0 else 128 + stop.sigval) from None
     if not result or not result.failures:
         return 0

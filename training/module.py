@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from base.errors import InputError
 from conf.schema import Config
-from gpt.checkpoint import CHECKPOINT_FORMAT, build, model_state
+from gpt.checkpoint import build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.tokenizer import Tokenizer
+from gpt.training_checkpoint import CHECKPOINT_FORMAT
 from training.errors import diverged
 from training.launch import check_same_start
 
@@ -199,7 +200,7 @@ class LitGPT(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the description of the model and the run, see `gpt.checkpoint`."""
+        """Add the description of the model and the run, see `gpt.training_checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base import processes, run_directory
+from base import processes, ranks
 from base.errors import InputError, RunFailed, one_line
 from base.files import atomic, write_text
+from base.jobs import run_directory
 from base.log import log, to_file
 from base.progress import Progress
 from conf.differences import differences, overrides
@@ -18,10 +19,11 @@ from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
 from data.ngrams import yardsticks
 from data.passages import passage, prompt
 from gpt import model_file
-from gpt.checkpoint import TrainingRecord, build, last_component, model_state, write_model
+from gpt.checkpoint import build, last_component, model_state
 from gpt.evaluation import Score, evaluate, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
+from gpt.training_checkpoint import TrainingRecord, write_model
 from reports import log_lines, verdict
 from reports.run_page import page
 from reports.tensorboard import log_result
@@ -104,7 +106,7 @@ def write_missing(plan: RunPlan) -> None:
     way = f"trainer.max_steps={2 * point.step}" if point.step >= steps else "callbacks=[] allow=[callbacks]"
     command = processes.command("python", "train.py", f"resume={run}")
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} {way} continues it")
-    if run_directory.summary_of(run).get("val_loss") is not None or processes.rank():
+    if run_directory.summary_of(run).get("val_loss") is not None or ranks.rank():
         return
     summary = Summary("interrupted")  # during its evaluation
     summary.set_training(plan, point.step, point.record)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import processes, run_directory, run_lock
+from base import ranks
 from base.errors import InputError, printable
 from base.files import remove_unfinished
+from base.jobs import run_directory, run_lock
 from base.log import log
 from base.options import spell
 from conf.compose import compose_resumed, read_config
@@ -17,7 +18,7 @@ from conf.resume_rules import check_unchanged, settings
 from conf.schema import Config, to_yaml
 
 if TYPE_CHECKING:
-    from gpt.checkpoint import TrainingRecord
+    from gpt.training_checkpoint import TrainingRecord
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
@@ -26,20 +27,20 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
     `config` is what Hydra has composed for `command` if the run is fresh.
     """
     literals = dict(command.literals)
-    if config.resume is None and processes.restarted():  # the command line is that of the first start
+    if config.resume is None and ranks.restarted():  # the command line is that of the first start
         literals |= {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
         config = replace(config, resume=literals["resume"], name=literals["name"])
     if config.resume is None:
         if config.allow:
             raise InputError(f"allow={spell(config.allow)}: only works with resume=")
         run_directory.check_writable()
-        if config.name is not None and processes.rank() == 0:
+        if config.name is not None and ranks.rank() == 0:
             run_directory.check_free(config.name)
         return config, None
     newest = config.resume == "auto" and config.name is None
     run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
     directory = run or run_directory.RUNS / str(config.name)
-    if directory.is_dir() and processes.rank() == 0:
+    if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
     if run is None:
         return config, None
@@ -57,7 +58,7 @@ def newest_unfinished() -> Path:
     skipped: list[str] = []
     for run in run_directory.unfinished():
         reason = ""
-        if processes.rank() == 0 and run_lock.in_use(run):
+        if ranks.rank() == 0 and run_lock.in_use(run):
             reason = "another process is training there"
         elif not (run / "config.yaml").is_file():
             reason = "has no config.yaml"
@@ -92,7 +93,8 @@ class ResumePoint:
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
     """Return the newest valid checkpoint, None if there is none, and an error line for each newer one."""
-    from gpt.checkpoint import CheckpointError, TrainingRecord, read  # loading torch takes a second
+    from gpt.model_file import CheckpointError
+    from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
 
     skipped: list[str] = []
     for file in (directory / "last.ckpt", directory / "previous.ckpt"):

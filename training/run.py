@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import processes, run_directory, run_lock
+from base import processes, ranks
 from base.errors import InputError, printable
 from base.files import write_text
+from base.jobs import run_directory, run_lock
 from base.log import log, to_file
 from base.progress import Progress
 from conf.compose import compose
@@ -40,7 +41,7 @@ def main(command: Command, config: Config, started: float) -> int:
     """
     config, run = find_run(command, config)
     config = share_out(config)
-    if not processes.launched() and (devices := count_devices(config)) > 1:
+    if not ranks.launched() and (devices := count_devices(config)) > 1:
         run_lock.release()  # rank 0 locks it
         name = config.name or run_directory.new_name(to_yaml(config))
         settled = [f"resume={run}" if run else f"name={name}"]
@@ -86,7 +87,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
         choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter())
     beginning = Beginning.RESUMED if resumed else Beginning.NEW if resume is None else Beginning.FIRST
     plan = RunPlan(run, choice, text, machine, start, point, beginning, started)
-    if resumed and processes.rank() == 0:  # before the other ranks start, or are ended with it
+    if resumed and ranks.rank() == 0:  # before the other ranks start, or are ended with it
         check_resumed(run, plan.conditions, point, allow)
     if resume == "auto":
         what = f"continuing {run}" if resumed else f"there is no run {run} yet, starting it"
@@ -124,7 +125,7 @@ def fit(plan: "RunPlan") -> None:
         trainer = assemble.build_trainer(plan, callbacks)
         plan = assemble.compile_or_not(plan, module, trainer)
         config, metrics = plan.config, callbacks[0]
-        if processes.rank() == 0:
+        if ranks.rank() == 0:
             open_directory(plan, trainer.loggers, module.net.num_parameters())
         with recording(plan, metrics, trainer) as summary:
             metrics.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
@@ -133,7 +134,7 @@ def fit(plan: "RunPlan") -> None:
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
         plan = plan.with_steps(max(trainer.max_steps, trainer.global_step))
-        if processes.rank() == 0:
+        if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
             whole = 0 < trainer.max_steps <= saved["global_step"]  # the last validation evaluates the whole split
             write_results(plan, summary, saved, module.score if whole else None)

@@ -10,13 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import processes, run_directory
+from base import ranks
 from base.files import write_text
+from base.jobs import run_directory
 from conf.keys import leaves
 from conf.resume_rules import settings
 from conf.schema import Config, to_dict
-from gpt.checkpoint import TrainingRecord, read, write_model
 from gpt.evaluation import Score, measured
+from gpt.training_checkpoint import TrainingRecord, read, write_model
 from training.errors import Diverged, Stopped
 from training.machine import untrained
 from training.run_plan import RunPlan
@@ -98,7 +99,7 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
         summary.status = "interrupted"  # "finished" only after the evaluation
     except Stopped:
         summary.status = "interrupted"
-        if last.exists() and processes.rank() == 0:
+        if last.exists() and ranks.rank() == 0:
             write_model(run_directory.model_of(plan.directory, "last"), read(last))
         raise
     except Diverged:
@@ -110,7 +111,7 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
         summary.set_training(plan, trainer.global_step, TrainingRecord.of(states))
         # If an error has ended the run, raise that one rather than an error in writing the summary.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
-            if processes.rank() == 0:
+            if ranks.rank() == 0:
                 write_summary(plan.directory, summary)
 
 

@@ -92,7 +92,7 @@ def test_what_cfg_shows(train: Call) -> None:
     for part, shown in (("hydra", ["hydra"]), ("all", [*keys, "hydra"])):
         values = yaml.safe_load(train("seed=3", f"--cfg={part}", defaults=False).out)
         assert list(values) == shown and values["hydra"]["overrides"]["task"] == ["seed=3"]
-    for typed, said in (("-c jobs", "-c jobs: must be.* nearest: job"), ("--resolve", "--resolve: goes with --cfg")):
+    for typed, said in (("-c jobs", "-c jobs: must be.* nearest: job"), ("--resolve", "--resolve: needs --cfg")):
         assert re.match(said, refused(*typed.split()))
 
 

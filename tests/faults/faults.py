@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-import gpt.checkpoint
 import gpt.optim
+import gpt.training_checkpoint
 import training.callbacks.checkpoints
 import training.machine
 import training.module
 import training.results
 import training.summary_file
-from base import processes
+from base import ranks
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
 from training.run_plan import RunPlan
@@ -56,7 +56,7 @@ def the(number: int, action: Callable[..., object] = die) -> Callable[..., objec
 
 
 def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
-    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if processes.rank() == rank else None)
+    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if ranks.rank() == rank else None)
 
 
 def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
@@ -106,7 +106,7 @@ def in_write(number: int, size: int) -> None:
         file.left = size
         return file
 
-    arrange = the(number, lambda *_, **__: setattr(gpt.checkpoint, "open", opened))
+    arrange = the(number, lambda *_, **__: setattr(gpt.training_checkpoint, "open", opened))
     before(training.callbacks.checkpoints, "save", arrange)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import train as train_script
-from base import run_lock
+from base.jobs import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
 from training import results

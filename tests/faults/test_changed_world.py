@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from gpt.checkpoint import read
+from gpt.training_checkpoint import read
 from tests.conftest import Call, Ended, one_line
 from tests.faults.processes import run
 from tests.faults.test_checkpoints import contents_of

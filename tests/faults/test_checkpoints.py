@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpt.checkpoint import CheckpointError, load_checkpoint, read
+from gpt.checkpoint import load_checkpoint
+from gpt.model_file import CheckpointError
+from gpt.training_checkpoint import read
 from tests.conftest import ROOT, missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for

@@ -21,7 +21,8 @@ RESUME = ("resume=runs/first", "trainer.max_steps=40")
 # Plug-ins in a config.yaml that are refused.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("logger", {"evil": {"_target_": "os.system"}}), ("logger", {"csv": {"_target_": "os.system"}}),
-    ("logger", {"csv": {"name": [{"_target_": "os.getcwd"}]}}), ("logger", {"../experiment/enwik8": {}}), ("logger", {"none": {}}),
+    ("logger", {"csv": {"name": [{"_target_": "os.getcwd"}]}}), ("logger", {"../experiment/enwik8": {}}),
+    ("logger", {"none": {}}),
     ("logger", {"tensorboard": {"save_dir": "escaped"}}), ("callbacks", {1: {}}), ("callbacks", {"ema": [1]}),
     ("callbacks", {"ema": {"decay": "${oc.create:{_target_:os.getcwd}}"}}), ("callbacks", {"ema": {"decay": 2}}),
 ]  # fmt: skip

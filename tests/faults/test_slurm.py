@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
-from base import processes
+from base import ranks
 from tests.conftest import ROOT, missing, refusal
 from tests.faults.processes import JOB, LONG, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched
@@ -159,11 +159,11 @@ def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None
         ({"STEP_NUM_TASKS": "1"}, None, (None, None)),
     ):  # fmt: skip
         with mock.patch.dict(os.environ, {f"SLURM_{name}": value for name, value in (step | change).items()}):
-            processes.adopt_srun()
-            assert processes.launched() == launched, change
+            ranks.adopt_srun()
+            assert ranks.launched() == launched, change
             assert (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")) == place
-            assert (processes.rank(), processes.is_local_rank_0()) == ((3, False) if launched else (0, True))
+            assert (ranks.rank(), ranks.is_local_rank_0()) == ((3, False) if launched else (0, True))
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,1")
-    assert "(3,1): give every machine the same number" in refusal(processes.JobError, processes.adopt_srun)
+    assert "(3,1): give every machine the same number" in refusal(ranks.JobError, ranks.adopt_srun)

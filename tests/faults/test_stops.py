@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt import model_file
-from gpt.checkpoint import is_finite, read
+from gpt.training_checkpoint import is_finite, read
 from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, events, run, run_ranks, start, wait_for

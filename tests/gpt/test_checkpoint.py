@@ -9,10 +9,11 @@ import gpt
 from base.errors import InputError
 from conf.resume_rules import settings
 from conf.schema import Config
-from gpt.checkpoint import CHECKPOINT_FORMAT, last_component, load, load_checkpoint, read, save, write_model
+from gpt.checkpoint import last_component, load, load_checkpoint
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError
+from gpt.training_checkpoint import CHECKPOINT_FORMAT, read, save, write_model
 from tests.conftest import refusal
 from tests.reference.models import SOME, fill, tiny
 from training.module import LitGPT

@@ -14,9 +14,10 @@ import torch
 from conf.compose import read_config
 from conf.differences import differences
 from gpt.analysis import attention_maps
-from gpt.checkpoint import TrainingRecord, load_checkpoint
+from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
+from gpt.training_checkpoint import TrainingRecord
 from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
 from tests.conftest import Ended, last, pages, summary
 from tests.reference.models import fill, tiny

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import gpt.checkpoint
+import gpt.training_checkpoint
 from gpt.model_file import read
 from tests.conftest import Call, last, summary
 from training.module import LitGPT
@@ -17,7 +17,7 @@ MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "b
 
 def test_the_end_of_a_run_with_averages_reads_nothing_back(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        for name in ("gpt.model_file.read", "gpt.checkpoint.read", "training.summary_file.read"):
+        for name in ("gpt.model_file.read", "gpt.training_checkpoint.read", "training.summary_file.read"):
             patched.setattr(name, Mock(side_effect=AssertionError(name)))
         assert train("name=a", "callbacks=ema", "callbacks.ema.decay=0.9", *STEPS).status == 0
     assert summary("a")["best_step"] == 12, "so the best model needs no reading"
@@ -30,7 +30,7 @@ def test_the_end_of_a_run_with_averages_reads_nothing_back(train: Call, monkeypa
 
 def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("name=a", *STEPS).status == 0
-    seen, freed, load, step = list[Any](), list[bool](), gpt.checkpoint.read, LitGPT.training_step
+    seen, freed, load, step = list[Any](), list[bool](), gpt.training_checkpoint.read, LitGPT.training_step
 
     def reading(path: Path) -> Any:
         contents = load(path)
@@ -41,7 +41,7 @@ def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.Mon
         freed.append(seen[0]() is None)
         return step(*arguments)
 
-    monkeypatch.setattr(gpt.checkpoint, "read", reading)
+    monkeypatch.setattr(gpt.training_checkpoint, "read", reading)
     monkeypatch.setattr(LitGPT, "training_step", stepping)
     assert train("resume=runs/a", "trainer.max_steps=14", defaults=False).status == 0
     assert freed == [True, True] and len(seen) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from gpt.checkpoint import TrainingRecord, is_finite, save, write_model
+from gpt.training_checkpoint import TrainingRecord, is_finite, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
 from training.resume import ResumePoint
@@ -69,7 +69,7 @@ class Checkpoints(L.Callback):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Read and write checkpoints with `gpt.checkpoint`: atomically, and without executing code from the file.
+    """Read and write checkpoints with `gpt.training_checkpoint`: atomically, and without executing code from the file.
 
     Lightning writes a temporary file, too, but renames it without flushing it to the disk.
     """

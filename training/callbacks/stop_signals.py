@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from base.slurm import STOPS
+from base.jobs.slurm import STOPS
 from training.errors import Stopped
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from base import processes
+from base import processes, ranks
 from base.errors import InputError
 from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
@@ -73,7 +73,7 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
     """
     why = ""
     if isinstance(threads, str):
-        if processes.launched():
+        if ranks.launched():
             return threads, ""
         cores, busy = processes.cores(), processes.busy_cores()
         taken = 0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)

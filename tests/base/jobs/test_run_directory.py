@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError, describe_os_error
-from base.run_directory import check_free, check_writable, find_model, new_name, to_resume, unfinished
+from base.jobs.run_directory import check_free, check_writable, find_model, new_name, to_resume, unfinished
 from tests.conftest import refusal
 from tests.stores import make
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 from typing import Any
 
-from base import processes
+from base import ranks
 from base.errors import one_line
 from base.log import log
 
@@ -35,7 +35,7 @@ def requeue_before_start() -> None:
     """Requeue the job and exit on SLURM's SIGUSR1; a run that has begun handles the signal itself."""
 
     def leave(number: int, _: Any) -> None:
-        if processes.rank() == 0:
+        if ranks.rank() == 0:
             requeue()
         os._exit(128 + number)
 

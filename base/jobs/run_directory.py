@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from base import processes
+from base import processes, ranks
 from base.errors import InputError, one_line
 
 RUNS = Path("runs")
@@ -26,10 +26,10 @@ def new_name(settings: str) -> str:
     In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration as text: the same in
     all processes of the job, and a restarted job finds each of its runs again.
     """
-    identity = processes.identity()
+    identity = ranks.identity()
     if identity is not None:
         return f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
-    if processes.launched() not in (None, (1, 1)):
+    if ranks.launched() not in (None, (1, 1)):
         raise InputError("name=null: processes on several machines need one directory; give name=…")
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 

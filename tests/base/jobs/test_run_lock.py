@@ -3,7 +3,7 @@ from threading import Timer
 
 from filelock import FileLock
 
-from base.run_lock import in_use, lock, release
+from base.jobs.run_lock import in_use, lock, release
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:

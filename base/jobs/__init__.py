@@ -1,0 +1,1 @@
+"""Run directories, and the jobs and ranks that work in them."""
