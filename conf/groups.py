@@ -1,5 +1,6 @@
 """The configuration groups, which are the folders of conf/, and their presets, which are the files in them."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ def add_folder(name: str) -> None:
 
 def groups() -> dict[str, list[str]]:
     """Map every configuration group to its choices."""
-    found = [folder.name for folder in sorted(CONF.iterdir()) if any(folder.glob("*.yaml"))]
-    folders = [CONF, *FOLDERS]
+    return _groups((CONF, *FOLDERS))
+
+
+@cache  # a sweep asks for each of its runs
+def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
+    found = [folder.name for folder in sorted(folders[0].iterdir()) if any(folder.glob("*.yaml"))]
     return {group: sorted({file.stem for each in folders for file in each.glob(f"{group}/*.yaml")}) for group in found}
 
 

@@ -16,6 +16,7 @@ from base.errors import InputError, nearest, one_line, printable
 from base.files import atomic, remove_unfinished, write_text
 from base.log import log
 from base.progress import Progress
+from data.formats import part_of, suffix
 
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versions of a file apart, besides its size
 FAILURES = {
@@ -32,14 +33,15 @@ UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Py
 NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeError)
 
 
-def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
+def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
     """Find the files that an entry of `data.path` names; return the local copy of each by its address.
 
     With `sha256` the entry is the address of one file; a copy with this hash is used without asking the server.
     An address that exists is never a glob. A directory stands for its `*.txt` files or, without any, for all its files;
     hidden files are left out. An address that does not exist is a glob, except on the web: web servers list no files.
     A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
-    If the store cannot be reached, use the copies of the last time, and say so.
+    If the store cannot be reached, use the copies of the last time, and say so. A directory that is read in part adds a
+    line to `notes`.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -49,7 +51,7 @@ def fetch(entry: str, folder: Path, sha256: str = "") -> dict[str, Path]:
     try:
         with Progress("listing the text"):
             store, root = _open(entry)
-            files = {store.unstrip_protocol(name): info for name, info in _find(store, root).items()}
+            files = {store.unstrip_protocol(name): info for name, info in _find(store, root, entry, notes).items()}
     except NOT_OF_STORES:
         raise
     except Exception as error:  # the library of a store may raise anything
@@ -88,7 +90,7 @@ def _open(address: str) -> tuple[Any, str]:
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 
-def _find(store: Any, root: str) -> dict[str, dict[str, Any]]:
+def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
     """Return what `store` knows of each file at `root`, by the file's path."""
     store.invalidate_cache()
     is_web = "https" in store.protocol  # a string or a tuple of strings
@@ -102,7 +104,10 @@ def _find(store: Any, root: str) -> dict[str, dict[str, Any]]:
             return {root: info}
         found = store.find(root, detail=True)
         found = {name: found[name] for name in found if "/." not in "/" + name.removeprefix(info["name"])}
-        found = {name: found[name] for name in found if name.lower().endswith(".txt")} or found
+        texts = {name: found[name] for name in found if suffix(name) == ".txt"}
+        if 0 < len(texts) < len(found):
+            notes.append(part_of(len(texts), len(found), f"{entry.rstrip('/')}/**/*"))
+        found = texts or found
     found = {name: info for name, info in found.items() if info["type"] == "file"}
     if not found:
         raise ValueError("no file matches")

@@ -1,10 +1,11 @@
 """Find the documents of a corpus, and read them in chunks: a text may be far larger than memory.
 
-A corpus is the files that `data.path` names, or else the standard library. A zip file stands for the file in it.
+A corpus is the files that `data.path` names, or else the standard library. A compressed file stands for its content,
+and a zip file for the files in it.
 
 - With `data.tokenizer=char` a document is decoded with `data.encoding`. A byte order mark at the start is dropped; CRLF
   and lone CR become LF.
-- With `data.tokenizer=byte` a document is the bytes of its file, unchanged.
+- With `data.tokenizer=byte` a document is bytes, unchanged.
 """
 
 import codecs
@@ -15,8 +16,6 @@ import os
 import platform
 import re
 import sysconfig
-import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,10 +24,26 @@ from typing import IO
 from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
+from base.progress import count
 from data.config import DataConfig, cache_dir
+from data.formats import (
+    TABLES,
+    archive,
+    damage,
+    describe_table,
+    is_binary,
+    members,
+    office,
+    part_of,
+    readable,
+    suffix,
+    unpacked,
+    utf16_order,
+)  # fmt: skip
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks
+CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # are rare in text
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
@@ -43,32 +58,36 @@ class Document:
     name: str  # path within the corpus
     path: Path  # path of the file
     address: str = ""  # where `path` was downloaded from
+    member: str = ""  # path in the zip file `path`
 
     @property
     def label(self) -> str:
         """The document's name in messages."""
-        return printable(self.address or self.path)
+        return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open the document for reading bytes."""
-        try:
-            with open(self.path, "rb") as file:
-                if not self.label.lower().endswith(".zip"):
-                    yield file
-                    return
-                # Read inside the zip: an interrupted extraction could leave half a file.
-                with zipfile.ZipFile(file) as archive:
-                    members = [member for member in archive.infolist() if not member.is_dir()]
-                    if len(members) != 1 or members[0].flag_bits & 1:  # the bit says that it is encrypted
-                        what = "one file" if len(members) == 1 else f"{len(members):,} files"
-                        raise InputError(f"{self.label}: must hold one file without a password, holds {what}")
-                    with archive.open(members[0]) as member:
-                        yield member
-        except OSError as error:
-            raise InputError(f"{self.label}: cannot be read: {error.strerror or error}") from None
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{self.label}: is damaged or no zip file: {error}") from None
+        """Open the document for reading its bytes, decompressed: an interrupted extraction could leave half a file."""
+        with (
+            readable(self.label),
+            archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
+            unpacked(file, self.label) as content,
+        ):
+            yield content
+
+    def unzip(self) -> "list[Document]":
+        """Return a document for each file in a zip file; the document itself if it is not one."""
+        if self.member or not self.label.lower().endswith(".zip"):
+            return [self]
+        with readable(self.label):
+            found = members(self.path, self.label)
+        if len(found) == 1:
+            return [replace(self, member=found[0])]
+        return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
+
+
+class NotText(InputError):
+    """A file is not text in any encoding."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +98,15 @@ class Corpus:
     documents: tuple[Document, ...]  # sorted by name
     encoding: str | None  # of the files; None reads bytes
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
+    notes: tuple[str, ...] = ()  # lines about the files for the introduction of a run
 
     def size(self) -> int:
-        """Return the number of bytes of all files; of a zip, the compressed size."""
+        """Return the number of bytes of all files, compressed if they are."""
         return sum(size for size, _ in self.stamps())
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return the size and modification time of each file; comparing them detects a changed file."""
-        stats = [document.path.stat() for document in self.documents]
+        stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
@@ -136,16 +156,21 @@ def decode(
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
-        raise InputError(f"{option}{encoding}: is no encoding of text files") from None
-    offset, chunk, first, at_start = 0, b"", b"", True
+        raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
+    offset, wrong, chunk, first, at_start = 0, 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
-            first = first or chunk
+            if not first:
+                first = chunk
+                if document := office(name, first):
+                    raise NotText(f"{printable(name)}: is {document[0]}, not text; {document[1]}")
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
             if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
                 raise UnicodeError("over a quarter of its characters are NUL")
+            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture in latin-1
+                raise UnicodeError("over 5 % of its characters are control characters")
             if text:
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
@@ -157,33 +182,25 @@ def decode(
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
+    codec = codecs.lookup(encoding).name
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     elif order := utf16_order(first):
         likely = f"utf-16-{order}, which it looks like"
     elif is_binary(first) or is_binary(chunk):
         way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
-        raise InputError(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
+        raise NotText(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
+    elif codec == "utf-8" and (damaged := damage(file, wrong)):
+        line, bad = damaged
+        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
+        where = f"{printable(name)}, line {line:,}: {what}"
+        raise InputError(f"{where}: {number} in a text that is UTF-8 otherwise; correct that line")
     else:
-        likely = "latin-1 or cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
-    if likely.startswith("utf-16") and codecs.lookup(encoding).name.startswith("utf-16"):
+        likely = "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
+    if likely.startswith("utf-16") and codec.startswith("utf-16"):
         raise InputError(f"{printable(name)}: {what}: the file is damaged there")
     way = f"name its encoding with {option.rstrip()}, such as {likely}"
     raise InputError(f"{printable(name)}: {what}", advice=way)
-
-
-def utf16_order(chunk: bytes) -> str:
-    """Guess the byte order of UTF-16 without a byte order mark, where every second byte is often NUL: le, be or ""."""
-    first, second = chunk[::2].count(0), chunk[1::2].count(0)
-    if bool(first) == bool(second) or first + second < len(chunk) / 100:
-        return ""
-    return "le" if second else "be"
-
-
-def is_binary(chunk: bytes) -> bool:
-    """Whether bytes hold a NUL or over 1 % control characters, which a text in a superset of ASCII does not."""
-    controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
-    return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
 def without_rulers(source: str) -> str:
@@ -254,20 +271,21 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
     return address, given.get("name", address), sha256
 
 
-def find_documents(path: str, downloads: Path) -> list[Document]:
+def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
     """Find the files that `data.path` names, sorted by name.
 
     - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write a comma in a name as `?`.
     - A file: that file. A name that exists is never a pattern, so `[a].txt` is found.
-    - A directory: the files in it and below; those named `*.txt` if there are any, else all.
+    - A directory: the files in it and below; those named `*.txt`, or `*.txt.gz`, if there are any, else all.
     - Else a glob, where `**` stands for any number of directories: the files that match.
     - An address, `s3://bucket/dir`: the same there, downloaded into the folder `downloads`; see `data.addresses.fetch`.
 
-    Hidden files and directories, and links to directories, are left out unless they are named.
+    Hidden files and directories, and links to directories, are left out unless they are named. A directory that
+    is read in part adds a line to `notes`.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
-        return _listed(names, downloads)
+        return _listed(names, downloads, notes)
     path = names[0]
     typed, key = os.path.expanduser(path), f"data.path={printable(path)}"
     whole = Path(os.path.abspath(typed))
@@ -277,7 +295,9 @@ def find_documents(path: str, downloads: Path) -> list[Document]:
         documents = _walk(Path(typed))
         if not documents:
             raise InputError("the directory holds no files", key)
-        texts = [document for document in documents if document.name.lower().endswith(".txt")]
+        texts = [document for document in documents if suffix(document.name) == ".txt"]
+        if 0 < len(texts) < len(documents):
+            notes.append(part_of(len(texts), len(documents), f"{glob.escape(path).rstrip('/')}/**/*"))
         return texts or documents
     if os.path.isfile(typed):
         return _documents([Path(typed)], Path(typed).parent)
@@ -297,7 +317,7 @@ def find_documents(path: str, downloads: Path) -> list[Document]:
     return _documents(matches, fixed)
 
 
-def _listed(entries: list[str], downloads: Path) -> list[Document]:
+def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
     """Find the files of several entries or of an address, each once; name them by what their directories differ in."""
     found: dict[str, Document] = {}  # by absolute path or address
     for entry in entries:
@@ -305,20 +325,69 @@ def _listed(entries: list[str], downloads: Path) -> list[Document]:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
-            fetched = fetch(address, downloads, sha256)
+            fetched = fetch(address, downloads, notes, sha256)
             found |= {where: Document("", path, address=where) for where, path in fetched.items()}
         else:
-            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads)}
+            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
     parts = {where: where.split("/") for where in sorted(found)}
     shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
     return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
 
 
+def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
+    """Replace each zip file by the documents in it, like a directory; name those of a single zip as in the zip."""
+    found = []
+    for document in documents:
+        files = document.unzip()
+        texts = [each for each in files if suffix(each.name) == ".txt"]
+        if 0 < len(texts) < len(files):
+            what = f"{document.label}: {len(texts):,} of {len(files):,} files (*.txt)"
+            notes.append(f"{what}; unpack it to read others")
+        found += texts or files
+    if len(documents) == 1:
+        found = [replace(document, name=document.member or document.name) for document in found]
+    return found
+
+
+def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
+    """Leave out binary files unless there is only one file; add lines about these to `notes`.
+
+    Unless each row of a table is a document, `has_rows`, another line names the columns of the first table.
+    """
+    texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
+    for document in documents:
+        is_table = suffix(document.label) in TABLES and not has_rows and not tables
+        if len(documents) > 1 or is_table:
+            try:
+                with document.open() as file:
+                    begin = next(decode(file, document.label, encoding), "")
+            except NotText as error:
+                refused.append((document, error))
+                continue
+            except InputError:  # is raised where the text is read
+                begin = ""
+            if is_table and (line := describe_table(document.label, begin)):
+                tables.append(line)
+        texts.append(document)
+    if refused:
+        if not texts:
+            raise refused[0][1]
+        names = ", ".join(printable(document.name) for document, _ in refused[:3]) + ", …" * (len(refused) > 3)
+        notes.append(f"left out {count(len(refused), 'binary file')}: {names}")
+    notes += tables
+    return texts
+
+
 def open_corpus(config: DataConfig) -> Corpus:
-    """Find the text that `config` names, without reading it; download it if it is not on this machine."""
+    """Find the text that `config` names, and look at how each file begins; download it if it is not on this machine."""
     encoding, downloads = None if config.tokenizer == "byte" else "utf-8", cache_dir(config) / "downloads"
     if config.path is None:
         return _stdlib(encoding)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
-    return Corpus(printable(name), tuple(find_documents(config.path, downloads)), encoding and config.encoding)
+    encoding, notes = encoding and config.encoding, list[str]()
+    documents = _unzipped(find_documents(config.path, downloads, notes), notes)
+    if encoding:
+        has_rows = getattr(config, "field", None) is not None
+        documents = _texts(documents, encoding, notes, has_rows)
+    return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))

@@ -43,6 +43,7 @@ class Text:
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
     extra_chars: str  # added to the vocabulary, whether the corpus has them or not
     documents: Sequence[str]  # SHA-256 of the bytes of each document; empty if each document belongs to one split
+    notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -71,6 +72,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
         extra_chars=extra_chars, documents=digests if len(digests) < BY_FILE else [],
+        notes=corpus.notes,
     )  # fmt: skip
     return text if config.overfit is None else _overfitted(text, config.overfit, context)
 

@@ -5,6 +5,7 @@ A tokenizer's `vocabulary` describes it completely, as plain data. Model files a
 Row i of `token_sizes` is the number of characters and of UTF-8 bytes that token i stands for: (V, 2) int64.
 """
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
@@ -70,9 +71,27 @@ class CharTokenizer:
         forms += [form.swapcase() for form in forms]
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
-    def adapt(self, text: str, *, replace: bool) -> str:
-        """Drop the characters that are not in the vocabulary, or replace them by the nearest form if there is one."""
+    def canonical(self, text: str) -> str:
+        """Write unknown characters in a canonically equal form that is in the vocabulary, such as é as e and an accent.
+
+        A word that is in the vocabulary stays as it is. Of another, NFC is tried, then NFD for what is still unknown.
+        """
         known = set(self.characters)
+
+        def known_form(word: re.Match[str]) -> str:
+            if known.issuperset(word[0]):
+                return word[0]
+            forms = ((c, unicodedata.normalize("NFD", c)) for c in unicodedata.normalize("NFC", word[0]))
+            return "".join(nfd if c not in known and known.issuperset(nfd) else c for c, nfd in forms)
+
+        return text if known.issuperset(text) else re.sub(r"\S+", known_form, text)
+
+    def adapt(self, text: str, *, replace: bool) -> str:
+        """Drop the characters that are not in the vocabulary, or replace them by the nearest form if there is one.
+
+        Neither happens to a character with a canonically equal form in the vocabulary.
+        """
+        known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
 
@@ -90,8 +109,8 @@ class CharTokenizer:
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode as int64, see `pack`."""
-        return self.pack(text).astype(np.int64)
+        """Encode as int64, in a `canonical` form; see `pack`."""
+        return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
         """Decode tokens 0..V-1, of any array type."""
@@ -123,6 +142,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Encode as int64, see `pack`."""
         return self.pack(text).astype(np.int64)
+
+    def canonical(self, text: str) -> str:
+        """Return the text: no character is unknown."""
+        return text
 
     def adapt(self, text: str, *, replace: bool) -> str:
         """Drop lone surrogates, which have no UTF-8, or replace them by U+FFFD."""

@@ -35,6 +35,8 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     """Log text, model, machine, validation and notes before the first step."""
     shape = config.model
     log.info(f"text       {text.name}: {describe(text)}")
+    for note in text.notes:
+        log.info(f"           {note}")
     log.info(
         f"model      {count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide, "
         f"context {shape.context}{f', window {shape.window}' if shape.window else ''}: "

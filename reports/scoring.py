@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO
@@ -181,7 +181,10 @@ def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[A
         return io.BytesIO(split), len(split)
     if options.file == "-":
         return nullcontext(sys.stdin.buffer), 0
-    return Document(display_name(options), Path(options.file)).open(), Path(options.file).stat().st_size
+    texts = Document(display_name(options), Path(options.file)).unzip()
+    if len(texts) > 1:
+        raise InputError(f"{display_name(options)}: holds {len(texts):,} files; unpack it and score one of them")
+    return texts[0].open(), Path(options.file).stat().st_size
 
 
 def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate]:
@@ -243,7 +246,9 @@ def encode_text(
             texts[0] += chunk
         return texts[:1] * len(tokenizers), 0
     position, line, unknown = 0, 1, 0
-    for piece in decode(file, display_name(options), options.encoding, progress.update, "--encoding "):
+    for piece in whole_words(decode(file, display_name(options), options.encoding, progress.update, "--encoding ")):
+        for tokenizer in tokenizers:
+            piece = tokenizer.canonical(piece)
         if options.unknown != "error":
             known = set(piece).intersection(*(t.characters for t in tokenizers if isinstance(t, CharTokenizer)))
             unknown += sum(piece.count(character) for character in set(piece) - known)
@@ -260,6 +265,17 @@ def encode_text(
                 raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
         position, line = position + len(piece), line + piece.count("\n")
     return texts, unknown
+
+
+def whole_words(text: Iterable[str]) -> Iterator[str]:
+    """Divide a text after spaces or line ends, if it has any: a letter stays with its accents."""
+    left = ""
+    for piece in text:
+        piece = left + piece
+        end = max(piece.rfind(" "), piece.rfind("\n")) + 1 or len(piece)
+        left = piece[end:]
+        yield piece[:end]
+    yield left
 
 
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:

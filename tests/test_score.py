@@ -2,8 +2,10 @@ import io
 import json
 import math
 import os
+import random
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -177,7 +179,7 @@ def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.
 WRONG = {
     "model.st unknown.txt": "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in",
     "model.st latin.txt": "byte 1 is not utf-8 (unexpected end of data); name its encoding with --encoding, such",
-    "model.st text.txt --encoding utf-9": "--encoding utf-9: is no encoding", "model.st empty.txt": "empty.txt: is",
+    "model.st text.txt --encoding utf-9": "--encoding utf-9: is not an encoding", "model.st empty.txt": "empty.txt: is",
     "bytes.st text.txt --encoding latin-1": "latin-1: is not for a byte model", "model.st .": ".: cannot be read: Is",
     "model.st txet.txt": "txet.txt: no such file; nearest: text.txt",
     "model.st text.txt --compare nothing": "nothing: no such model, nor a run in runs/",
@@ -217,6 +219,17 @@ def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path,
         expected = score("model.st", "same.txt", *both)
         assert ended.status == 0 and figures(ended.out) == figures(expected.out)
         assert f"{count} characters outside the vocabulary: {choice}" in ended.err
+
+
+def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files: Path, score: Call) -> None:
+    words = ["naïve", "Ωmega", "abc", "\n"]
+    text = "".join(random.Random(0).choices(words, k=30_000))  # several chunks, which end within letters
+    write("wide.st", CharTokenizer(text))
+    for form in ("NFC", "NFD"):
+        Path(f"{form}.txt").write_text(unicodedata.normalize(form, text), encoding="utf-8")
+    expected, ended = (score("wide.st", f"{form}.txt", "--window", "disjoint") for form in ("NFC", "NFD"))
+    assert ended.status == 0 and figures(ended.out) == figures(expected.out) and "outside" not in ended.err
+    assert len(text) != len(unicodedata.normalize("NFD", text))
 
 
 def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 
 class Curves(TensorBoardLogger):
@@ -29,3 +29,10 @@ class Curves(TensorBoardLogger):
         """Close the event files."""
         super().finalize(status)
         self.validation.experiment.close()
+
+
+class Csv(CSVLogger):
+    """Log into the directory `csv` of the run."""
+
+    def __init__(self, save_dir: str) -> None:
+        super().__init__(save_dir, name="csv")

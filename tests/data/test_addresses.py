@@ -203,9 +203,4 @@ def test_what_stands_after_an_address():
 def test_a_zip_file_is_the_text_in_it(tmp_path, opened):
     make(tmp_path, {"book.zip": PAGES["one.zip"], "plain.txt": CONTENT, "no.zip": CONTENT})
     assert opened(tmp_path / "book.zip").fingerprint == opened(tmp_path / "plain.txt").fingerprint
-    assert refusal(InputError, opened, tmp_path / "no.zip").endswith(
-        "is damaged or no zip file: File is not a zip file"
-    )
-    with zipfile.ZipFile(tmp_path / "book.zip", "a") as archive:
-        archive.writestr("another", b"text")
-    assert refusal(InputError, opened, tmp_path / "book.zip").endswith("without a password, holds 2 files")
+    assert "no.zip: cannot be unpacked: File is not a zip file" in refusal(InputError, opened, tmp_path / "no.zip")

@@ -64,7 +64,7 @@ def test_invalid_bytes_are_named_with_their_offset(tmp_path):
     # The likely encoding is proposed.
     for content, encoding, words in [
         ("wide".encode("utf-16"), "utf-8", "such as utf-16, which it looks like"),
-        ("größe".encode("latin-1"), "utf-8", "such as latin-1"), ("größe".encode(), "ascii", "such as utf-8"),
+        ("größe".encode("latin-1"), "utf-8", "such as cp1252"), ("größe".encode(), "ascii", "such as utf-8"),
         (b"a\0b\0", "utf-16", "is not utf-16"), (b"6162", "hex", "data.encoding=hex"),  # decodes to no text
     ]:  # fmt: skip
         path.write_bytes(content)

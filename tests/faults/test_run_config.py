@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+import conf.compose
+import conf.groups
 from conf.compose import read_config
 from conf.groups import CONF, FOLDERS
 from conf.instantiate import instantiate
@@ -47,6 +49,8 @@ def test_plug_ins_are_those_of_conf(train: Call) -> None:
         one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", group)
     RUN.write_text(whole)
     changed(logger={"csv": {"name": "../../escaped"}})
+    one_line(train(*RESUME, defaults=False), 2, "logger.csv.name: no such key")
+    changed(logger={"csv": {}})
     assert train(*RESUME, defaults=False).status == 0
     (written,) = Path().resolve().rglob("metrics.csv")
     assert written.is_relative_to(Path("runs/first").resolve())
@@ -73,6 +77,8 @@ class Mine(L.Callback):
     monkeypatch.delitem(sys.modules, "mine")
     one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
     Path("conf/callbacks/mine.yaml").unlink()
+    for cached in (conf.groups._groups, conf.compose._cached):  # the next command is another process
+        cached.cache_clear()
     one_line(train("resume=runs/first", defaults=False), 2, "callbacks: mine: there is no conf/callbacks/mine.yaml")
 
 
@@ -109,7 +115,7 @@ def test_what_looks_like_an_interpolation_is_data(train: Call, monkeypatch: pyte
     one_line(ended, 2, text)
     assert "got-in" not in ended.err
     Path("book.txt").rename(text)
-    changed(data=whole["data"] | {"path": text}, logger={"csv": {"name": "csv"}}, name="first")
+    changed(data=whole["data"] | {"path": text}, logger={"csv": {}}, name="first")
     ended = train(*RESUME, defaults=False)
     assert ended.status == 0 and read_config(RUN.parent).data.path == text, ended
     made = dict[str, Any]()

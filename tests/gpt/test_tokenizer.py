@@ -58,6 +58,26 @@ def test_an_unknown_character_is_named():
     assert [CharTokenizer("aE").nearest(each) for each in "Aéeß"] == ["a", "E", "E", ""]
 
 
+def test_canonically_equal_characters_are_the_same():
+    for characters, text, form in [
+        ("nabé e", "né bé", "né bé"), ("nabé e", "ne\u0301 a", "né a"), ("nae\u0301 ", "né a", "ne\u0301 a"),
+        ("éóe\u0301 ", "e\u0301 é", "e\u0301 é"),  # a known word stays as it is
+        ("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301"),  # and here only the other one changes
+        ("한국", "\u1112\u1161\u11ab국", "한국"), ("\u1112\u1161\u11ab국", "한국", "\u1112\u1161\u11ab국"),
+        ("Å", "\u212b", "Å"), ("e\u0323\u0302", "ệ", "e\u0323\u0302"),
+    ]:  # fmt: skip
+        tokenizer = CharTokenizer(characters)
+        assert tokenizer.decode(tokenizer.encode(text)) == form, (characters, text)
+        for replace in (True, False):
+            assert tokenizer.adapt(text, replace=replace) == form
+        with pytest.raises(UnknownCharacter, match="U\\+005A"):
+            tokenizer.encode(f"{text}Z")
+    tokenizer = CharTokenizer("ne")  # has neither form, so that the accent is lost or refused as ever
+    assert tokenizer.adapt("né", replace=True) == "ne" and tokenizer.adapt("né", replace=False) == "n"
+    assert refusal(UnknownCharacter, tokenizer.encode, "né").endswith("nearest: 'e'")
+    assert ByteTokenizer().canonical("e\u0301") == "e\u0301"
+
+
 def test_bytes():
     tokenizer = tokenizer_from(ByteTokenizer().vocabulary)
     assert isinstance(tokenizer, ByteTokenizer)

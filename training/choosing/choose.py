@@ -1,7 +1,7 @@
 """Replace every `auto` of a configuration, once, before the first step; config.yaml stores what it became."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from base.progress import count
@@ -149,6 +149,5 @@ def too_few(steps: int) -> str:
 
 def _with_defaults(config: Any) -> Any:
     """Replace each `auto` of a group by the default of its class."""
-    return replace(
-        config, **{key: getattr(type(config), key) for key, value in vars(config).items() if value == "auto"}
-    )
+    chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
+    return replace(config, **{each.name: each.default for each in chosen})

@@ -348,7 +348,15 @@ class CharTokenizer {
 
   /** Return the tokens of the text's known characters, and the distinct unknown characters. */
   encode(text) {
-    const characters = Array.from(text), known = (letter) => this.tokens.has(letter);
+    const known = (letter) => this.tokens.has(letter);
+    const characters = Array.from(text.replace(/\S+/g, (word) => {
+      if (Array.from(word).every(known)) return word;
+      // Canonically equal characters are the same, such as é and e with an accent.
+      return Array.from(word.normalize("NFC"), (letter) => {
+        const form = letter.normalize("NFD");
+        return !known(letter) && Array.from(form).every(known) ? form : letter;
+      }).join("");
+    }));
     return {
       tokens: characters.filter(known).map((letter) => this.tokens.get(letter)),
       unknown: [...new Set(characters.filter((letter) => !known(letter)))],

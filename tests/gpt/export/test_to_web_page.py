@@ -367,6 +367,15 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
     assert page.text_content("#text") == ""
     page.fill("#prompt", "😀")
     assert not page.is_visible("#unknown") and page.text_content("#text") == "😀"
+    for characters, prompt, text in [
+        ("abe\u0301", "bé", "be\u0301"), ("abé", "be\u0301", "bé"), ("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301"),
+        ("한국", "\u1112\u1161\u11ab국", "한국"),
+    ]:  # fmt: skip
+        model, meta = make(SLIDING, characters)
+        page = show(model, meta)
+        page.fill("#prompt", prompt)
+        assert not page.is_visible("#unknown") and page.text_content("#text") == text
+        assert tokenizer_from(meta["vocabulary"]).canonical(prompt) == text
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:

@@ -1,0 +1,153 @@
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+import sys
+import zipfile
+
+import pytest
+
+from base.errors import InputError
+from data.config import DataConfig
+from data.corpus import CHUNK, NotText, open_corpus
+from data.formats import ZSTD
+from tests.conftest import refusal
+from tests.data.test_text import random_text
+from tests.stores import make
+
+TEXT = random_text(3000)
+PICTURE = b"\x89PNG\r\n\x1a\n" + random.Random(1).randbytes(3000)
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def corpus(path, **settings):
+    return open_corpus(DataConfig(path=str(path), **settings))
+
+
+def names(found):
+    return [document.name for document in found.documents]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
+def test_a_compressed_file_is_its_content(tmp_path, opened, suffix):
+    compression = {"gz": gzip, "bz2": bz2, "xz": lzma}.get(suffix) or pytest.importorskip(ZSTD)
+    content = compression.compress(TEXT.encode())
+    make(tmp_path, {"book.txt": TEXT, f"book.txt.{suffix}": content, f"cut.{suffix}": content[:-20]})
+    make(tmp_path, {f"wrong.{suffix}": TEXT, f"d/a.txt.{suffix}": content, "d/b.md": "never"})
+    for tokenizer in ("char", "byte"):
+        plain, packed = opened("book.txt", tokenizer=tokenizer), opened(f"book.txt.{suffix}", tokenizer=tokenizer)
+        assert packed.fingerprint == plain.fingerprint and packed.train.tolist() == plain.train.tolist()
+    assert names(corpus("d")) == [f"a.txt.{suffix}"]
+    for wrong in ("cut", "wrong"):
+        message = refusal(InputError, opened, f"{wrong}.{suffix}")
+        assert message.startswith(f"{wrong}.{suffix}: cannot be unpacked: ") and "damaged" in message
+
+
+def test_a_compression_that_is_not_installed_is_named(tmp_path, opened, monkeypatch):
+    make(tmp_path, {"book.zst": TEXT})
+    monkeypatch.setitem(sys.modules, ZSTD, None)
+    assert refusal(InputError, opened, "book.zst").startswith(f"book.zst: needs {ZSTD}: ")
+
+
+def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened):
+    files = {f"sub/{number}.py": random_text(300 + number, seed=number) for number in range(45)} | {"logo.png": PICTURE}
+    make(tmp_path / "code", files)
+    make(tmp_path, {"code.zip": zipped(files | {"__MACOSX/._0.py": PICTURE, ".hidden": TEXT})})
+    folder, archive = opened("code"), opened("code.zip")
+    assert folder.fingerprint == archive.fingerprint and folder.notes == archive.notes
+    assert archive.notes == ("left out 1 binary file: logo.png",)
+    assert corpus("code.zip").size() == (tmp_path / "code.zip").stat().st_size
+    chat = zipped({"_chat.txt": TEXT, "1.png": PICTURE, "2.png": PICTURE})
+    make(tmp_path, {"chat.zip": chat, "d/chat.zip": chat, "d/book.zip": zipped({"b.txt": TEXT})})
+    found = corpus("chat.zip")
+    assert names(found) == ["_chat.txt"] and "".join(found.read(found.documents[0])) == TEXT
+    assert found.notes == ("chat.zip: 1 of 3 files (*.txt); unpack it to read others",)
+    assert names(corpus("d")) == ["book.zip", "chat.zip/_chat.txt"]
+    # One line for what cannot be read.
+    damaged = bytearray(zipped({"a.txt": TEXT}))
+    damaged[200] ^= 255
+    locked = bytearray(zipped({"a.txt": TEXT}))
+    locked[locked.index(b"PK\1\2") + 8] |= 1  # the bit that says that it is encrypted
+    make(tmp_path, {"damaged.zip": bytes(damaged), "locked.zip": bytes(locked), "empty.zip": zipped({})})
+    for name, reason in {
+        "damaged.zip": "damaged.zip/a.txt: cannot be unpacked: ",
+        "locked.zip": "locked.zip: a.txt needs a password; ", "empty.zip": "empty.zip: the zip file holds no files",
+    }.items():  # fmt: skip
+        assert refusal(InputError, opened, name).startswith(reason)
+
+
+def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
+    rtf, office = b"{\\rtf1 " + TEXT.encode() + b"}", zipped({"word/document.xml": "<a/>"})
+    make(tmp_path, {"a.rtf": rtf, "a b.pdf": b"%PDF-1.5\n" + PICTURE, "a.png": PICTURE, "pdf.pdf": TEXT})
+    make(tmp_path, {f"a.{suffix}": office for suffix in ("doc", "docx", "odt", "epub", "mobi")})
+    for name, said in {
+        "a b.pdf": "is a PDF, not text; convert it: pdftotext 'a b.pdf'",
+        "a.epub": "is an e-book, not text; convert it: ebook-convert a.epub book.txt",
+        "a.docx": "is a Word document, not text; save it as plain text (.txt) in the program that opens it",
+        "a.odt": "is an OpenDocument text, not text; save it", "a.rtf": "is a rich text document, not text; save it",
+        "a.doc": "is a Word document", "a.mobi": "is an e-book", "a.png": "is a binary file, not text: byte 0 is not",
+    }.items():  # fmt: skip
+        assert refusal(NotText, opened, name).startswith(f"{name}: {said}")
+    for encoding in ("latin-1", "cp1252"):  # the first decodes every byte
+        assert refusal(NotText, opened, "a.png", encoding=encoding).startswith("a.png: is a binary file, not text")
+    assert opened("pdf.pdf").notes == ()
+    assert corpus("a.png", tokenizer="byte").size() == len(PICTURE)
+
+
+def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
+    files = {f"{number}.py": TEXT[:300] for number in range(30)} | {"logo.png": PICTURE}
+    folder = make(tmp_path / "a [b]", files)
+    assert corpus(folder).notes == ("left out 1 binary file: logo.png",)
+    make(folder, {"requirements.txt": TEXT, "wide.md": TEXT.encode("utf-16-le")})
+    found = corpus("a [b]")
+    assert names(found) == ["requirements.txt"]
+    assert found.notes == ("1 of 33 files (*.txt); all: 'data.path=a [[]b]/**/*'",) == opened("a [b]").notes
+    whole = corpus("a [[]b]/**/*")
+    assert len(whole.documents) == 32 and whole.notes == ("left out 1 binary file: a [b]/logo.png",)
+    assert "such as utf-16-le" in refusal(InputError, opened, "a [[]b]/**/*")  # a text, so it is not left out
+    assert len(corpus("a [[]b]/*.png").documents) == 1
+    make(tmp_path / "pictures", {"a.png": PICTURE, "b.png": PICTURE})
+    assert refusal(NotText, corpus, "pictures").startswith("pictures/a.png: is a binary file")
+    bucket.put({"dir/a.txt": TEXT, "dir/b.md": TEXT, "dir/c/d.md": TEXT})
+    found = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path))
+    assert found.notes == (f"1 of 3 files (*.txt); all: 'data.path={bucket.address}/dir/**/*'",)
+    assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).documents) == 3
+
+
+def test_a_table_that_is_read_as_text_names_its_columns(tmp_path, opened):
+    rows = [{"id": number, "body": "日本, ok " * 9, "label": "x"} for number in range(50)]
+    jsonl = "".join(json.dumps(row) + "\n" for row in rows)
+    csv = "id,text,label\n" + '1,"a, b",long label\n' * 50
+    make(tmp_path, {"rows.jsonl": jsonl, "rows.csv": csv, "rows.tsv": csv.replace(",", "\t"), "bad.jsonl": "[" * 300})
+    make(tmp_path, {"rows.csv.gz": gzip.compress(csv.encode()), "list.ndjson": "[1]\n[2]\n" * 99, "empty.csv": ""})
+    ends = "data.field=text makes each row a document"
+    for name in ("rows.csv", "rows.tsv", "rows.csv.gz"):
+        assert opened(name).notes == (f"{name} is read as it is, with its columns id, text, label; {ends}",)
+    assert opened("rows.jsonl").notes[0].endswith(f"columns id, body, label; {ends.replace('text', 'body')}")
+    for name in ("bad.jsonl", "list.ndjson", "empty.csv"):
+        assert corpus(name).notes == ()
+
+
+def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
+    make(tmp_path, {"windows.txt": b"it\x92s \x93here\x94\n" * 200, "one.txt": b"plain\n" * 200 + b"it\x92s"})
+    for name in ("windows.txt", "one.txt"):
+        assert refusal(InputError, opened, name).endswith("data.encoding=, such as cp1252 or latin-1")
+    text = ("größe und Öl\n" * 20_000).encode()
+    for at, line in ((0, 1), (11, 1), (CHUNK + 8, (CHUNK + 8) // 16 + 1)):
+        for more, said in ((b"", "one damaged byte"), (b"\xfe\xfd", "the first of 3 damaged bytes")):
+            hurt = text[:at] + b"\xff" + text[at:] + more
+            (tmp_path / "hurt.txt").write_bytes(hurt)
+            message = refusal(InputError, opened, "hurt.txt")
+            assert message.startswith(f"hurt.txt, line {line:,}: byte {at:,} is not utf-8 (invalid start byte): {said}")
+            assert "data.encoding" not in message
+    make(tmp_path, {"hurt.txt.gz": gzip.compress(hurt)})
+    assert "the first of 3 damaged bytes" in refusal(InputError, opened, "hurt.txt.gz")
