@@ -14,12 +14,10 @@ from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
 from base.jobs import run_directory
 from base.progress import Progress, count
-from data.config import DataConfig
-from data.corpus import open_corpus
 from data.text import text_of_run
 from gpt.export import FORMATS
 from gpt.export.to_hf import foreign_files
-from gpt.tokenizer import Tokenizer, tokenizer_from
+from gpt.tokenizer import tokenizer_from
 
 if TYPE_CHECKING:
     from gpt.model import GPT
@@ -140,7 +138,9 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
         game["bf16"], reason = cost_of_bf16(model, file)
         note += f", {game['bf16']}{reason}"
     if options.guess is not None:
-        game["passages"], said = passages(options.guess, file, tokenizer_from(meta["vocabulary"]))
+        from data.passages import game_passages  # loads torch
+
+        game["passages"], said = game_passages(options.guess, file, tokenizer_from(meta["vocabulary"]))
         note += f", {said}"
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
@@ -159,56 +159,18 @@ def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
 
     Return what the page says about it, and what only the last line adds: why it could not be measured.
     """
-    from data.batches import EVALUATION_BATCH, VALIDATION_CHARACTERS, evaluation_windows  # loads torch
-    from gpt.evaluation import evaluate
-    from gpt.export.to_web_page import rounded
+    from data.batches import VALIDATION_CHARACTERS
+    from gpt.export.to_web_page import scores_in_bf16
 
     try:
         text = text_of_run(file)
     except InputError as error:
         return "weights in bf16, cost not measured", f" ({error})"
-    tokens, context, sizes = text.validation, model.config.context, text.tokenizer.token_sizes
-    scores = []
     with Progress("comparing bf16 with fp32"):
-        for each in (model, rounded(model)):
-            batch = max(1, EVALUATION_BATCH // context)
-            windows = evaluation_windows(tokens, context, batch, most=VALIDATION_CHARACTERS)
-            scores.append(evaluate(each, windows, int(tokens[0]), sizes))
+        scores = scores_in_bf16(model, text.validation, text.tokenizer.token_sizes, VALIDATION_CHARACTERS)
     cost, unit = f"{scores[1].loss - scores[0].loss:+z.5f}", text.tokenizer.unit
     measured_on = f"{count(scores[0].tokens, unit)} of the validation split"
     return f"weights in bf16: {cost} nats per {unit} against fp32, on {measured_on}", ""
-
-
-def passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[str], str]:
-    """Choose the passages of the guessing game; return them, and what the last line says about them.
-
-    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on.
-    """
-    from data.passages import TO_GUESS, to_guess  # loads torch
-
-    if tokenizer.unit == "byte":
-        return [], "no game, because the model reads bytes"
-    unchecked = ""
-    try:
-        text = text_of_run(file)
-        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
-    except InputError as error:
-        if source == "validation":
-            raise InputError(f"--guess validation: {error}; name a text file instead") from None
-        trained, unchecked = "", f", not compared with the training text ({error})"
-    if source != "validation":
-        try:
-            corpus = open_corpus(DataConfig(path=source))
-            texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
-        except InputError as error:
-            raise InputError(f"--guess {source}: {error.reason}") from None
-        guessed = "\n".join(["", *texts])
-    if found := to_guess(guessed, trained, "".join(tokenizer.names)):
-        number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
-        return found, f"{number}, which whoever has the page can read{unchecked}"
-    advice = "name a text file instead" if source == "validation" else "name another text"
-    wanted = f"{TO_GUESS} characters from the beginning of a line, all in the vocabulary and not in the training text"
-    raise InputError(f"--guess {source}: has no {wanted}; {advice}")
 
 
 if __name__ == "__main__":

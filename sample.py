@@ -4,11 +4,12 @@ import argparse
 import io
 import json
 import os
+import re
 import secrets
 import select
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO, cast
@@ -68,21 +69,31 @@ def make_parser() -> Parser:
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
     penalty = "above 1, make characters that have occurred less likely (default 1)"
     add("--repetition-penalty", type=number(float, 1e-3, 1000), default=1.0, metavar="R", help=penalty)
-    add("--stop", metavar="TEXT", action="append", default=[], help="end the text before TEXT; may be repeated")
+    again = "no N characters in a row occur twice in the prompt and the text: it cannot run into a loop"
+    add("--no-repeat-ngram", type=number(int, 1, 2**20), metavar="N", help=again)
+    end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; may be repeated"
+    add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
+    copied = "say which passage of each text is also in the training text of the run, the longest one; on stderr"
+    add("--novelty", action="store_true", help=copied)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
     return parser
 
 
+def unescaped(text: str) -> str:
+    r"""Replace \n, \t and \\ by what they stand for (argparse type); other backslashes stay."""
+    return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
+
+
 def sample(parser: Parser, options: argparse.Namespace) -> None:
     """Load the model; write the texts, or read prompts from the terminal with `--interactive`."""
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
-    excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json") if getattr(options, key)]
+    excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
     if options.overwrite and options.output is None:
@@ -96,13 +107,14 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
         return converse(weights, tokenizer, parser, options)
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
     newline = "" if tokenizer.unit == "byte" else None
-    prompts = [read_prompt("-", newline) if prompt == "-" else prompt for prompt in options.prompt]
+    prompts = [read_prompt("-", newline, "--prompt") if prompt == "-" else prompt for prompt in options.prompt]
     prompts += [read_prompt(name, newline) for name in options.prompt_file]
-    if not prompts and is_piped() and (piped := read_prompt("-", newline)):
-        prompts = [piped]
+    if not prompts and is_piped():
+        prompts = [read_prompt("-", newline)]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or has no character of the vocabulary")
+    trained = training_text(checkpoint, tokenizer) if options.novelty else None
     if options.seed is None:
         options.seed = secrets.randbits(32)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
@@ -111,11 +123,30 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
         output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
     with output as out:
         print(f"{printable(checkpoint)}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
-        write(weights, tokenizer, prompts, options, out)
+        write(weights, tokenizer, prompts, options, trained, out)
+
+
+def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
+    """Return the tokens of the training text of a run, or None, and say so, if there are too many to search."""
+    from data.novelty import skipped
+    from data.text import text_of_run
+
+    if not checkpoint.with_name("last.ckpt").is_file():
+        raise InputError(f"--novelty: {printable(checkpoint)} is not in a run directory, which names the training text")
+    try:
+        trained = text_of_run(checkpoint).train
+    except InputError as error:
+        raise InputError(f"--novelty: the training text cannot be read: {error}") from None
+    if reason := skipped(trained, tokenizer.unit):
+        print(reason, file=sys.stderr)
+    return None if reason else trained
 
 
 def is_piped() -> bool:
-    """Whether text comes from a file or a pipe, within `PIPE_SECONDS`: a pipe can stay open without a word."""
+    """Whether standard input is a file or a pipe that brings text within `PIPE_SECONDS`; say so if a pipe does not.
+
+    Programs leave a pipe open without ever writing to it, so waiting for its end could take forever.
+    """
     try:
         number = sys.stdin.fileno()
     except (OSError, ValueError):  # not a real file
@@ -123,29 +154,35 @@ def is_piped() -> bool:
     mode = os.fstat(number).st_mode
     if stat.S_ISFIFO(mode) and sys.platform != "win32":
         ready = bool(select.select([number], [], [], PIPE_SECONDS)[0])
+        if not ready:
+            unread = "standard input has brought no text so far and is not read; --prompt - waits for it"
+            print(f"sample.py: {unread}", file=sys.stderr)
     else:
         ready = stat.S_ISREG(mode)
     # A pipe that was closed without a word has nothing to read.
     return ready and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
 
 
-def read_prompt(name: str, newline: str | None) -> str:
-    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is that of `io.TextIOWrapper`."""
+def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
+    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is that of `io.TextIOWrapper`.
+
+    Errors name the `option`.
+    """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
-        raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
+        raise InputError(f"{option} {name}: {one_line(reason)}") from None
     if not text:
-        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
+        raise InputError(f"{option} {name}: is empty, must have at least one character")
     return text
 
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
     """Refuse, skip or replace the characters outside the vocabulary: `unknown` is error, skip or replace.
 
-    The error message tells the user to change `option`.
+    The error message tells the user to change `option`. What is replaced or dropped is printed on standard error.
     """
     if unknown == "error":
         try:
@@ -153,7 +190,19 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
         except UnknownCharacter as error:
             raise InputError(f"{error}; {about_unknown(option)}") from None
         return prompt
-    return tokenizer.adapt(prompt, replace=unknown == "replace")
+    adapted = tokenizer.adapt(prompt, replace=unknown == "replace")
+    if adapted != prompt:
+        forms = {letter: tokenizer.adapt(letter, replace=unknown == "replace") for letter in dict.fromkeys(prompt)}
+        replaced = [f"{letter!r} by {form!r}" for letter, form in forms.items() if form not in ("", letter)]
+        dropped = [repr(letter) for letter, form in forms.items() if not form]
+        done = [f"{verb} {listed(what)}" for verb, what in (("replaced", replaced), ("dropped", dropped)) if what]
+        print(f"{option} {unknown}: {'; '.join(done)}", file=sys.stderr)
+    return adapted
+
+
+def listed(what: list[str]) -> str:
+    """Join the first 10 of several things."""
+    return ", ".join(what[:10]) + (f" and {len(what) - 10} more" if len(what) > 10 else "")
 
 
 def continuations(
@@ -161,7 +210,12 @@ def continuations(
 ) -> Iterator[list[Continuation]]:
     """Continue prompts in one batch; after each token, yield the list of all continuations so far."""
     params = SamplingParams(
-        options.repetition_penalty, options.temperature, options.top_k, options.top_p, options.min_p
+        options.repetition_penalty,
+        options.no_repeat_ngram,
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.min_p,
     )
     written = [Continuation(tokenizer, options.stop) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
@@ -177,35 +231,64 @@ def continuations(
     yield written
 
 
-def write(weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace, out: TextIO) -> None:
-    """Write the texts: a single text while it grows, several texts when each is complete."""
+def write(
+    weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
+    trained: np.ndarray | None, out: TextIO,
+) -> None:  # fmt: skip
+    """Write the texts: a single text while it grows, several texts when each is complete.
+
+    With `trained`, the training text, also print the longest copy of each text, which for several waits for the last.
+    """
     # Without a prompt, the model continues a line break, which is not printed.
     begin = "\n" if "\n" in tokenizer.names else tokenizer.names[0]
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
     encoded = [tokenizer.encode(prompt or begin) for prompt, _ in rows]
     seeds = [options.seed + number for _, number in rows]
     if len(rows) == 1 and not options.json:
-        show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), out)
+        written = show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), out)
         out.write("\n")
+        if trained is not None:
+            out.flush()
+            print(copies([written], trained, tokenizer)[0][0], file=sys.stderr)
         return
 
     def work(part: slice) -> Iterator[list[Continuation]]:
         return continuations(weights, encoded[part], seeds[part], tokenizer, options)
 
     with Progress("writing", len(rows) * options.num_chars) as bar:
+        texts: Iterable[Continuation]
         texts = (text for part in generate_many(work, len(rows), weights, bar.update) for text in part)
-        for count, ((prompt, _), own_seed, text) in enumerate(zip(rows, seeds, texts, strict=True), start=1):
+        copied: list[tuple[str, str]] = [("", "")] * len(rows)
+        if trained is not None:
+            texts = list(texts)
+            copied = copies([text.text for text in texts], trained, tokenizer)
+        each = zip(rows, seeds, texts, copied, strict=True)
+        for count, ((prompt, _), own_seed, text, (said, passage)) in enumerate(each, start=1):
             line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": own_seed}
+            line |= {"checkpoint": str(options.checkpoint)} | ({"longest_copy": passage} if said else {})
             with hidden():
+                if said:
+                    print(f"{count}: {said}", file=sys.stderr)
                 if options.json:
-                    out.write(json.dumps(line | {"checkpoint": str(options.checkpoint)}) + "\n")
+                    out.write(json.dumps(line) + "\n")
                 else:
                     out.write(for_output(f"--- {count}\n{prompt}{text.text}\n", out))
                 out.flush()
 
 
-def show(prompt: str, texts: Iterator[list[Continuation]], out: TextIO) -> None:
-    """Print a prompt and its only text while it grows."""
+def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Return, for each text, a line about its longest copy of a passage of the training text, and this passage."""
+    from data.novelty import describe, longest_copies
+
+    tokens = [tokenizer.encode(text) for text in texts]
+    found = longest_copies(tokens, trained)
+    passages = [tokenizer.decode(own[copy.begin :][: copy.length]) for own, copy in zip(tokens, found, strict=True)]
+    lines = [describe(copy, own, tokenizer) for own, copy in zip(tokens, found, strict=True)]
+    return list(zip(lines, passages, strict=True))
+
+
+def show(prompt: str, texts: Iterator[list[Continuation]], out: TextIO) -> str:
+    """Print a prompt and its only text while it grows; return the text."""
     out.write(for_output(prompt, out))
     out.flush()
     printed = 0  # pieces
@@ -214,6 +297,7 @@ def show(prompt: str, texts: Iterator[list[Continuation]], out: TextIO) -> None:
             out.write(for_output(new, out))
             out.flush()
         printed = len(text.pieces)
+    return text.text
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
@@ -246,7 +330,18 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
     """Run a command of the interactive mode, such as `:set temperature 0.7`."""
-    names = ("num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "stop", "seed", "unknown")
+    names = (
+        "num-chars",
+        "temperature",
+        "top-k",
+        "top-p",
+        "min-p",
+        "repetition-penalty",
+        "no-repeat-ngram",
+        "stop",
+        "seed",
+        "unknown",
+    )
     word, _, rest = line.partition(" ")
     name, _, value = rest.strip().partition(" ")
     if word == ":set" and not name:

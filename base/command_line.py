@@ -5,6 +5,7 @@ import io
 import os
 import platform
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -131,7 +132,23 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.aliases = aliases or {}
+        self.arguments: list[str] = []
         self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and keep the arguments for the message of an error."""
+        self.arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def _with_equals_sign(self, message: str) -> str:
+        """Return advice for an option whose value begins with a hyphen, which is read as an option."""
+        option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
+        if not option or option[1] not in self.arguments[:-1]:
+            return ""
+        value = self.arguments[self.arguments.index(option[1]) + 1]
+        if not value.startswith("-") or value.partition("=")[0] in self._option_string_actions:
+            return ""
+        return f"; a value that begins with a hyphen needs an equals sign: {shlex.quote(f'{option[1]}={value}')}"
 
     def error(self, message: str) -> Any:
         """Print the message and exit with status 2."""
@@ -140,7 +157,8 @@ class Parser(argparse.ArgumentParser):
         known = self.aliases.get(word if word.startswith("-") else "") if words else None
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         near = f"; it is {known} here" if known else nearest(word, flags) if word.startswith("--") else ""
-        self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{near}\n")
+        advice = one_line(self._with_equals_sign(message))
+        self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{near}{advice}\n")
 
 
 class _PrintVersions(argparse.Action):

@@ -4,7 +4,6 @@ Training batch k depends on the text, the seed and k alone. So a run can be resu
 slice of the batch's rows. Evaluation counts every target exactly once.
 """
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -14,7 +13,6 @@ import torch
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
 VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
-EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
 def windows_per_epoch(length: int, context: int) -> int:
@@ -97,51 +95,3 @@ def num_validated(split: int, trained: int, last: bool, most: int | None = None)
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
-
-
-def evaluation_windows(
-    tokens: np.ndarray,
-    context: int,
-    batch: int,
-    *,
-    stride: int | None = None,
-    rank: int = 0,
-    ranks: int = 1,
-    most: int | None = None,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Cover a text with windows so that every token but the first is predicted and counted exactly once.
-
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Every window but the
-    first then counts its last `stride` targets only: each of these sees at least context - stride earlier tokens.
-
-    Args:
-        tokens: the text, one-dimensional, of any integer type.
-        context: window length in tokens, T.
-        batch: windows per batch on this rank, B.
-        stride: tokens from one window to the next, at least 1; None, like the maximum, is `context`.
-        rank: rank of this process; together the ranks count every target once.
-        ranks: number of processes that share the work.
-        most: maximum number of counted targets; the windows are then evenly spaced. The first one is always included,
-            with all its targets.
-
-    Yields:
-        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
-        same number of batches. Padding holds any tokens of the text and is not counted.
-    """
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
-    # The first window counts `context` targets, each further one `stride`; the last may count fewer.
-    windows = 0 if len(tokens) < 2 else 1 + max(0, math.ceil((len(tokens) - 1 - context) / stride))
-    wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
-    wanted = min(wanted, windows)
-    chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)
-    text, column = np.asarray(tokens), np.arange(context)
-    for first in range(0, wanted, batch * ranks):
-        row = first + rank * batch + np.arange(batch)
-        window = chosen[np.minimum(row, wanted - 1)][:, None]  # (B, 1)
-        position = window * stride + np.arange(context + 1)  # (B, T + 1)
-        gathered = torch.from_numpy(text[np.minimum(position, len(text) - 1)].astype(np.int64))  # (B, T + 1)
-        new = (window == 0) | (column >= context - stride)
-        counted = new & (position[:, 1:] < len(tokens)) & (row < wanted)[:, None]  # (B, T)
-        yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)

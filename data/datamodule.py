@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import EVALUATION_BATCH, batches_on_device, evaluation_windows, num_validated, on_device, train_batch
+from data.batches import batches_on_device, num_validated, on_device, train_batch
 from data.config import DataConfig
 from data.text import Text
+from gpt.evaluation import EVALUATION_BATCH, evaluation_windows
 
 ENDLESS = 2**40
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.batches import evaluation_windows
 from data.text import Text
+from gpt.evaluation import evaluation_windows
 
 MAX_ORDER = 7
 MAX_COUNTED = 3 * 10**7  # training tokens: they take about 5 seconds and 1.2 GB of memory (docs/experiments.md)

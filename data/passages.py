@@ -1,12 +1,17 @@
 """Choose passages of a text: prompts of samples, lines whose attention is plotted, text for the guessing game."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.text import Text
+from base.errors import InputError
+from data.config import DataConfig
+from data.corpus import open_corpus
+from data.text import Text, text_of_run
+from gpt.tokenizer import Tokenizer
 
 PROMPT = 200  # tokens of a prompt, at most
 ATTENDED = 30  # tokens of the passage whose attention is plotted
@@ -63,3 +68,33 @@ def to_guess(text: str, trained: str, characters: str) -> list[str]:
             found.append(passage)
             free = max(line.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
     return found
+
+
+def game_passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[str], str]:
+    """Choose the passages of the guessing game; return them, and what the last line says about them.
+
+    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on.
+    """
+    if tokenizer.unit == "byte":
+        return [], "no game, because the model reads bytes"
+    unchecked = ""
+    try:
+        text = text_of_run(file)
+        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
+    except InputError as error:
+        if source == "validation":
+            raise InputError(f"--guess validation: {error}; name a text file instead") from None
+        trained, unchecked = "", f", not compared with the training text ({error})"
+    if source != "validation":
+        try:
+            corpus = open_corpus(DataConfig(path=source))
+            texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
+        except InputError as error:
+            raise InputError(f"--guess {source}: {error.reason}") from None
+        guessed = "\n".join(["", *texts])
+    if found := to_guess(guessed, trained, "".join(tokenizer.names)):
+        number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
+        return found, f"{number}, which whoever has the page can read{unchecked}"
+    advice = "name a text file instead" if source == "validation" else "name another text"
+    wanted = f"{TO_GUESS} characters from the beginning of a line, all in the vocabulary and not in the training text"
+    raise InputError(f"--guess {source}: has no {wanted}; {advice}")

@@ -11,6 +11,8 @@ from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
 from gpt.positions import position_tables
 
+NUM_TOP = 5  # top-k characters at each position
+
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Exact losses: every character of a text predicted once, summed in float64.
 
-Callers cut a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted` is False for
-padding and for tokens that another window counts. Losses are summed into (4,) float64 tensors `[nats, tokens,
-characters, bytes]`, which add up over batches and devices in any order. `sizes` is a tokenizer's `token_sizes`: (V, 2)
-int64, the number of characters and UTF-8 bytes of each token.
+`evaluation_windows` cuts a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted`
+is False for padding and for tokens that another window counts. Losses are summed into (4,) float64 tensors
+`[nats, tokens, characters, bytes]`, which add up over batches and devices in any order. `sizes` is a tokenizer's
+`token_sizes`: (V, 2) int64, the number of characters and UTF-8 bytes of each token.
 """
 
 import math
@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt.model import GPT
+
+EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,51 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
     """Score a model on a text, from batches that count every token but the text's `first` exactly once."""
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)
+
+
+def evaluation_windows(
+    tokens: np.ndarray,
+    context: int,
+    batch: int,
+    *,
+    stride: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    most: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Cover a text with windows so that every token but the first is predicted and counted exactly once.
+
+    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Every window but the
+    first then counts its last `stride` targets only: each of these sees at least context - stride earlier tokens.
+
+    Args:
+        tokens: the text, one-dimensional, of any integer type.
+        context: window length in tokens, T.
+        batch: windows per batch on this rank, B.
+        stride: tokens from one window to the next, at least 1; None, like the maximum, is `context`.
+        rank: rank of this process; together the ranks count every target once.
+        ranks: number of processes that share the work.
+        most: maximum number of counted targets; the windows are then evenly spaced. The first one is always included,
+            with all its targets.
+
+    Yields:
+        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
+        same number of batches. Padding holds any tokens of the text and is not counted.
+    """
+    stride = context if stride is None else stride
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
+    # The first window counts `context` targets, each further one `stride`; the last may count fewer.
+    windows = 0 if len(tokens) < 2 else 1 + max(0, math.ceil((len(tokens) - 1 - context) / stride))
+    wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
+    wanted = min(wanted, windows)
+    chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)
+    text, column = np.asarray(tokens), np.arange(context)
+    for first in range(0, wanted, batch * ranks):
+        row = first + rank * batch + np.arange(batch)
+        window = chosen[np.minimum(row, wanted - 1)][:, None]  # (B, 1)
+        position = window * stride + np.arange(context + 1)  # (B, T + 1)
+        gathered = torch.from_numpy(text[np.minimum(position, len(text) - 1)].astype(np.int64))  # (B, T + 1)
+        new = (window == 0) | (column >= context - stride)
+        counted = new & (position[:, 1:] < len(tokens)) & (row < wanted)[:, None]  # (B, T)
+        yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)

@@ -15,7 +15,7 @@ from gpt.checkpoint import last_component
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from reports.log_lines import epochs, in_nats
+from reports.log_lines import describe_copies, epochs, in_nats
 from reports.run_page import origin
 from reports.verdict import describe_yardsticks
 
@@ -85,6 +85,8 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
         yield "test loss", f"{in_nats(summary['test_loss'])} per {unit}"
     if loss is not None and finished:
         yield "yardsticks", describe_yardsticks({**summary, "val_loss": loss}, unit)
+    if summary.get("copies") and meta["step"] == summary["best_step"]:
+        yield "copied", describe_copies(summary["copies"], unit)
     window = f", window {shape.window}" if shape.window else ""
     form = f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
     yield "shape", f"{form}, context {shape.context} {unit}s{window}, {shape.positions} positions"

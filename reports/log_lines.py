@@ -1,8 +1,9 @@
 """The lines that a run logs before its first step and after its last one."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from base.log import log
 from base.processes import command
@@ -98,10 +99,19 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
         log.info(f"ended      after step {last_step:,} of {steps:,}: {lowest}")
 
 
-def conclude(run: Path, config: Config, sample: str, report: Path | None) -> None:
-    """Log the last lines of a run: a sample, where everything is, and what to type next."""
+def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
+    """Describe `copies` of summary.json: how much of its samples a model has copied from the training text."""
+    most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
+    shared = "the longest passage that a sample shares with the training text"
+    return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
+
+
+def conclude(run: Path, config: Config, sample: str, copied: Sequence[str], report: Path | None) -> None:
+    """Log the last lines of a run: a sample and what it copies, where everything is, and what to type next."""
     log.info("sample     the best checkpoint continues lines from the middle of the validation text")
     log.info("\n" + sample.strip("\n") + "\n")
+    for label, line in zip(("novelty", ""), copied, strict=False):  # one line if the search was skipped
+        log.info(f"{label:10} {line}")
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data.batches import evaluation_windows
 from data.passages import ATTENDED, varied_line
 from data.text import Text
 from gpt.analysis import attention_maps, by_character, costs, letters
-from gpt.evaluation import predictions
+from gpt.evaluation import evaluation_windows, predictions
 from gpt.model import GPT
 from reports.glyphs import font, label
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from base.html import embedded, fill
 from base.progress import clock, count
-from gpt.analysis import attention_maps, by_character, costs, letters
+from gpt.analysis import NUM_TOP, attention_maps, by_character, costs, letters
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
@@ -25,7 +25,6 @@ TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
 MAX_HEADS = 64  # heads in the plot of attention
 NUM_ATTENDED = 64  # tokens of the passage in the plot of attention
 MAX_PASSAGE = 1024  # tokens of the passage that is coloured by surprisal
-NUM_TOP = 5  # top-k characters at each position
 
 
 def page(
@@ -40,8 +39,9 @@ def page(
 
     Args:
         about: `name` of the run; `text`, a line that describes the text; `verdict`, a list of sentences; `sample`, a
-            list of temperature, prompt and text; `differences`, a list of [key, value, default] for each changed
-            setting; `command`, which repeats the run; `config`, all settings as YAML.
+            list of temperature, prompt and text; `copied`, what samples share with the training text, or None;
+            `differences`, a list of [key, value, default] for each changed setting; `command`, which repeats the run;
+            `config`, all settings as YAML.
         summary: contents of summary.json.
         record: of the last checkpoint.
         model: the best one.

@@ -1,4 +1,4 @@
-"""Load models and a text for score.py, score the text as a whole or character by character, format the results."""
+"""Load models and a text for score.py, and format what `gpt.inference.scoring` finds."""
 
 import argparse
 import hashlib
@@ -10,53 +10,27 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TextIO
+from typing import IO, Any, TextIO
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from base.command_line import about_unknown
 from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
-from data.batches import evaluation_windows
 from data.corpus import CHUNK, Document, decode
 from data.text import text_of_run
-from gpt.analysis import Costs, by_character, costs, letters
+from gpt.analysis import Costs
 from gpt.checkpoint import load_checkpoint, with_context
-from gpt.evaluation import Score, make_score, predictions, reduce, totals
-from gpt.inference.decoder import Decoder
-from gpt.inference.weights import weights_of
-from gpt.model import GPT
+from gpt.evaluation import Score, make_score, totals
+from gpt.inference.scoring import Candidate, measure, pieces
 from gpt.model_file import to_device
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from reports.score_page import Columns, page
 
-NUM_TOP = 5  # top-k characters at each position
-PIECE = 4096  # characters that are printed at a time
 MAX_PAGE = 10_000_000  # characters in an HTML page
-BATCH = 2**11  # tokens per batch: enough to keep two cores busy, few enough for their caches
-MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
-
-
-class Candidate(NamedTuple):
-    """A model to score, and the text encoded for this model."""
-
-    file: Path
-    step: int
-    model: GPT  # on the chosen device
-    tokenizer: Tokenizer
-    tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
-    stride: int  # tokens from one strided window to the next
-    trained: float  # fraction of the text, from its beginning, that the model was trained on
-
-    @property
-    def page_name(self) -> str:
-        """Return the file, its run and its step, without the directories above: pages are sent to others."""
-        run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
-        return f"{printable(run + self.file.name)}, step {self.step}"
 
 
 def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
@@ -89,7 +63,7 @@ def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
-            print(row("", ["nats/character", "bits/character", "bits/byte"]), file=out)
+            print(row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out)
         comparable = mode == "disjoint" and options.split == "test" and options.context is None
         if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
             print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
@@ -289,48 +263,6 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     return f"{mode} windows of {context}{words}{why.get(mode, '') if page else ''}"
 
 
-def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
-    context, tokens = candidate.model.config.context, candidate.tokens
-    total = len(tokens) - 1
-    batch = min(BATCH, MAX_LOGITS // candidate.model.vocabulary)
-    if mode == "sample":
-        batches = predicted_by_decoder(candidate, batch)
-    else:
-        rows, context = max(1, batch // context), max(1, min(context, total))  # no padding for a short text
-        stride = min(candidate.stride, context) if mode == "strided" else context
-        rows = max(1, min(rows, -(-total // stride)))
-        batches = predictions(candidate.model, evaluation_windows(tokens, context, rows, stride=stride))
-    with Progress(f"scoring, {mode} windows", total) as progress:
-        for logits, targets in batches:
-            yield logits, targets
-            progress.update(len(targets))
-
-
-def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (N, V) and targets (N,) for `--window sample`: with the decoder and context of sample.py."""
-    decoder = Decoder(weights_of(candidate.model))
-    for start in range(0, len(candidate.tokens) - 1, batch):
-        tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
-        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
-
-
-def measure(candidate: Candidate, mode: str) -> Score:
-    """Score the text as a whole."""
-    first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
-    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
-
-
-def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:
-    """Yield the text in pieces of `PIECE` characters, with the costs for each model."""
-    streams = []
-    for candidate in candidates:
-        by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)
-        streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
-    for group in zip(*streams, strict=True):
-        yield letters(group[0], candidates[0].tokenizer.decode), group
-
-
 def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list[str]]) -> Iterator[str]:
     """Yield a line of JSON for each character from position `first`; "other" has the values of the second model."""
     values = zip(*map(json_costs, found, names), strict=True)
@@ -349,13 +281,19 @@ def json_costs(found: Costs, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Format nats per character, bits per character and bits per byte."""
-    return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), score.bpc, score.bpb)]
+    """Format nats per character, perplexity per token, bits per character and bits per byte."""
+    return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
+
+
+def perplexity(score: Score) -> float:
+    """Return e to the loss per token: the number of equally probable tokens among which guessing costs as much."""
+    return math.exp(score.loss) if score.loss < 700 else math.inf  # beyond it, exp overflows
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
     """Format the figures of B minus those of A."""
-    return [f"{value:+.{digits}f}" for value in ((b.bpc - a.bpc) * math.log(2), b.bpc - a.bpc, b.bpb - a.bpb)]
+    nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
+    return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 
 
 def row(name: str, cells: list[str]) -> str:

@@ -15,9 +15,8 @@ import torch
 
 import sample as sample_script
 import score as score_script
-from data.batches import evaluation_windows
 from gpt.checkpoint import load_checkpoint
-from gpt.evaluation import evaluate
+from gpt.evaluation import evaluate, evaluation_windows
 from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process

@@ -3,6 +3,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,15 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.config import DataConfig
+from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
 from gpt.inference.sampling import random_numbers
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
+from sample import unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 from tests.model_files import filled, write_model_file
 from tests.reference import model as reference
 from tests.reference import sampling
+from tests.reference.novelty import longest_copy
 
 COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
@@ -34,6 +39,7 @@ RULES = [
     {"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.5, "top_k": 5}, {"temperature": 1.5, "top_p": 0.6},
     {"temperature": 1.5, "min_p": 0.3}, {"temperature": 0.7, "repetition_penalty": 1.8},
     {"temperature": 0.0, "repetition_penalty": 1.5},
+    {"temperature": 0.0, "no_repeat_ngram": 4}, {"temperature": 0.7, "no_repeat_ngram": 2},
     {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2, "repetition_penalty": 1.3},
 ]  # fmt: skip
 
@@ -48,7 +54,10 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
         numbers = random_numbers(5, np.array(tokens)).random(36)
         for number in numbers:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
-            chances = sampling.probabilities(logits.tolist(), **rules, seen=set(tokens))
+            others = rules.copy()
+            if size := others.pop("no_repeat_ngram", 0):
+                logits[[*sampling.repeating(tokens, int(size), tokenizer.size)]] = -np.inf
+            chances = sampling.probabilities(logits.tolist(), **others, seen=set(tokens))
             tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
         options = [word for key, value in rules.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
@@ -109,6 +118,11 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
         alone = subprocess.run(command, stdin=silent.stdout, capture_output=True, text=True, timeout=20)
         silent.kill()
     assert alone.returncode == 0 and "The of" not in alone.stdout, alone
+    unread = "sample.py: standard input has brought no text so far and is not read; --prompt - waits for it\n"
+    assert alone.stderr.startswith(unread)
+    slow = f"(sleep 1.5; echo The of) | {shlex.join(map(str, command))} --prompt -"
+    waited = subprocess.run(["bash", "-c", slow], capture_output=True, text=True, timeout=20)
+    assert waited.stdout == expected and "standard input" not in waited.stderr, waited
     closed = subprocess.run(command, input="", capture_output=True, text=True, timeout=20)
     assert closed.returncode == 0 and closed.stdout, closed
     for content, said in ((b"", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "No such file")):
@@ -118,7 +132,15 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip drops it")
     one_line(sample("--prompt", "né", *settings), 2, *said, program="sample.py")
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out.startswith("ne fi")
-    assert sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings).out.startswith("n ")
+    said = "--unknown replace: replaced 'é' by 'e', 'ﬁ' by 'fi'; dropped '日'\n"
+    assert sample("--prompt", "né ﬁ日日", "--unknown", "replace", *settings).err.startswith(said)
+    ended = sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings)
+    assert ended.out.startswith("n ") and ended.err.startswith("--unknown skip: dropped 'é', 'ﬁ', '日'\n")
+    ended = sample("--prompt", "n" + "".join(map(chr, range(0x4E00, 0x4E0C))), "--unknown", "skip", *settings)
+    assert "dropped '一', " in ended.err and " and 2 more\n" in ended.err
+    assert "--unknown" not in sample("--prompt", "ne", "--unknown", "replace", *settings).err
+    said = "sample.py: --prompt -: is empty, must have at least one character\n"
+    assert subprocess.run([*command, "--prompt", "-"], input="", capture_output=True, text=True).stderr == said
     for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
         ended = sample(*empty, *settings)
         assert ended.status == 2 and "--prompt: a prompt is empty, or has no character of the vocabulary" in ended.err
@@ -157,6 +179,11 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
         assert line["text"] == whole[:place] and len(line["logprobs"]) == place
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
     assert sample("--stop", "").status == 2
+    settings += ["--num-chars", "2000"]
+    lines = sample(*settings).out.splitlines(True)
+    assert len(lines) > 1 and sample(*settings, "--stop", r"\n").out == lines[0]
+    for typed, meant in ((r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")):
+        assert unescaped(typed) == meant
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
         for stops in (["ab"], ["aab", "c"], ["aba"]):
@@ -173,6 +200,43 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
             begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
             cut = text[: min(begins)] if begins else text
             assert growing.text == cut and growing.text.startswith(shown)
+
+
+def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = open_text(DataConfig(path="book.txt"), 32)
+    book = text.tokenizer.decode(text.train)
+    settings = ["--num-samples", "3", "--num-chars", "60", "--seed", "1", "--novelty"]
+    ended = sample(*settings, "--json")
+    _, *said = ended.err.splitlines()
+    for number, line in enumerate(map(json.loads, ended.out.splitlines())):
+        length = longest_copy(line["text"], book)
+        assert len(line["longest_copy"]) == length and line["longest_copy"] in line["text"]
+        assert line["longest_copy"] in book
+        assert said[number].startswith(f'{number + 1}: longest copy: {length} of 60 characters, "')
+    plain = sample(*settings)
+    assert plain.err.splitlines()[1:] == said and len(parts_of(plain)) == 3
+    alone = sample("--num-chars", "60", "--seed", "1", "--novelty")
+    assert alone.err.splitlines()[1] == said[0].removeprefix("1: ")
+    assert "longest_copy" not in sample("--num-chars", "5", "--json").out
+    monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
+    ended = sample("--num-chars", "5", "--novelty")
+    assert ended.status == 0 and "skipped, because the training text has more than 100 characters" in ended.err
+    shutil.copy(trained, "mine.safetensors")
+    said = "--novelty: mine.safetensors is not in a run directory"
+    one_line(sample("mine.safetensors", "--novelty"), 2, said, program="sample.py")
+    Path("book.txt").write_text("Another text. " * 1000)
+    one_line(sample("--novelty"), 2, "--novelty: ", "has changed since first was trained", program="sample.py")
+    Path("book.txt").unlink()
+    one_line(sample("--novelty"), 2, "--novelty: the training text cannot be read: ", "book.txt", program="sample.py")
+
+
+def test_a_value_that_begins_with_a_hyphen(trained: Path, sample: Call) -> None:
+    said = ("--prompt: expected one argument", "needs an equals sign: --prompt=-ka\n")
+    one_line(sample("--prompt", "-ka"), 2, *said, program="sample.py")
+    one_line(sample("--stop", "--$x"), 2, "needs an equals sign: '--stop=--$x'\n", program="sample.py")
+    for typed in (["--prompt", "--json"], ["--seed", "--num-chars=3"], ["--prompt"]):
+        ended = sample(*typed)
+        assert ended.status == 2 and "equals sign" not in ended.err
 
 
 def test_output_to_a_file(trained: Path, sample: Call) -> None:

@@ -49,8 +49,8 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert sorted(os.listdir(run / "checkpoints")) == names
     found = summary("first")
     keys = (
-        "status begun text val_loss val_bpc val_bpb guessing_loss counting_loss counting_order best_step last_val_loss "
-        "test_loss test_bpc evaluation steps characters epochs seconds characters_per_second mfu "
+        "status begun text val_loss val_bpc val_bpb guessing_loss counting_loss counting_order copies best_step "
+        "last_val_loss test_loss test_bpc evaluation steps characters epochs seconds characters_per_second mfu "
         "init_from parameters precision device seed versions"
     )
     assert list(found) == keys.split()

@@ -2,10 +2,13 @@
 
 import shlex
 import shutil
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from base import processes, ranks
 from base.errors import InputError, RunFailed, one_line
@@ -15,12 +18,13 @@ from base.log import log, to_file
 from base.progress import Progress
 from conf.differences import differences, overrides
 from conf.schema import to_yaml
-from data.batches import EVALUATION_BATCH, evaluation_windows, num_validated
+from data.batches import num_validated
 from data.ngrams import yardsticks
+from data.novelty import describe, longest_copies, skipped
 from data.passages import passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, last_component, model_state
-from gpt.evaluation import Score, evaluate, measured
+from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
@@ -33,6 +37,8 @@ from training.errors import rates_far_above
 from training.launch import device_kind
 from training.run_plan import RunPlan
 from training.summary_file import Summary, hyperparameters, write_summary
+
+NUM_COMPARED = 20  # samples that are compared with the training text
 
 
 class EvaluatedModel(NamedTuple):
@@ -138,24 +144,41 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     log.info(f"yardsticks {verdict.describe_yardsticks(vars(summary), plan.text.tokenizer.unit)}")
     for sentence in verdict.verdict(vars(summary), losses):
         log.info(f"           {sentence}")
-    sample = write_sample(plan, best.model)
+    sample, summary.copies, copied = write_samples(plan, best.model)
     report = write_report(plan, summary, record, best.model, sample)
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
-    log_lines.conclude(run, config, sample[2], report)
+    log_lines.conclude(run, config, sample[2], copied, report)
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of guessing"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
 
-def write_sample(plan: RunPlan, model: GPT) -> list[Any]:
-    """Continue a prompt from the validation text; return [temperature, prompt, text]."""
-    given, decode, config = prompt(plan.text), plan.text.tokenizer.decode, plan.config
-    length = config.watch.sample_length or FINAL_SAMPLE_LENGTH
-    with Progress("writing a sample"):
-        tokens = generate(model, given, length, temperature=FINAL_SAMPLE_TEMPERATURE, seed=config.seed).numpy()
-    return [FINAL_SAMPLE_TEMPERATURE, decode(given.numpy()), decode(tokens[len(given) :])]
+def write_samples(plan: RunPlan, model: GPT) -> tuple[list[Any], dict[str, Any] | None, list[str]]:
+    """Continue a prompt from the validation text, and find the longest passages that are also in the training text.
+
+    Return the first sample as [temperature, prompt, text], `Summary.copies`, and lines about the copies.
+    """
+    given, tokenizer, config, heat = prompt(plan.text), plan.text.tokenizer, plan.config, FINAL_SAMPLE_TEMPERATURE
+    length, reason = config.watch.sample_length or FINAL_SAMPLE_LENGTH, skipped(plan.text.train, tokenizer.unit)
+
+    def continuations(number: int, length: int) -> np.ndarray:
+        prompts = given.expand(number, -1)
+        return generate(model, prompts, length, temperature=heat, seed=config.seed).numpy()[:, len(given) :]
+
+    with Progress("writing samples"):
+        (text,) = continuations(1, length)
+        short = min(length, FINAL_SAMPLE_LENGTH)
+        others = [] if reason else list(continuations(NUM_COMPARED, short))
+    sample = [heat, tokenizer.decode(given.numpy()), tokenizer.decode(text)]
+    if reason:
+        return sample, None, [reason]
+    copy, *found = longest_copies([text, *others], plan.text.train)
+    sizes = [each.length for each in found]
+    copies = {"median": statistics.median(sizes), "longest": max(sizes), "samples": len(sizes), "length": short}
+    copies["temperature"] = heat
+    return sample, copies, [describe(copy, text, tokenizer), log_lines.describe_copies(copies, tokenizer.unit)]
 
 
 def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, sample: list[Any]) -> Path | None:
@@ -166,6 +189,7 @@ def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model:
             "name": run_directory.name_of(plan.directory),
             "text": f"{last_component(text.name)}: {log_lines.describe(text)}",
             "sample": sample,
+            "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": verdict.verdict(vars(summary), record.losses),
             "differences": differences(config),
             "command": shlex.join(["python", "train.py", *overrides(config)]),

@@ -31,8 +31,9 @@ class Summary:
     """The fields of summary.json, null if unknown.
 
     Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
-    are yardsticks, see `data.ngrams`. `score.py --split test` adds
-    `test_loss` and `test_bpc`.
+    are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share with
+    the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
+    `score.py --split test` adds `test_loss` and `test_bpc`.
     """
 
     status: str
@@ -44,6 +45,7 @@ class Summary:
     guessing_loss: float | None = None
     counting_loss: float | None = None
     counting_order: int | None = None
+    copies: dict[str, Any] | None = None
     best_step: int | None = None
     last_val_loss: float | None = None
     test_loss: float | None = None

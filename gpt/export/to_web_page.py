@@ -10,11 +10,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from base.html import embedded, fill
 from base.progress import count
+from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 
@@ -84,3 +86,13 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
         f"trained for {meta['step']:,} steps",
         *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
     ]
+
+
+def scores_in_bf16(model: GPT, tokens: np.ndarray, sizes: np.ndarray, most: int) -> list[Score]:
+    """Score `most` tokens of a text with the weights in fp32 and rounded to bf16; for `sizes` see `gpt.evaluation`."""
+    batch = max(1, EVALUATION_BATCH // model.config.context)
+    scores = []
+    for each in (model, rounded(model)):
+        windows = evaluation_windows(tokens, model.config.context, batch, most=most)
+        scores.append(evaluate(each, windows, int(tokens[0]), sizes))
+    return scores

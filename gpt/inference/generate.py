@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from base.processes import cores
 from gpt.inference.decoder import Decoder, first_needed
-from gpt.inference.sampling import SamplingParams, probabilities, random_numbers, sample_tokens
+from gpt.inference.sampling import NGrams, SamplingParams, probabilities, random_numbers, sample_tokens
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -48,12 +48,17 @@ def stream(
     seen = np.zeros((B, V), bool)
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
+    size = params.no_repeat_ngram_size
+    texts = [] if size is None else [NGrams(size, prompt.tolist()) for prompt in prompts]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
-        tokens = sample_tokens(probabilities(logits, params, seen), numbers[:, k % BLOCK])
+        allowed = np.stack([text.allowed(row) for text, row in zip(texts, logits, strict=True)]) if texts else logits
+        tokens = sample_tokens(probabilities(allowed, params, seen), numbers[:, k % BLOCK])
         yield tokens, logits
         seen[np.arange(B), tokens] = True
+        for text, token in zip(texts, tokens.tolist(), strict=False):  # no texts without the rule
+            text.add(token)
         if k + 1 < count:
             logits = decoder.read(tokens[:, None])[:, 0]
 

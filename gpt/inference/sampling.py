@@ -1,6 +1,8 @@
-"""Turn logits into the next token: temperature, top-k, top-p, min-p, random numbers."""
+"""Turn logits into the next token: rules against repetition, temperature, top-k, top-p, min-p, random numbers."""
 
 import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,8 @@ class SamplingParams:
     Args:
         repetition_penalty: divides positive logits of tokens that have occurred in the text, multiplies negative ones.
             Source: CTRL, arXiv:1909.05858, section 4.1.
+        no_repeat_ngram_size: no n tokens in a row occur twice in the text, unless every token would repeat such an
+            n-gram; None allows all. Source: arXiv:1705.04304, section 2.5.
         temperature: divides the logits; 0 takes the most likely token.
         top_k: keep the k most likely tokens; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
         top_p: keep the smallest set of tokens with this total probability. Source: arXiv:1904.09751, section 3.1.
@@ -25,6 +29,7 @@ class SamplingParams:
     """
 
     repetition_penalty: float = option(1.0, "penalty of tokens that have occurred", above=0)
+    no_repeat_ngram_size: int | None = option(None, "length of n-grams that must not occur twice", least=1)
     temperature: float = option(1.0, "divisor of the logits", least=0)
     top_k: int | None = option(None, "number of tokens to keep", least=1)
     top_p: float = option(1.0, "total probability to keep", above=0, most=1)
@@ -34,10 +39,37 @@ class SamplingParams:
         check(self)
 
 
+class NGrams:
+    """The n-grams of a growing text, for `no_repeat_ngram_size`."""
+
+    def __init__(self, size: int, prompt: Sequence[int]) -> None:
+        self.size = size
+        self.newest: tuple[int, ...] = ()  # the last n - 1 tokens, or all of a shorter text
+        self.following = defaultdict[tuple[int, ...], set[int]](set)  # tokens that have followed each n - 1 tokens
+        for token in prompt:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Append a token to the text."""
+        if len(self.newest) == self.size - 1:
+            self.following[self.newest].add(token)
+        self.newest = (*self.newest, token)[-self.size + 1 :] if self.size > 1 else ()
+
+    def allowed(self, logits: np.ndarray) -> np.ndarray:
+        """Return logits (V,) that are -inf for tokens that would repeat an n-gram, or unchanged if all would."""
+        banned = self.following.get(self.newest, ())
+        if not 0 < len(banned) < len(logits):
+            return logits
+        logits = logits.copy()
+        logits[list(banned)] = -np.inf
+        return logits
+
+
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
     """Turn logits into the distribution to sample from: (B, V) -> (B, V), float64, each row adding up to 1.
 
-    `seen`, (B, V) bool, says which tokens have occurred in the text, for the repetition penalty.
+    `seen`, (B, V) bool, says which tokens have occurred in the text, for the repetition penalty. The logits of tokens
+    that `NGrams` bans are -inf.
     """
     if params.repetition_penalty != 1 and seen is not None:
         penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)

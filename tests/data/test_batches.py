@@ -5,15 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import (
-    STEPS,
-    batches_on_device,
-    evaluation_windows,
-    on_device,
-    train_batch,
-    window_starts,
-    windows_per_epoch,
-)  # fmt: skip
+from data.batches import STEPS, batches_on_device, on_device, train_batch, window_starts, windows_per_epoch
+from gpt.evaluation import evaluation_windows  # fmt: skip
 
 
 def test_epochs_take_every_window_of_their_phase_once():

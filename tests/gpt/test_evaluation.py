@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import evaluation_windows
-from gpt.evaluation import Score, evaluate, window_totals
+from gpt.evaluation import Score, evaluate, evaluation_windows, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference.models import fill, tiny

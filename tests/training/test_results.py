@@ -1,3 +1,5 @@
+import re
+import statistics
 import weakref
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,15 @@ import pytest
 import torch
 
 import gpt.training_checkpoint
+from data.config import DataConfig
+from data.passages import prompt
+from data.text import open_text
+from gpt.checkpoint import load_checkpoint
+from gpt.inference.generate import generate
 from gpt.model_file import read
+from reports.card import card
 from tests.conftest import Call, last, summary
+from tests.reference.novelty import longest_copy
 from training.module import LitGPT
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false")
@@ -26,6 +35,27 @@ def test_the_end_of_a_run_with_averages_reads_nothing_back(train: Call, monkeypa
         assert torch.from_numpy(weight).equal(contents["state_dict"][f"net.{name}"]), name
     assert not torch.from_numpy(weight).equal(contents["current_model_state"][f"net.{name}"])
     assert MODELS[0].read_bytes() == MODELS[1].read_bytes()
+
+
+def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = train("name=a", "watch.sample_length=40", *STEPS)
+    text, record = open_text(DataConfig(path="book.txt"), 32), summary("a")["copies"]
+    model, meta = load_checkpoint("a")
+    given = prompt(text)
+    rows = generate(model, given.expand(20, -1), 40, temperature=0.6, seed=0)[:, len(given) :].tolist()
+    lengths = [longest_copy(row, text.train.tolist()) for row in rows]
+    expected = {"median": statistics.median(lengths), "longest": max(lengths), "samples": 20, "length": 40}
+    assert record == expected | {"temperature": 0.6}
+    (own,) = re.findall(r'^novelty    longest copy: (\d+) of 40 characters, "', ended.out, re.MULTILINE)
+    assert int(own) == lengths[0] and ended.out.index("\nsample ") < ended.out.index("\nnovelty ")
+    words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.6)"
+    assert words in ended.out and words in Path("runs/a/report.html").read_text("utf-8")
+    row = f"| copied | the longest passage that a sample shares with the training text: {words} |"
+    assert row in card(model, meta, MODELS[1]).splitlines()
+    monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
+    ended = train("name=b", *STEPS)
+    assert "\nnovelty    longest copy: skipped, because" in ended.out and summary("b")["copies"] is None
+    assert "shares with the training text" not in ended.out + Path("runs/b/report.html").read_text("utf-8")
 
 
 def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:

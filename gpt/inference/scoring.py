@@ -1,0 +1,81 @@
+"""Score a text with a model: by windows, as training does, or as sampling reads it; as a whole or by character."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from base.errors import printable
+from base.progress import Progress
+from gpt.analysis import NUM_TOP, Costs, by_character, costs, letters
+from gpt.evaluation import EVALUATION_BATCH, Score, evaluation_windows, predictions, reduce
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import weights_of
+from gpt.model import GPT
+from gpt.tokenizer import Tokenizer
+
+PIECE = 4096  # characters of a piece
+MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
+
+
+class Candidate(NamedTuple):
+    """A model to score, and the text encoded for this model."""
+
+    file: Path
+    step: int
+    model: GPT  # on the chosen device
+    tokenizer: Tokenizer
+    tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
+    stride: int  # tokens from one strided window to the next
+    trained: float  # fraction of the text, from its beginning, that the model was trained on
+
+    @property
+    def page_name(self) -> str:
+        """Return the file, its run and its step, without the directories above: pages are sent to others."""
+        run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
+        return f"{printable(run + self.file.name)}, step {self.step}"
+
+
+def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
+    context, tokens = candidate.model.config.context, candidate.tokens
+    total = len(tokens) - 1
+    batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
+    if mode == "sample":
+        batches = predicted_by_decoder(candidate, batch)
+    else:
+        rows, context = max(1, batch // context), max(1, min(context, total))  # no padding for a short text
+        stride = min(candidate.stride, context) if mode == "strided" else context
+        rows = max(1, min(rows, -(-total // stride)))
+        batches = predictions(candidate.model, evaluation_windows(tokens, context, rows, stride=stride))
+    with Progress(f"scoring, {mode} windows", total) as progress:
+        for logits, targets in batches:
+            yield logits, targets
+            progress.update(len(targets))
+
+
+def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits (N, V) and targets (N,) for `--window sample`: with the decoder and context of sample.py."""
+    decoder = Decoder(weights_of(candidate.model))
+    for start in range(0, len(candidate.tokens) - 1, batch):
+        tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
+        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
+
+
+def measure(candidate: Candidate, mode: str) -> Score:
+    """Score the text as a whole."""
+    first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
+    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
+
+
+def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:
+    """Yield the text in pieces of `PIECE` characters, with the costs for each model."""
+    streams = []
+    for candidate in candidates:
+        by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)
+        streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
+    for group in zip(*streams, strict=True):
+        yield letters(group[0], candidates[0].tokenizer.decode), group

@@ -1,0 +1,80 @@
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data import novelty
+from data.novelty import Copy, describe, longest_copies, skipped
+from gpt.tokenizer import ByteTokenizer, CharTokenizer
+from tests.reference.novelty import longest_copy
+
+
+def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
+    """Each copy is as long as that of the oracle, and is in both texts."""
+    found = longest_copies(texts, trained)
+    for text, copy in zip(texts, found, strict=True):
+        assert copy.length == longest_copy(text.tolist(), trained.tolist())
+        passage = text[copy.begin : copy.begin + copy.length]
+        assert len(passage) == copy.length == longest_copy(passage.tolist(), trained.tolist())
+    assert found == [copy for text in texts for copy in longest_copies([text], trained)]
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(2**12, 2**18), (4, 16), (1, 1)])
+def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(novelty, "FIRST_CHUNK", sizes[0])
+    monkeypatch.setattr(novelty, "CHUNK", sizes[1])
+    rng = np.random.default_rng(0)
+    for values in (1, 2, 3, 60_000):
+        trained = rng.integers(0, values, 300).astype(np.uint16)
+        texts = [rng.integers(0, values, n) for n in (0, 1, 2, 30, 90)]
+        texts += [
+            trained[10:60].copy(),
+            np.concatenate((texts[3], trained[270:], trained[:40])),
+            np.tile(trained[5:8], 9),
+        ]
+        texts.append(np.concatenate((trained, texts[3])))  # longer than the training text
+        found = check(texts, trained)
+        assert found[0] == (0, 0) and found[5] == (0, 50)
+    assert longest_copies([], trained) == []
+    assert longest_copies([np.array([1, 2])], trained[:0]) == [(0, 0)]
+
+
+def test_collisions_do_not_change_the_result() -> None:
+    """For every base, a Thue-Morse word of 2^11 letters and its complement have the same hash modulo 2^64."""
+    word = np.array([bin(i).count("1") % 2 for i in range(2**11)])
+    trained = np.concatenate((np.full(30, 7), 1 - word, np.full(30, 8))).astype(np.uint8)
+    powers = novelty._powers(novelty.BASE, 2**11)
+    assert int((powers * word.astype(np.uint64)).sum()) == int((powers * (1 - word).astype(np.uint64)).sum())
+    copy = longest_copies([word], trained)[0]
+    joined, letters = bytes(trained), bytes(word.astype(np.uint8))
+    copied = letters[copy.begin :][: copy.length] in joined
+    longer = [letters[i : i + copy.length + 1] in joined for i in range(len(word) - copy.length)]
+    assert (copied, any(longer), copy.length) == (True, False, 1024)
+
+
+def test_words() -> None:
+    tokenizer = CharTokenizer('ab"\n\x07')
+    tokens = tokenizer.encode('a"\n\x07b')
+    assert describe(Copy(0, 3), tokens, tokenizer) == 'longest copy: 3 of 5 characters, "a\\"\\n"'
+    assert describe(Copy(3, 1), tokens, tokenizer) == 'longest copy: 1 of 5 characters, "\\u0007"'
+    assert describe(Copy(0, 0), tokens, tokenizer) == "longest copy: 0 of 5 characters"
+    assert describe(Copy(1, 2), ByteTokenizer().encode("aé"), ByteTokenizer()) == 'longest copy: 2 of 3 bytes, "é"'
+    long = tokenizer.encode("ab" * 50)
+    assert describe(Copy(0, 100), long, tokenizer).endswith(f'100 characters, "{"ab" * 40}…"')
+    short, huge = np.zeros(1, np.uint8), np.broadcast_to(np.uint8(0), novelty.MAX_SEARCHED + 1)
+    assert skipped(short, "byte") == "" and "more than 200,000,000 bytes" in skipped(huge, "byte")
+
+
+def test_time_and_memory(prose: str) -> None:
+    trained = np.tile(np.frombuffer(prose.encode(), np.uint8), 350)[:10_000_000]
+    rng = np.random.default_rng(1)
+    texts: list[Any] = [rng.permutation(trained[i : i + 500]) for i in range(20)]
+    begun = time.perf_counter()
+    tracemalloc.start()
+    longest_copies(texts, trained)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6 and time.perf_counter() - begun < 20, "ten times the limit: the machine may be busy"

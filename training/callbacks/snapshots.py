@@ -1,0 +1,33 @@
+"""Keep a model file of each validation."""
+
+from typing import Any
+
+import lightning as L
+
+from gpt.training_checkpoint import write_model
+from training.callbacks.checkpoints import Checkpoints
+
+
+class Snapshots(L.Callback):
+    """Write the weights that each validation evaluates to `checkpoints/step-N.safetensors`.
+
+    With averaged weights, those are in the module only while it validates. So they are copied before the first batch,
+    whichever callback averages them, and written once the loss is known. `Checkpoints` saves after this: if a run is
+    killed between the two, the resumed run repeats the validation and writes the same file.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.is_global_zero and not self.weights and not trainer.sanity_checking:
+            self.weights = {name: weight.cpu().clone() for name, weight in pl_module.state_dict().items()}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.weights:
+            return
+        folder = next(each.directory for each in trainer.callbacks if isinstance(each, Checkpoints))  # type: ignore[attr-defined]
+        contents = {"state_dict": self.weights, "global_step": trainer.global_step}
+        pl_module.on_save_checkpoint(contents)  # adds the description of the model
+        write_model(folder / f"step-{trainer.global_step}.safetensors", contents)
+        self.weights = {}
