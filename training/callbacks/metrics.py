@@ -20,7 +20,7 @@ from reports.tensorboard import layout
 from training.bounded_series import BoundedSeries
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.deadline import Deadline
-from training.callbacks.watch import boards
+from training.loggers import boards
 from training.machine import peak_flops
 
 MAX_UNREAD = 20  # max steps queued on the GPU before their losses are read back

@@ -4,7 +4,6 @@ from typing import Any
 
 import lightning as L
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from conf.schema import WatchConfig
 from data.passages import prompts
@@ -14,6 +13,7 @@ from gpt.model import GPT
 from reports.pictures import plots
 from reports.tensorboard import as_markdown
 from training.bounded_series import BoundedSeries
+from training.loggers import boards
 
 FINAL_SAMPLE_LENGTH = 500
 FINAL_SAMPLE_TEMPERATURE = 0.6
@@ -56,8 +56,3 @@ class Watch(L.Callback):
             rows = generate(model, self.prompts, length, temperature=heat, seed=0).numpy()
             texts += [[heat, decode(row[:given]), decode(row[given:])] for row in rows]
         return texts
-
-
-def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    """Return the Trainer's TensorBoard loggers."""
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,8 +1,9 @@
-"""TensorBoard's curves of a run, those of its validation in another colour."""
+"""The loggers of a run. TensorBoard shows the curves of its validation in another colour."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 
@@ -36,3 +37,8 @@ class Csv(CSVLogger):
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir, name="csv")
+
+
+def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
+    """Return the Trainer's TensorBoard loggers."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
