@@ -9,6 +9,8 @@ from typing import Any
 from base.errors import InputError
 from base.options import check, option
 
+DOCUMENT_KINDS = ("line", "paragraph", "file")  # values of data.documents; any other one is a separator
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -19,6 +21,15 @@ class DataConfig:
         "the text: file, directory, glob or list [a,b]; here, at s3:// or at https://; null: Python's standard library",
         on_resume="free",
         literal=True,
+    )
+    documents: str | None = option(
+        None,
+        "what a document is: line, paragraph, file, or the text between separators such as <|endoftext|>; "
+        "null: one long text",
+        literal=True,
+    )
+    field: str | None = option(
+        None, "the field of *.csv, *.tsv or *.jsonl that is the text: then each row is a document", literal=True
     )
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
@@ -53,6 +64,17 @@ class DataConfig:
             raise InputError(
                 f"data.encoding={self.encoding}: must be an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
             ) from None
+        if self.documents == "":
+            raise InputError(f"data.documents=: must be {', '.join(DOCUMENT_KINDS)}, a separator of documents, or null")
+        if self.field == "":
+            raise InputError("data.field=: must be the name of a field, or null")
+        if self.field is not None and self.documents is not None:
+            raise InputError(
+                f"data.field={self.field}: cannot be combined with data.documents={self.documents!r}: "
+                "each row is a document"
+            )
+        if self.field is not None and self.path is None:
+            raise InputError(f"data.field={self.field}: needs data.path= with *.csv, *.tsv, *.jsonl or *.ndjson files")
         if self.tokenizer == "byte" and self.encoding != "utf-8":
             raise InputError(
                 f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"

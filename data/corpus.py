@@ -388,6 +388,6 @@ def open_corpus(config: DataConfig) -> Corpus:
     encoding, notes = encoding and config.encoding, list[str]()
     documents = _unzipped(find_documents(config.path, downloads, notes), notes)
     if encoding:
-        has_rows = getattr(config, "field", None) is not None
+        has_rows = config.field is not None
         documents = _texts(documents, encoding, notes, has_rows)
     return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))

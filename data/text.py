@@ -8,10 +8,11 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -21,13 +22,16 @@ from base.files import atomic, remove_unfinished
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
 from data.corpus import Corpus, Tick, open_corpus
+from data.documents import Documents, Rule, check_end_mark, contents, encode_documents
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # with at least this many documents, none is divided: each belongs to one split
+RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
-Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int]]  # tokens and number of characters of each split
+# Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any.
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,17 @@ class Text:
     fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
     extra_chars: str  # added to the vocabulary, whether the corpus has them or not
-    documents: Sequence[str]  # SHA-256 of the bytes of each document; empty if each document belongs to one split
+    hashes: Sequence[str]  # SHA-256 of the bytes of each file; empty if the text has many, each in one split
+    documents: Documents | None = None  # what the text was divided into; None if it is one long text
     notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     """Open the text that `config` names, encoded and split, from the cache if it is there.
 
-    At least 40 documents, such as the standard library, are split by file (see `split_by_file`). With fewer, each
-    document is divided into three parts. The parts of a split are joined by newlines.
+    With `data.documents` or `data.field`, each document belongs to one split (see `data/documents.py`). Otherwise, at
+    least 40 files, such as the standard library, are split by file (see `split_by_file`). With fewer, each
+    file is divided into three parts. The parts of a split are joined by newlines.
 
     Args:
         config: source, split and tokenizer.
@@ -63,16 +69,19 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     shares = [float(share) for share in config.split]
     settings = [FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     settings += [extra_chars] if extra_chars else []
+    rule = Rule.of(config)
+    settings += [{rule.kind: rule.name}] if rule else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, characters = opened or _encode(corpus, stamps, config.split, extra_chars, folder)
+    arrays, tokenizer, characters, found = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder)
     check_lengths(arrays, config, context, corpus)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
-        extra_chars=extra_chars, documents=digests if len(digests) < BY_FILE else [],
-        notes=corpus.notes,
+        extra_chars=extra_chars, hashes=digests if rule or len(digests) < BY_FILE else [],
+        documents=Documents(rule.kind, rule.end, **found) if rule else None,
+        notes=corpus.notes + rare_characters(folder),
     )  # fmt: skip
     return text if config.overfit is None else _overfitted(text, config.overfit, context)
 
@@ -119,9 +128,20 @@ def _load(folder: Path) -> Encoded | None:
             arrays[split] = np.zeros(0, tokenizer.dtype)
             if meta["lengths"][split]:  # an empty file cannot be mapped
                 arrays[split] = np.memmap(path, tokenizer.dtype, mode="r")
-        return arrays, tokenizer, {split: int(meta["characters"][split]) for split in SPLITS}
+        characters = {split: int(meta["characters"][split]) for split in SPLITS}
+        return arrays, tokenizer, characters, meta.get("documents", {})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def rare_characters(folder: Path) -> tuple[str, ...]:
+    """Return a line about rare characters if they are at least ten, and over a tenth of the vocabulary."""
+    meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
+    rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
+    if rare < 10 or 10 * rare <= size:
+        return ()
+    what = f"{rare:,} of {size:,} characters occur fewer than five times and can hardly be learned"
+    return (f"{what}; data.tokenizer=byte has no rare tokens",)
 
 
 def _checksum(path: Path) -> int:
@@ -134,7 +154,12 @@ def _checksum(path: Path) -> int:
 
 
 def _encode(
-    corpus: Corpus, stamps: list[tuple[int, int]], shares: list[float], extra_chars: str, folder: Path
+    corpus: Corpus,
+    rule: Rule | None,
+    stamps: list[tuple[int, int]],
+    shares: list[float],
+    extra_chars: str,
+    folder: Path,
 ) -> Encoded:
     """Encode a corpus into `folder` and open it. `stamps` are the corpus's stamps from before its files were hashed.
 
@@ -143,21 +168,30 @@ def _encode(
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with Progress("encoding", 2 * corpus.size(), "B") as progress, FileLock(folder.parent / ".lock"):
+        passes = 3 if rule else 2
+        with Progress("encoding", passes * corpus.size(), "B") as progress, FileLock(folder.parent / ".lock"):
             if opened := _load(folder):  # another process has just encoded it
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
-            sizes, characters = scan(corpus, progress.update)
-            joined = sum(size > 0 for size in sizes) > 1
-            tokenizer = _make_tokenizer(corpus, characters, extra_chars, joined)
+            tick, found = progress.update, dict[str, Any]()
+            if rule:
+                sizes, characters, rare = scan(contents(corpus, rule, tick))
+                check_end_mark(corpus, rule, characters)
+                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
+                parts = encode_documents(corpus, rule, tokenizer, shares, sum(sizes), folder.parent, tick, found)
+            else:
+                sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
+                joined = sum(size > 0 for size in sizes) > 1  # by newlines
+                tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
+                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares), tokenizer, tick)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
-                yield from _encode_parts(corpus, split_documents(corpus, sizes, shares), tokenizer, progress.update)
+                yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded())
+            _save(folder, tokenizer, encoded(), found, rare)
     except UnknownCharacter:  # the first pass did not see this character
         raise changed from None
     except OSError as error:  # the cache cannot be written: a text that cannot be read is an InputError
@@ -170,39 +204,46 @@ def _encode(
     raise InputError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
 
 
-def scan(corpus: Corpus, tick: Tick) -> tuple[list[int], str]:
-    """First pass: return the length of each document, and the sorted distinct characters (or bytes) of all."""
-    sizes, seen = [], np.zeros(0x110000, bool)  # `seen`: whether each code point occurs
-    single = b""  # distinct characters of ASCII chunks, or distinct bytes
-    for document in corpus.documents:
+def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
+    """First pass: return the length of each text, the sorted distinct characters (or bytes), and how many are rare.
+
+    Rare characters occur fewer than `RARE` times.
+    """
+    sizes, counts = [], np.zeros(0x110000, np.uint8)  # how often each code point occurs, up to RARE
+    frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
+    for text in texts:
         size = 0
-        for chunk in corpus.read(document, tick):
+        for chunk in text:
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                if not seen.take(points, mode="clip").all():  # reading is far faster than writing
-                    seen[points] = True
+                found = counts.take(points, mode="clip")
+                if found.min() == RARE:  # reading is far faster than writing
+                    continue
+                points = points[found < RARE]
             else:
                 raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # First delete the bytes that are in `single` already: far faster than a set of the whole chunk.
-                single += bytes(set(raw.translate(None, single)))
+                # First delete the frequent bytes: far faster than counting the whole chunk.
+                points = np.frombuffer(raw.translate(None, frequent), np.uint8)
+            if len(points):
+                distinct, times = np.unique(points, return_counts=True)
+                counts[distinct] = np.minimum(counts[distinct] + times, RARE)
+                frequent = bytes(np.flatnonzero(counts[:256] == RARE).tolist())
         sizes.append(size)
-    seen[list(single)] = True
-    return sizes, "".join(map(chr, np.flatnonzero(seen)))
+    seen = np.flatnonzero(counts)
+    return sizes, "".join(map(chr, seen)), int(np.count_nonzero(counts[seen] < RARE))
 
 
-def _make_tokenizer(corpus: Corpus, characters: str, extra_chars: str, joined: bool) -> Tokenizer:
-    """Make the tokenizer of a corpus. If documents are `joined`, add the newline that separates them."""
+def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
+    """Make the tokenizer of a corpus from its characters and `more`, such as those of an end mark."""
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
         raise InputError(f"{corpus.name}: holds only one distinct character, {characters!r}: there is nothing to learn")
     if corpus.encoding is None:
         return ByteTokenizer()
-    if joined:
-        characters += "\n"
     try:
-        return CharTokenizer(characters + extra_chars)
+        return CharTokenizer(characters + more)
     except ValueError as error:
         raise InputError(f"{corpus.name}: {error}") from None
 
@@ -229,8 +270,13 @@ def _encode_parts(
             position += len(tokens)
 
 
-def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Write the (split, tokens) of `encoded` into `folder`, atomically."""
+def _save(
+    folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], found: Mapping[str, Any], rare: int
+) -> None:
+    """Write the (split, tokens) of `encoded` into `folder`, atomically.
+
+    What was `found` of documents is there when all is encoded. `rare` is the number of rare characters.
+    """
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
         unfinished.mkdir()
@@ -243,7 +289,8 @@ def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.nd
                 counts[split] += len(piece)
                 if isinstance(tokenizer, ByteTokenizer):  # 10xxxxxx continues a character and is not counted
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
-        meta = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
+        meta: dict[str, Any] = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
+        meta |= {"rare": rare} | ({"documents": found} if found else {})
         (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
 
 
@@ -263,7 +310,7 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         if length < needed:
             way = f"lower model.context={context} or " if split != "test" else ""
             way += f"give it a larger share than {share:g} with data.split="
-            if len(corpus.documents) >= BY_FILE:
+            if len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
                 way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
             raise InputError(
                 f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; {way}"

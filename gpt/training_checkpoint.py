@@ -114,7 +114,10 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     keys = ("model_config", "vocabulary", "val_loss", "evaluation")
     text = last_component(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
-    described["trained_on"] = {"sha256": contents["data"]["documents"], "share": contents["data"]["split"][0]}
+    data = contents["data"]
+    # Documents are shuffled: those of training lie all over their files.
+    whole = data.get("documents") is not None or data.get("field") is not None
+    described["trained_on"] = {"sha256": data["hashes"], "share": 1.0 if whole else data["split"][0]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})
 
 

@@ -70,5 +70,5 @@ def model_to_start_from(text: "Text") -> Path | None:
 
     meta, wanted = read_meta(DEMO), set(text.tokenizer.vocabulary.get("characters", ""))
     known = wanted & set(meta["vocabulary"]["characters"])
-    its_own = set(text.documents) & set(meta["trained_on"]["sha256"])
+    its_own = set(text.hashes) & set(meta["trained_on"]["sha256"])
     return Path(os.path.relpath(DEMO)) if known and 2 * len(known) >= len(wanted) and not its_own else None

@@ -151,3 +151,17 @@ def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
             assert "data.encoding" not in message
     make(tmp_path, {"hurt.txt.gz": gzip.compress(hurt)})
     assert "the first of 3 damaged bytes" in refusal(InputError, opened, "hurt.txt.gz")
+
+
+def test_characters_that_hardly_occur_are_counted(tmp_path, opened):
+    emoji = "".join(map(chr, range(0x1F300, 0x1F300 + 400)))
+    begin = TEXT * 60  # longer than a chunk, so that rare characters occur in chunks of ASCII, too
+    make(tmp_path, {"emoji.txt": begin + emoji + "\U0001f923" * 5 + "z" * 4 + "é" * 4, "few.txt": f"{begin}tuvwxyzTé"})
+    # z and é occur five times, in several chunks and kinds of chunks.
+    make(tmp_path, {"split.txt": "zz" + begin + "zzé" + begin + "zé" + begin + "ééé" + "defghijklm" * 4})
+    for name, said in {"emoji.txt": "402 of 408", "split.txt": "10 of 17"}.items():
+        for _ in range(2):  # encoded, and from the cache
+            (line,) = opened(name).notes
+            assert line.startswith(f"{said} characters occur fewer than five times"), name
+    make(tmp_path, {"plain.txt": begin + "".join(map(chr, range(200, 400))) * 5 + "0123456789"})
+    assert opened("plain.txt").notes == opened("few.txt").notes == opened("emoji.txt", tokenizer="byte").notes == ()

@@ -27,7 +27,7 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
     state = fill(GPT(config, 11), seed).state_dict()
     return {
         "format": CHECKPOINT_FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": LETTERS,
-        "data": {"name": "letters/b\udcffok.txt", "documents": ["ab12"], "split": [0.8, 0.1, 0.1]},
+        "data": {"name": "letters/b\udcffok.txt", "hashes": ["ab12"], "split": [0.8, 0.1, 0.1]},
         "state_dict": {f"net.{key}": state[key] for key in state},
         "global_step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
     }  # fmt: skip
@@ -85,10 +85,10 @@ def test_another_model_or_other_settings_are_another_format() -> None:
     """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
     model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
         conv_taps tied attention"""
-    names = """seed init_from minutes threads compile data.encoding data.tokenizer data.split data.overfit data.batch
-        data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2 optim.muon_every optim.min_lr optim.warmup
-        optim.schedule optim.cooldown optim.weight_decay optim.betas optim.clip trainer.precision trainer.deterministic
-        trainer.benchmark callbacks"""
+    names = """seed init_from minutes threads compile data.documents data.field data.encoding data.tokenizer data.split
+        data.overfit data.batch data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2
+        optim.muon_every optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas
+        optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"""
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
     assert found == (1, model.split(), names.split()), "give FORMAT a new number, too"

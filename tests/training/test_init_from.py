@@ -63,12 +63,12 @@ def test_the_model_of_the_project_is_named_for_a_text_that_it_can_begin_with(mon
     assert model_file.read(DEMO).meta.items() <= meta.items()
     own = meta | {"trained_on": {"sha256": ["own"], "share": 0.9}}
     monkeypatch.setattr(model_file, "read_meta", lambda path: own)
-    for characters, documents, fits in (
+    for characters, hashes, fits in (
         ("abcd", [], True), ("abяж", [], True), ("aбяж", [], False), ("", [], False), ("abcd", ["other"], True),
         ("abcd", ["other", "own"], False),
     ):  # fmt: skip
-        text = Mock(documents=documents, tokenizer=Mock(vocabulary={"characters": characters} if characters else {}))
-        assert model_to_start_from(text) == (Path(os.path.relpath(DEMO)) if fits else None), (characters, documents)
+        text = Mock(hashes=hashes, tokenizer=Mock(vocabulary={"characters": characters} if characters else {}))
+        assert model_to_start_from(text) == (Path(os.path.relpath(DEMO)) if fits else None), (characters, hashes)
 
 
 @pytest.mark.slow

@@ -1,0 +1,259 @@
+import csv
+import io
+import json
+import os
+import random
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import data.corpus
+import data.documents
+from base.errors import InputError
+from data.config import DataConfig
+from data.documents import Documents, content_hashes
+from data.text import SPLITS, open_text
+from tests.conftest import refusal
+from tests.faults import faults
+from tests.reference.documents import content_hash, divided, documents_of
+from tests.stores import make
+
+SHARES = [0.6, 0.25, 0.15]
+MARKS = {"line": "\n", "paragraph": "\n\n"}
+KINDS = ["line", "paragraph", "file", "<|endoftext|>", "\n%\n", "aa"]
+SMALL = {"BATCH": 11, "BLOCK": 4, "BUCKET": 16, "PIECE": 8, "GATHERED": 8}  # so that borders are everywhere
+
+
+def text_of(files, **options):
+    """Open the text of these files, from a cache of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder, "text"), files)
+        config = DataConfig(path=f"{folder}/text/*", cache_dir=f"{folder}/cache", **{"split": SHARES} | options)
+        return open_text(config, 1)
+
+
+def splits(text):
+    """The documents of each split, cut at their end marks."""
+    mark, found = text.documents.end, {}
+    for split in SPLITS:
+        whole = text.tokenizer.decode(getattr(text, split))
+        assert whole.endswith(mark) or not whole
+        found[split] = whole.split(mark)[:-1]
+    return found
+
+
+def check(text, documents, kind, end, shares=SHARES, utf8=False):
+    """A text has these documents, blank ones included, where the reference puts them."""
+    full = [document for document in documents if document.strip()]
+    expected = divided(full, shares, end, utf8)
+    for split in SPLITS:
+        assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
+    counts = {split: len(each) for split, each in expected.items()}
+    repeated = len(full) - len(set(full))
+    assert text.documents == Documents(kind, end, counts, repeated, len(documents) - len(full))
+    return expected
+
+
+def words(count, seed=0):
+    chance = random.Random(seed)
+    return ["".join(chance.choices("abcdef", k=chance.randint(3, 9))) for _ in range(count)]
+
+
+def test_the_hash_is_that_of_the_reference_wherever_a_block_ends(monkeypatch):
+    chance = np.random.default_rng(0)
+    for block in (1, 2, 5, 64):
+        monkeypatch.setattr("data.documents.BLOCK", block)
+        for dtype, highest in ((np.uint8, 256), (np.uint32, 0x110000)):
+            borders = np.unique(chance.integers(0, 60, 9))
+            for gap in (0, 1):
+                starts, ends = borders[:-1], borders[1:] - gap
+                starts, ends = starts[ends > starts], ends[ends > starts]
+                points = chance.integers(0, highest, 60).astype(dtype)
+                points[starts[0]] = 0
+                documents = [points[a:b] for a, b in zip(starts, ends, strict=True)]
+                found = content_hashes(points, starts, ends)
+                assert found.tolist() == [
+                    content_hash(bytes(each) if dtype == np.uint8 else "".join(map(chr, each))) for each in documents
+                ]
+    assert len({content_hash(text) for text in ("", "a", "a\0", "\0a", "aa", "b", "ab", "ba")}) == 8
+
+
+pieces = some.one_of(
+    some.sampled_from(
+        ["\n", "\r\n", "\n\n", "\n%\n", "%\n", "<|endoftext|>", " ", "\t\n", "\x0c", "\u2028", "a", "aa"]
+    ),
+    some.text("ab語é\U0001f600%\r\n ", max_size=8),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    some.lists(some.lists(pieces, max_size=25).map("".join), min_size=1, max_size=4),
+    some.sampled_from(KINDS), some.sampled_from(["char", "byte"]), some.sampled_from([1, 3, 64]), some.integers(0, 99),
+)  # fmt: skip
+def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, long):
+    files[0] += "\n\nxyz\n\nuvw<|endoftext|>\n%\nthird"
+    end = MARKS.get(kind, "\x03")
+    texts = files if tokenizer == "byte" else [text.replace("\r\n", "\n").replace("\r", "\n") for text in files]
+    whitespace = " \t\n\r\x0b\x0c" if tokenizer == "byte" else None  # in bytes, U+2028 is text
+    documents = [each for text in texts for each in documents_of(text, kind, whitespace)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.corpus, "CHUNK", chunk)
+        patch.setattr("data.documents.LONG", long)
+        for name, value in SMALL.items():
+            patch.setattr(data.documents, name, value)
+        named = {f"{number}": text.encode() for number, text in enumerate(files)}
+        if len({document for document in documents if document.strip(whitespace)}) < 3:
+            assert "at least 3 that differ" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
+            return
+        try:
+            text = text_of(named, documents=kind, tokenizer=tokenizer)
+        except InputError as error:
+            assert re.search("leaves no document for training|but needs at least 2|too few", str(error)), error
+            return
+    if tokenizer == "byte":
+        full = [document for document in documents if document.strip(whitespace)]
+        expected = divided(full, SHARES, end, utf8=True)
+        for split in SPLITS:
+            assert getattr(text, split).tobytes() == "".join(each + end for each in expected[split]).encode()
+        assert text.documents.blank == len(documents) - len(full)
+    else:
+        check(text, documents, kind if kind in ("line", "paragraph", "file") else "part", end)
+        whole = "".join(texts if kind in ("line", "paragraph") else documents)
+        assert text.tokenizer.characters == "".join(sorted({*whole, *end}))
+
+
+def test_a_paragraph_in_bytes_keeps_its_line_breaks():
+    text = text_of({"a": b"a\r\nb\r\n \r\n\r\nc\r\n\r\nd\r\ne"}, documents="paragraph", tokenizer="byte")
+    assert sorted(sum(splits(text).values(), [])) == ["a\r\nb", "c", "d\r\ne"]
+    assert text.documents.blank == 0
+
+
+def test_copies_share_a_split_and_a_new_document_moves_only_those_near_a_border():
+    old = words(300) + words(40) * 7
+    before = splits(text_of({"a": "\n".join(sorted(old))}, documents="line"))
+    assert sum(map(Counter, before.values()), Counter()) == Counter(old)
+    of = {document: split for split, documents in before.items() for document in documents}
+    assert sum(len(set(documents)) for documents in before.values()) == len(of)
+    assert before["train"] != sorted(before["train"])
+    after = splits(text_of({"a": "\n".join([*old, "novel", "new語"])}, documents="line"))
+    moved = {
+        document for split, documents in after.items() for document in documents if of.get(document, split) != split
+    }
+    order = sorted(of, key=content_hash)
+    places = sorted(order.index(document) for document in moved)
+    borders = [len(set(before["validation"])), len(set(before["validation"])) + len(set(before["test"]))]
+    assert len(moved) < 8 and all(min(abs(place - border) for border in borders) < 8 for place in places)
+    for split in SPLITS:  # the rest stays in its order
+        kept = [document for document in after[split] if of.get(document) == split and document not in moved]
+        assert kept == [document for document in before[split] if document not in moved]
+
+
+def test_shares_hold_to_half_a_document():
+    for shares in ([0.9, 0.05, 0.05], [0.5, 0.3, 0.2], [0.8, 0.2, 0.0]):
+        text = text_of({"a": "\n".join(words(3000))}, documents="line", split=shares)
+        total = sum(text.characters.values())
+        for split, share in zip(SPLITS, shares, strict=True):
+            assert abs(text.characters[split] - share * total) <= 10
+            assert text.documents.counts[split] == getattr(text, split).tolist().count(0)
+
+
+def test_rows_of_tables_are_documents():
+    values = ["plain", 'with "quotes", commas', "two\nlines\n\nand more", "\ttab", "naïve 語 \U0001f600", "plain"]
+    values += [" \n", "long" * 33_000, "longer" * 22_000, "longest" * 20_000]
+    rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(values)]
+    files = {}
+    for name, dialect in (("a.csv", "excel"), ("a.TSV", "excel-tab")):
+        out = io.StringIO()
+        writer = csv.DictWriter(out, ["id", "text", "more"], dialect=dialect)  # ends rows with CR LF
+        writer.writeheader()
+        writer.writerows(rows)
+        files[name] = out.getvalue()
+    nulled = [row if row["text"] != " \n" else {"text": None} for row in rows]
+    files["a.jsonl"] = "\n\n".join(map(json.dumps, nulled))  # with escapes such as \u8a9e
+    files["b.ndjson"] = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n"
+    for name, content in files.items():
+        for tokenizer in ("char", "byte"):
+            text = text_of({name: content}, field="text", tokenizer=tokenizer)
+            check(text, values, "row", "\x03", utf8=tokenizer == "byte")
+            assert text.documents.repeated == 1 and text.documents.blank == 1
+    check(text_of(files, field="text"), values * 4, "row", "\x03")
+    assert csv.field_size_limit() == 131_072
+
+
+def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
+    make(Path(), {"text": "one\n%\ntwo\t\n%\nthree\\n\n%\nfour"})
+    typed, real = opened(documents=r"\n%\n", context=1), opened(documents="\n%\n", context=1)
+    assert typed.fingerprint == real.fingerprint and typed.documents == real.documents
+    assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
+    with pytest.raises(InputError, match="has 2 documents, 2 different"):
+        opened(documents=r"\\n")
+    others = [{"split": SHARES}, {"documents": "line"}, {"documents": "\n"}, {"documents": "\n", "split": SHARES}]
+    assert len({opened(context=1, **each).fingerprint for each in others} | {typed.fingerprint}) == 5
+    again = opened(documents=r"\n%\n", context=1)  # from the cache
+    assert again.documents == typed.documents and splits(again) == splits(typed) and again.hashes
+
+
+def test_refusals_are_one_line(opened):
+    numbered = {"text": "a\nb\n", "c.csv": "id,text\n1,a\n2\n", "d.jsonl": '{"text": "a"}\n\n{"text": 7}\n',
+                "e.jsonl": '{"a": 1}', "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
+                "i.csv": 'text\n"a\nb\x03"', "j": "ab\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
+                "one": "abc\nabc\nabc\n", "m": "\n \n"}  # fmt: skip
+    make(Path(), numbered)
+    for path, options, said in [
+        ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
+        ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
+        ("m", {"documents": "line"}, "has 0 documents with"),
+        ("text", {"documents": "lines"}, "has 1 document, 1 different with data.documents=lines;.*nearest: line$"),
+        ("j", {"documents": "file"}, r"j, line 2: has the character U\+0003"),
+        ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
+        ("j", {"documents": "%", "tokenizer": "byte"}, "j, line 2: has the character"),
+        ("i.csv", {"field": "text"}, "i.csv, line 3: has the character"),
+        ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, \*.jsonl, \*.ndjson, but not text"),
+        ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
+        ("c.csv", {"field": "text"}, "c.csv, line 3: a row of 1 of 2 fields lacks data.field=text"),
+        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, is int"),
+        ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
+        ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
+        ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: .*there are no fields"),
+        ("h.jsonl", {"field": "text"}, "h.jsonl, line 1: has half of a surrogate pair"),
+        ("k.csv", {"field": "text"}, "k.csv, line 2: cannot be read as a table: "),
+        ("l.csv", {"field": "text"}, "l.csv, line 1: .*there are no fields"),
+        ("text", {"documents": ""}, "data.documents=: must be line, paragraph, file, a separator"),
+        ("text", {"field": ""}, "data.field=: must be the name of a field"),
+        ("text", {"field": "a", "documents": "file"}, "data.field=a: cannot be combined with data.documents='file'"),
+        (None, {"field": "a"}, "data.field=a: needs data.path="),
+    ]:
+        message = refusal(InputError, opened, path, **options) if path else refusal(InputError, DataConfig, **options)
+        assert re.search(said, message), message
+    assert [each.name for each in Path("cache").rglob("*")] == ["encoded", ".lock"]
+    make(Path(), {"text": "a\nb\nc"})
+    with pytest.raises(InputError, match=r"data.split=\[0.01,0.9,0.09\]: leaves no document for training: 3 for val"):
+        opened(documents="line", split=[0.01, 0.9, 0.09])
+
+
+def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
+    make(Path(), {"text": "\n".join(words(200))})
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data.documents._differs", data.documents._differs)  # put back afterwards
+        faults.before(data.documents, "_differs", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            opened(documents="line")
+    assert os.listdir("cache/encoded") == [".lock"]
+    os.utime("text", (0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr("data.documents._check_counts", data.documents._check_counts)
+        faults.before(data.documents, "_check_counts", lambda *_: make(Path(), {"text": "changed"}))
+        with pytest.raises(InputError, match="changed while it was being read"):
+            opened(documents="line")
+    assert os.listdir("cache/encoded") == [".lock"]
