@@ -27,13 +27,16 @@ from gpt.tokenizer import tokenizer_from
 FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
-# `trained_on` has the hashes of the files of which the first `share` was trained on.
+# `trained_on` has the hashes of the files of which the first `share` was trained on; `documents` is null, or the `kind`
+# of documents that the text was divided into (`data.documents.Documents`) and `end`, the characters after each.
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
-    "evaluation": dict | None, "text": str, "trained_on": dict,
+    "evaluation": dict | None, "text": str, "trained_on": dict, "documents": dict | None,
 }  # fmt: skip
+DOCUMENTS = {"kind": str, "end": str}
 TRAINED_ON = {"sha256": list, "share": float}
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
+MAX_END = 100  # characters of an end mark
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
 MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
 
@@ -96,6 +99,11 @@ def read(path: str | Path) -> Model:
             if described.get("format") == FORMAT:
                 check_fields(described, FIELDS)
                 check_fields(described["trained_on"], TRAINED_ON)
+                if (documents := described["documents"]) is not None:
+                    check_fields(documents, DOCUMENTS)
+                    tokenizer_from(described["vocabulary"]).encode(documents["end"])  # raises if it is not known
+                    if not 0 < len(documents["end"]) <= MAX_END:
+                        raise ValueError("the end mark of documents has no character, or too many")
                 if described["evaluation"]:
                     check_fields(described["evaluation"], EVALUATION)
                 config = model_config(described["model_config"])

@@ -115,9 +115,8 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     text = last_component(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
     data = contents["data"]
-    # Documents are shuffled: those of training lie all over their files.
-    whole = data.get("documents") is not None or data.get("field") is not None
-    described["trained_on"] = {"sha256": data["hashes"], "share": 1.0 if whole else data["split"][0]}
+    share = 1.0 if data["divided"] else data["split"][0]  # documents are shuffled: those of training lie anywhere
+    described |= {"trained_on": {"sha256": data["hashes"], "share": share}, "documents": data["divided"]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})
 
 
