@@ -19,8 +19,8 @@ import numpy as np
 from base.command_line import Parser, about_unknown, add_unknown, device, main, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.jobs import run_directory
-from base.progress import Progress, hidden
-from gpt.inference.continuation import Continuation
+from base.progress import Progress, count, hidden
+from gpt.inference.continuation import Continuation, beginning, readable
 from gpt.inference.generate import generate_many, stream
 from gpt.inference.sampling import SamplingParams, log_probabilities
 from gpt.inference.weights import Weights, load_weights
@@ -73,12 +73,14 @@ def make_parser() -> Parser:
     add("--no-repeat-ngram", type=number(int, 1, 2**20), metavar="N", help=again)
     end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; may be repeated"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
+    add("--no-stop", action="store_true", help="go on after the end of a document, if the model has learned documents")
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
-    copied = "say which passage of each text is also in the training text of the run, the longest one; on stderr"
+    copied = "say which passage of each text is also in the training text of the run, the longest one, and how many "
+    copied += "documents are new; on stderr"
     add("--novelty", action="store_true", help=copied)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
@@ -102,6 +104,8 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
         raise InputError("--stop '': must have at least one character")
     weights, meta = load_weights(checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
+    documents = meta["documents"] or {"kind": "", "end": ""}
+    options.document, options.end = "line" if documents["kind"] == "line" else "document", documents["end"]
     if options.interactive:
         print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
         return converse(weights, tokenizer, parser, options)
@@ -217,7 +221,8 @@ def continuations(
         options.top_p,
         options.min_p,
     )
-    written = [Continuation(tokenizer, options.stop) for _ in prompts]
+    stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
+    written = [Continuation(tokenizer, stops) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
         logprobs = log_probabilities(logits) if options.json else None
         for row, (text, token) in enumerate(zip(written, tokens.tolist(), strict=True)):
@@ -239,41 +244,67 @@ def write(
 
     With `trained`, the training text, also print the longest copy of each text, which for several waits for the last.
     """
-    # Without a prompt, the model continues a line break, which is not printed.
-    begin = "\n" if "\n" in tokenizer.names else tokenizer.names[0]
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
-    encoded = [tokenizer.encode(prompt or begin) for prompt, _ in rows]
+    encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
     seeds = [options.seed + number for _, number in rows]
     if len(rows) == 1 and not options.json:
-        written = show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), out)
+        written = show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), options.end, out)
         out.write("\n")
         if trained is not None:
             out.flush()
             print(copies([written], trained, tokenizer)[0][0], file=sys.stderr)
+            report_new([rows[0][0] + written], trained, tokenizer, options)
         return
 
     def work(part: slice) -> Iterator[list[Continuation]]:
         return continuations(weights, encoded[part], seeds[part], tokenizer, options)
 
+    separated = options.document != "line" or options.no_stop  # otherwise each text is one line
     with Progress("writing", len(rows) * options.num_chars) as bar:
         texts: Iterable[Continuation]
         texts = (text for part in generate_many(work, len(rows), weights, bar.update) for text in part)
+        cut = 0
         copied: list[tuple[str, str]] = [("", "")] * len(rows)
         if trained is not None:
             texts = list(texts)
             copied = copies([text.text for text in texts], trained, tokenizer)
         each = zip(rows, seeds, texts, copied, strict=True)
-        for count, ((prompt, _), own_seed, text, (said, passage)) in enumerate(each, start=1):
+        for index, ((prompt, _), own_seed, text, (said, passage)) in enumerate(each, start=1):
             line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": own_seed}
             line |= {"checkpoint": str(options.checkpoint)} | ({"longest_copy": passage} if said else {})
+            line |= {"ended": options.end in text.stopped_by or options.end in text.text} if options.end else {}
             with hidden():
                 if said:
-                    print(f"{count}: {said}", file=sys.stderr)
+                    print(f"{index}: {said}", file=sys.stderr)
                 if options.json:
                     out.write(json.dumps(line) + "\n")
                 else:
-                    out.write(for_output(f"--- {count}\n{prompt}{text.text}\n", out))
+                    shown = readable(prompt + text.text, options.end)
+                    out.write(for_output((f"--- {index}\n" if separated else "") + shown + "\n", out))
                 out.flush()
+            cut += not text.stopped_by
+    if cut and options.end and not options.no_stop:
+        reached = f"reached --num-chars {options.num_chars} before the end of a {options.document}"
+        print(f"{cut:,} of {count(len(rows), 'text')} {reached}", file=sys.stderr)
+    if trained is not None:
+        whole = [prompt + text.text for (prompt, _), text in zip(rows, texts, strict=True)]
+        report_new(whole, trained, tokenizer, options)
+
+
+def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
+    """Return what the model continues: a prompt begins a document, so an end mark, which is not shown, precedes it."""
+    return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
+
+
+def report_new(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+    """Say on standard error how many documents are not in the training text, unless a text may contain several."""
+    from data.novelty import repeats
+
+    if options.end and not options.no_stop:
+        documents = [tokenizer.encode(text.rpartition(options.end)[2]) for text in texts]
+        new = repeats(documents, trained, tokenizer.encode(options.end)).count(False)
+        what = count(len(texts), options.document)
+        print(f"{new:,} of {what} {'is' if new == 1 else 'are'} new", file=sys.stderr)
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -287,14 +318,14 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
     return list(zip(lines, passages, strict=True))
 
 
-def show(prompt: str, texts: Iterator[list[Continuation]], out: TextIO) -> str:
-    """Print a prompt and its only text while it grows; return the text."""
-    out.write(for_output(prompt, out))
+def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> str:
+    """Print a prompt and its only text while it grows; return the text. `end` is the end mark of documents, or ""."""
+    out.write(for_output(readable(prompt, end), out))
     out.flush()
     printed = 0  # pieces
     for (text,) in texts:
         if new := "".join(text.pieces[printed:]):
-            out.write(for_output(new, out))
+            out.write(for_output(readable(new, end), out))
             out.flush()
         printed = len(text.pieces)
     return text.text
@@ -316,8 +347,9 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
                 if not prompt:
                     raise InputError("none of these characters is in the vocabulary")
                 seed = secrets.randbits(32) if options.seed is None else options.seed
-                texts = continuations(weights, [tokenizer.encode(prompt)], [seed], tokenizer, options)
-                show(prompt, texts, sys.stdout)
+                given = tokenizer.encode(begun(prompt, tokenizer, options))
+                texts = continuations(weights, [given], [seed], tokenizer, options)
+                show(prompt, texts, options.end, sys.stdout)
                 print(f"\n[seed {seed}]")
         except EOFError:
             print()

@@ -39,6 +39,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
     add("--per-char", action="store_true", help="print a line of JSON for each character, and the scores to stderr")
     add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
+    each = "list the documents of the text, for a model trained on documents; the most surprising ones come first"
+    add("--per-document", action="store_true", help=each)
+    add("--csv", metavar="OUT", help="with --per-document: write all documents to a CSV file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
     add_unknown(add, "characters")
@@ -59,18 +62,24 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--encoding {options.encoding}: is for a text file; --split takes the encoding from the run")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
-    if options.overwrite and options.html is None:
-        raise InputError("--overwrite: is for --html")
+    others = [key for key in ("window", "compare", "per_char", "html") if getattr(options, key)]
+    if options.per_document and others:
+        raise InputError(f"--per-document: cannot be combined with --{others[0].replace('_', '-')}")
+    if options.csv is not None and not options.per_document:
+        raise InputError(f"--csv {options.csv}: needs --per-document")
+    out, option = (options.csv, "--csv") if options.per_document else (options.html, "--html")
+    if options.overwrite and out is None:
+        raise InputError("--overwrite: is for --html and --csv")
     page: AbstractContextManager[TextIO | None] = nullcontext()
-    if options.html is not None:
-        page = writing_to(options.html, "--html", [*checkpoints, text], overwrite=options.overwrite)
+    if out is not None:
+        page = writing_to(out, option, [*checkpoints, text], overwrite=options.overwrite)
     keep_freed_memory()
     with page as file:
         with Progress("loading the model"):
             from reports.scoring import print_scores  # loads torch
         print_scores(checkpoints, options, file)
-    if options.html is not None:
-        print(f"wrote {printable(options.html)}: open it in a browser", file=sys.stderr)
+    if out is not None:
+        print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
 
 
 if __name__ == "__main__":

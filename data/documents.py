@@ -127,9 +127,23 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
         if held:
             yield _joined(held, held[0][:0])
         return
-    cut = {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
     for document in corpus.documents:
-        yield from _cut_all(corpus.read(document, tick), cut)
+        yield from _cut_all(corpus.read(document, tick), _cut(rule))
+
+
+def divide(text: Any, kind: str, end: str) -> list[Any]:
+    """Return the documents of a text that are not blank, without end marks.
+
+    Lines and paragraphs are found as in training. Other documents lie between end marks, as in a split.
+    """
+    batch, _ = _cut(Rule(kind if kind in ("line", "paragraph") else "part", end, end))(text, True)
+    full = ~_blank(batch)
+    return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
+
+
+def _cut(rule: Rule) -> Cut:
+    """Return the function that cuts a text into documents."""
+    return {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
 
 
 def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:

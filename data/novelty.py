@@ -52,6 +52,23 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
     return [search.best for search in searches]
 
 
+def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
+    """Return whether each document, without its end mark, is a document of the training text.
+
+    Args:
+        documents: tokens of each document, (n,).
+        trained: tokens of the training text, (N,): documents, each followed by the end mark.
+        end: tokens of the end mark.
+    """
+    marked = [np.concatenate((end, document, end)) for document in documents]
+    copied = [copy.length for copy in longest_copies(marked, trained)]
+    whole = [each[len(end) :] for each in marked]  # no end mark precedes the first document
+    return [
+        copy == len(each) or np.array_equal(own, trained[: len(own)])
+        for copy, each, own in zip(copied, marked, whole, strict=True)
+    ]
+
+
 def _powers(base: int, length: int) -> np.ndarray:
     powers = np.full(length, base, np.uint64)
     powers[:1] = 1

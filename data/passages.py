@@ -10,7 +10,9 @@ from torch import Tensor
 from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
+from data.documents import END
 from data.text import Text, text_of_run
+from gpt.inference.continuation import complete_documents, readable
 from gpt.tokenizer import Tokenizer
 
 PROMPT = 200  # tokens of a prompt, at most
@@ -21,7 +23,12 @@ TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt from the validation split, after its fraction `at`, if possible of whole lines: (T0,) int64."""
+    """Return a prompt from the validation split, after its fraction `at`, if possible of whole lines: (T0,) int64.
+
+    If the text is a list of documents, the prompt is their end mark, so that the model begins with a document.
+    """
+    if text.documents:
+        return torch.from_numpy(text.tokenizer.encode(text.documents.end))
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
     starts = _line_starts(text, tokens)
@@ -34,6 +41,15 @@ def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
     """Return the positions in `tokens` that follow a newline."""
     names = text.tokenizer.names
     return (np.flatnonzero(tokens == names.index("\n")) + 1).tolist() if "\n" in names else []
+
+
+def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
+    """Decode a prompt and its continuation for people: of documents without the first end mark, and only whole ones."""
+    decode = text.tokenizer.decode
+    if text.documents is None:
+        return decode(given), decode(written)
+    end = text.documents.end
+    return "", readable(complete_documents(decode(written), end), end)
 
 
 def prompts(text: Text) -> Tensor:
@@ -57,30 +73,32 @@ def passage(text: Text, length: int) -> Tensor:
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
-def to_guess(text: str, trained: str, characters: str) -> list[str]:
-    """Choose passages of `characters` only that begin with a line. No quarter of a passage occurs in `trained`."""
+def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
+    """Choose passages of `characters` only, each after a `mark`. No quarter of a passage occurs in `trained`."""
     found: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
-    for line in re.finditer(r"(?<=\n).", text):
-        passage = text[line.start() : line.start() + TO_GUESS]
-        usable = line.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
+    for first in re.finditer(f"(?<={re.escape(mark)}).", text):
+        passage = text[first.start() : first.start() + TO_GUESS]
+        usable = first.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
         if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):
             found.append(passage)
-            free = max(line.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
+            free = max(first.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
     return found
 
 
-def game_passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[str], str]:
+def game_passages(source: str, file: Path, tokenizer: Tokenizer, end: str = "") -> tuple[list[str], str]:
     """Choose the passages of the guessing game; return them, and what the last line says about them.
 
-    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on.
+    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on. It
+    begins with a line, or with a document if documents have the end mark `end`. None has U+0003, which nobody can type.
     """
+    mark = end or "\n"
     if tokenizer.unit == "byte":
         return [], "no game, because the model reads bytes"
     unchecked = ""
     try:
         text = text_of_run(file)
-        trained, guessed = (text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
+        trained, guessed = (end + text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
     except InputError as error:
         if source == "validation":
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
@@ -91,10 +109,11 @@ def game_passages(source: str, file: Path, tokenizer: Tokenizer) -> tuple[list[s
             texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
         except InputError as error:
             raise InputError(f"--guess {source}: {error.reason}") from None
-        guessed = "\n".join(["", *texts])
-    if found := to_guess(guessed, trained, "".join(tokenizer.names)):
+        guessed = mark.join(["", *texts])
+    if found := to_guess(guessed, trained, "".join(tokenizer.names).replace(END, ""), mark):
         number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
         return found, f"{number}, which whoever has the page can read{unchecked}"
     advice = "name a text file instead" if source == "validation" else "name another text"
-    wanted = f"{TO_GUESS} characters from the beginning of a line, all in the vocabulary and not in the training text"
+    unit = "document" if end else "line"
+    wanted = f"{TO_GUESS} characters from the beginning of a {unit}, all in the vocabulary and not in the training text"
     raise InputError(f"--guess {source}: has no {wanted}; {advice}")

@@ -181,7 +181,10 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
         raise ValueError(f"model_config has no {', '.join(missing)}")
-    return ModelConfig(**described)
+    config = ModelConfig(**described)
+    if auto := [each.name for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto"]:
+        raise ValueError(f"model_config.{auto[0]} is auto, must be a number")
+    return config
 
 
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:

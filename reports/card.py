@@ -1,5 +1,6 @@
 """Write a model card in Markdown: what a model was trained on, how good it is, what it writes."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from base.progress import clock, count
 from conf.compose import read_config
 from conf.differences import overrides
 from gpt.checkpoint import last_component
+from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
@@ -59,8 +61,10 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         split = f"; split {', '.join(f'{share:g}' for share in config.data.split)} into training, validation and test"
     table = "".join(f"| {key} | {escape(value)} |\n" for key, value in rows(model, meta, summary, split))
     tokenizer = tokenizer_from(meta["vocabulary"])
-    begin = tokenizer.encode("\n" if "\n" in tokenizer.names else tokenizer.names[0])
-    sample = tokenizer.decode(generate(model, begin, 400, temperature=0.8, seed=0)[1:].numpy()).strip("\n")
+    end = meta["documents"]["end"] if meta["documents"] else ""
+    begin = tokenizer.encode(beginning(tokenizer, end))
+    written = tokenizer.decode(generate(model, begin, 400, temperature=0.8, seed=0)[len(begin) :].numpy())
+    sample = readable(complete_documents(written, end), end).strip("\n")
     name = escape(run_directory.name_of(run) if command else file.stem)
     title = f"# {name}\n\nA GPT that reads and writes single {tokenizer.unit}s, trained with chargpt.\n\n"
     body = f"| | |\n|---|---|\n{table}\n{command}## A sample, at temperature 0.8\n\n{fenced(sample)}\n\n"
@@ -76,6 +80,8 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
         read, validated = summary["characters"] / summary["epochs"], summary["evaluation"]["split_characters"]
         sizes += f", {count(round(read), unit)} for training, {count(validated, 'character')} for validation"
     yield "text", meta["text"] + sizes + split
+    if documents := meta["documents"]:
+        yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
     if loss is not None and measured:

@@ -10,6 +10,7 @@ from base.processes import command
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
+from data.documents import Documents
 from data.text import Text
 from gpt.evaluation import Score
 
@@ -35,7 +36,10 @@ def in_nats(loss: float) -> str:
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
     """Log text, model, machine, validation and notes before the first step."""
     shape = config.model
-    log.info(f"text       {text.name}: {describe(text)}")
+    first, *others = describe(text)
+    log.info(f"text       {text.name}: {first}")
+    for line in others:
+        log.info(f"           {line}")
     for note in text.notes:
         log.info(f"           {note}")
     log.info(
@@ -75,10 +79,18 @@ def epochs(number: float) -> str:
     return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
 
 
-def describe(text: Text) -> str:
-    """Return the sizes of the splits and of the vocabulary in one line."""
+def describe(text: Text) -> list[str]:
+    """Return the number of documents, if there are any, and the sizes of the splits and of the vocabulary."""
+    lines = [describe_documents(text.documents)] if text.documents else []
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
-    return f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"
+    return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]
+
+
+def describe_documents(documents: Documents) -> str:
+    """Say how many documents a text has, in words of their kind."""
+    said = count(sum(documents.counts.values()), documents.kind)
+    said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
+    return said + (f"; {count(documents.blank, f'blank {documents.kind}')} dropped" if documents.blank else "")
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
@@ -106,9 +118,12 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
-def conclude(run: Path, config: Config, sample: str, copied: Sequence[str], report: Path | None) -> None:
+def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequence[str], report: Path | None) -> None:
     """Log the last lines of a run: a sample and what it copies, where everything is, and what to type next."""
-    log.info("sample     the best checkpoint continues lines from the middle of the validation text")
+    what = "continues lines from the middle of the validation text"
+    if text.documents:
+        what = f"writes {text.documents.kind}s"
+    log.info(f"sample     the best checkpoint {what}")
     log.info("\n" + sample.strip("\n") + "\n")
     for label, line in zip(("novelty", ""), copied, strict=False):  # one line if the search was skipped
         log.info(f"{label:10} {line}")

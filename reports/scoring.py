@@ -28,13 +28,14 @@ from gpt.evaluation import Score, make_score, totals
 from gpt.inference.scoring import Candidate, measure, pieces
 from gpt.model_file import to_device
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from reports.document_scores import print_documents
 from reports.score_page import Columns, page
 
 MAX_PAGE = 10_000_000  # characters in an HTML page
 
 
-def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file: TextIO | None) -> None:
-    """Load the models, encode and score the text, and print the table."""
+def print_scores(checkpoints: list[Path], options: argparse.Namespace, out_file: TextIO | None) -> None:
+    """Load the models, encode and score the text, and print the table; fill the file of `--html` or `--csv`."""
     candidates = read(checkpoints, options)
     out = sys.stderr if options.per_char else sys.stdout
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -49,15 +50,17 @@ def print_scores(checkpoints: list[Path], options: argparse.Namespace, page_file
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("their contexts differ: the longer context is an advantage", file=out)
 
+    if options.per_document:
+        return print_documents(candidates[0], display_name(options), out_file)
     begun = time.perf_counter()
     # With --per-char, begin with the strided windows, whose lines are printed while they are computed.
     modes = ["strided", "disjoint"] if options.per_char else ["disjoint", "strided"]
     if options.window:
         modes = [options.window]
     for mode in modes:
-        in_detail = mode == (options.window or "strided") and (options.per_char or page_file)
+        in_detail = mode == (options.window or "strided") and (options.per_char or out_file)
         if in_detail:
-            scores = score_in_detail(candidates, mode, options, page_file)
+            scores = score_in_detail(candidates, mode, options, out_file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
         if mode == modes[0]:
@@ -165,7 +168,10 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
     """Load the models and encode the text for each; raise an `InputError` if a model or the text cannot be used."""
     with Progress("loading the model"):
         loaded = [load_checkpoint(path) for path in checkpoints]
-    for model, _ in loaded:
+    for path, (model, meta) in zip(checkpoints, loaded, strict=True):
+        if options.per_document and meta["documents"] is None:
+            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
+            raise InputError(f"--per-document: {printable(path)} {why}")
         to_device(model, options.device)
         context = options.context or model.config.context
         if options.stride and options.stride > context:
@@ -197,7 +203,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
         trained = meta["trained_on"]["share"] if hashed in meta["trained_on"]["sha256"] else 0.0
-        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained))
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, meta["documents"]))
     return candidates
 
 
@@ -220,7 +226,10 @@ def encode_text(
             texts[0] += chunk
         return texts[:1] * len(tokenizers), 0
     position, line, unknown = 0, 1, 0
-    for piece in whole_words(decode(file, display_name(options), options.encoding, progress.update, "--encoding ")):
+    chunks: Iterable[str] = decode(file, display_name(options), options.encoding, progress.update, "--encoding ")
+    if options.split:  # was checked when it was encoded; in short documents, many U+0003 would look like a binary file
+        chunks = [file.read().decode()]
+    for piece in whole_words(chunks):
         for tokenizer in tokenizers:
             piece = tokenizer.canonical(piece)
         if options.unknown != "error":

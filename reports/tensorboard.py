@@ -71,5 +71,6 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
 
     parts = []
     for prompt, text in samples:
-        parts += ["**prompt**", block(prompt), "**the model continues**", block(text)]
+        parts += ["**prompt**", block(prompt), "**the model continues**"] if prompt else ["**the model writes**"]
+        parts.append(block(text))
     return "\n\n".join(parts)

@@ -16,12 +16,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from base.errors import InputError
+from data.passages import game_passages
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
 from gpt.export.to_web_page import write_web
 from gpt.inference.generate import generate
 from gpt.model import GPT
-from gpt.tokenizer import tokenizer_from
+from gpt.tokenizer import CharTokenizer, tokenizer_from
 from tests.conftest import ROOT, Call, needs, one_line, summary
 from tests.model_files import write_model_file
 from tests.reference.models import fill
@@ -85,6 +87,30 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     }.items():
         one_line(export("first", "--to", *arguments.split()), 2, said, program="export.py")
         assert not Path("none.html").exists()
+
+
+def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
+    tokenizer = CharTokenizer("abcd\n\x03")
+    documents = [
+        "".join(random.Random(i).choices("abcd", k=length)) for i, length in enumerate((150, 320, 250, 60, 400))
+    ]
+    lines = [document[:100] + "\n" + document[100:] for document in documents]
+    Path("texts").mkdir()
+    for end, texts, expected in (
+        ("\n", ["\n".join(documents)], [("\n".join(documents[i:]))[:200] for i in range(5)]),
+        ("\n\n", ["\n\n\n".join(lines)], [("\n\n\n".join(lines[i:]))[:200] for i in range(5)]),
+        ("\x03", lines, [lines[i][:200] for i in (1, 2, 4)]),
+    ):
+        for i, text in enumerate(texts):
+            Path(f"texts/{i}.txt").write_text(text)
+        found, said = game_passages("texts", Path("none/best.safetensors"), tokenizer, end)
+        assert found and set(found) <= set(expected), end
+        if end == "\x03":
+            assert found == expected
+        assert "passages of texts to guess" in said
+    with pytest.raises(InputError, match="200 characters from the beginning of a document, all"):
+        Path("short.txt").write_text(lines[0])
+        game_passages("short.txt", Path("none/best.safetensors"), tokenizer, "\x03")
 
 
 def test_a_page_in_two_bytes_a_weight_says_what_that_costs(trained: Path, export: Call) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,6 +201,66 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
             begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
             cut = text[: min(begins)] if begins else text
             assert growing.text == cut and growing.text.startswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "tokens"), [("line", "\n", "char"), ("paragraph", "\n\n", "byte"), ("part", "\x03", "char")]
+)
+def test_documents(
+    kind: str, end: str, tokens: str, workplace: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = {"kind": "byte"} if tokens == "byte" else {"kind": "char", "characters": "\x03\nabcdefghi"}
+    tokenizer, given = tokenizer_from(vocabulary), list[str]()
+    written = ["abc", "d\ne" if kind != "line" else "de", "ihgfedcba"]  # the last one is longer than --num-chars
+
+    def scripted(_: object, prompts: list[np.ndarray], count: int, params: object, seeds: list[int]) -> Any:
+        given.extend(map(tokenizer.decode, prompts))
+        rows = [tokenizer.encode(written[seed] + end + "fg" + end + "hi") for seed in seeds]
+        for k in range(count):
+            yield np.array([row[min(k, len(row) - 1)] for row in rows]), np.zeros((len(rows), tokenizer.size))
+
+    monkeypatch.setattr("sample.stream", scripted)
+    documents = {"kind": kind, "end": end}
+    write_model_file("m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents)
+    settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
+    texts, word = [*written[:2], "ihgfedcb"], "line" if kind == "line" else "document"
+    ended = sample(*settings)
+    assert given == [end] * 3
+    assert ended.out == "".join(("" if kind == "line" else f"--- {n}\n") + f"{t}\n" for n, t in enumerate(texts, 1))
+    assert ended.err.endswith(f", --seed 0\n1 of 3 texts reached --num-chars 8 before the end of a {word}\n")
+    found = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
+    assert [each["text"] for each in found] == texts and [each["ended"] for each in found] == [True, True, False]
+    assert [len(each["logprobs"]) for each in found] == [len(text) for text in texts]
+    given.clear()
+    assert sample(*settings[:3], "--prompt", f"hi{end}b").out == f"hi{end if end != chr(3) else chr(10) * 2}babc\n"
+    assert given == [f"{end}hi{end}b"]
+    whole = sample(*settings[:5], "--no-stop").out
+    assert whole == f"abc{end}fg{end}hi"[:8].replace("\x03", "\n\n") + "\n"
+    assert sample(*settings, "--no-stop").out.startswith(f"--- 1\n{whole}--- 2\n")
+    both = json.loads(sample(*settings[:3], "--json", "--stop", "c", "--no-stop").out)
+    assert both["text"] == "ab" and not both["ended"]
+    plain = write_model_file("plain.safetensors", filled(vocabulary=tokenizer.size), vocabulary)
+    given.clear()
+    assert "ended" not in sample(str(plain), "--json", "--seed", "0").out and given == ["\n"]
+
+
+def test_how_many_documents_are_new(train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
+    Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, "abc", "abc", " "]), encoding="utf-8")
+    ended = train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60")
+    assert "names.txt: 338 lines, 2 of them repeated; 1 blank line dropped\n" in ended.out
+    assert "\nsample     the best checkpoint writes lines\n" in ended.out
+    text = open_text(DataConfig(path="names.txt", documents="line"), 32)
+    trained = text.tokenizer.decode(text.train).split("\n")[:-1]
+    ended = sample("a", "--novelty", "--num-samples", "40", "--seed", "1", "--temperature", "0.7")
+    written = ended.out.splitlines()
+    new = sum(name not in trained for name in written)
+    assert len(written) == 40 and 0 < new < 40 and ended.err.splitlines()[-1] == f"{new} of 40 lines are new"
+    assert ended.err.count("longest copy") == 40
+    for prompt, said in ((trained[0], "0 of 1 line are new"), (trained[5][:2] + "x", "1 of 1 line is new")):
+        monkeypatch.setattr("sample.stream", lambda *_: [(text.tokenizer.encode("\n"), np.zeros((1, 1)))])
+        ended = sample("a", "--novelty", "--prompt", prompt, "--unknown", "skip")
+        assert ended.err.splitlines()[-1] == said
 
 
 def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import csv
 import io
 import json
 import math
@@ -37,11 +38,18 @@ TEXT = (
 )
 
 
-def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.3, **changes: Any) -> str:
+def write(
+    path: str,
+    tokenizer: Tokenizer | None = None,
+    seed: int = 0,
+    std: float = 0.3,
+    documents: Any = None,
+    **changes: Any,
+) -> str:
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
     model = fill(GPT(config, tokenizer.size), seed, std)
-    return str(write_model_file(path, model, tokenizer.vocabulary, step=7))
+    return str(write_model_file(path, model, tokenizer.vocabulary, step=7, documents=documents))
 
 
 HIDDEN = {letter: f"{ord(letter):02X}" for letter in "\x00\x07\x7f"}
@@ -138,6 +146,72 @@ def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call, m
     Path("odd.bin").write_bytes(b"\x80\x81")
     ended = score("bytes.st", "odd.bin", "--window", "disjoint")
     assert ended.status == 0 and re.search(r" nan +[\d.]+ +nan +\d", ended.out)
+
+
+DOCUMENTS = {
+    "line": ("\n", "abc\n\n  \nface fade bead\nabc\nédé", ["abc", "face fade bead", "abc", "édé"]),
+    "paragraph": ("\n\n", "\nab\ncd\n\n\n\nface fade bead\n \né\n", ["ab\ncd", "face fade bead", "é"]),
+    "file": ("\x03", "ab\n\ncd face fade\n", ["ab\n\ncd face fade\n"]),
+    "part": (
+        "\x03",
+        "ab\n\ncd\x03 \x03face fade bead\n\x03" + "bad " * 20,
+        ["ab\n\ncd", "face fade bead\n", "bad " * 20],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("abcdefé \n\x03"), ByteTokenizer()], ids=["char", "byte"])
+@torch.no_grad()
+def test_documents_cost_what_one_forward_for_each_token_says(
+    workplace: Path, score: Call, kind: str, tokenizer: Tokenizer
+) -> None:
+    mark, text, documents = DOCUMENTS[kind]
+    write("model.st", tokenizer, documents={"kind": kind, "end": mark}, positions="learned")
+    Path("text.txt").write_bytes(text.encode())
+    ended = score("model.st", "text.txt", "--per-document", "--csv", "out.csv", "--stride", "2")
+    assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
+    model, context, expected = load_checkpoint("model.st")[0].double(), 7, []
+    for number, document in enumerate(documents, 1):
+        tokens, nats, first = tokenizer.encode(mark + document + mark).tolist(), [], len(mark)
+        for place in range(first, len(tokens)):
+            start = max(0, math.ceil((place - context) / 2)) * 2
+            nats.append(surprisal(model(torch.tensor([tokens[start:place]]))[0, -1].tolist(), tokens[place]))
+        size = len(document + mark)
+        expected.append(
+            (number, sum(nats) / size, math.exp(sum(nats) / len(nats)), size, " ".join(document.split())[:60])
+        )
+    rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))
+    assert rows[0] == ["document", "nats_per_character", "perplexity", "characters", "beginning"]
+    losses = [float(row[1]) for row in rows[1:]]
+    assert losses == sorted(losses, reverse=True)
+    for row, (number, loss, perplexity, size, words) in zip(sorted(rows[1:]), expected, strict=True):
+        assert (int(row[0]), int(row[3]), row[4]) == (number, size, words)
+        assert (float(row[1]), float(row[2])) == pytest.approx((loss, perplexity), rel=1e-5)
+    size = sum(one[3] for one in expected)
+    lines = ended.out.splitlines()
+    assert lines[1].startswith(f"text.txt: {len(documents)} document") and f" {size} characters with" in lines[1]
+    assert float(lines[3].split()[0]) == pytest.approx(sum(one[1] * one[3] for one in expected) / size, abs=2e-6)
+    assert [line.split(maxsplit=3)[3] for line in lines[4:]] == [row[4] for row in rows[1:]]
+
+
+def test_many_documents_and_what_does_not_go_with_them(files: Path, score: Call) -> None:
+    write("lines.st", CharTokenizer("abcdef \n"), documents={"kind": "line", "end": "\n"})
+    chance = random.Random(0)
+    Path("many.txt").write_text("".join("".join(chance.choices("abcdef ", k=9)) + "\n" for _ in range(2000)))
+    ended = score("lines.st", "many.txt", "--per-document")
+    assert "and 1,980 more; --csv FILE writes all" in ended.out and len(ended.out.splitlines()) == 25
+    Path("blank.txt").write_text("  \n \n")
+    before = sorted(os.listdir())
+    for arguments, said in {
+        "model.st text.txt --per-document": "--per-document: model.st was not trained on documents (data.documents, da",
+        "lines.st many.txt --csv a.csv": "--csv a.csv: needs --per-document",
+        "lines.st many.txt --per-document --html a.html": "--per-document: cannot be combined with --html",
+        "lines.st many.txt --per-document --window sample": "--per-document: cannot be combined with --window",
+        "lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",
+    }.items():
+        one_line(score(*arguments.split()), 2, said, program="score.py")
+        assert sorted(os.listdir()) == before
 
 
 def test_what_is_interrupted_keeps_its_lines_and_the_old_page(
@@ -474,3 +548,14 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
         one_line(score(*arguments.split()), 2, said, program="score.py")
     Path("book.txt").write_text("Another text.\n" * 1000)
     one_line(score("first", "--split", "test"), 2, "has changed since", program="score.py")
+
+
+def test_the_split_of_a_run_with_short_documents(train: Call, score: Call) -> None:
+    names = ["".join(random.Random(i).choices("abcdef", k=6)) for i in range(400)]
+    Path("names.csv").write_text("name\n" + "\n".join(names) + "\n")
+    assert train("data.path=names.csv", "data.field=name", "name=names").status == 0
+    ended = score("names", "--split", "validation", "--per-document", "--csv", "all.csv")
+    assert ended.status == 0, ended
+    rows = list(csv.reader(Path("all.csv").read_text().splitlines()))[1:]
+    assert {row[4] for row in rows} <= set(names) and 15 <= len(rows) <= 25 and {row[3] for row in rows} == {"7"}
+    assert f"validation split of names: {len(rows)} documents, {7 * len(rows)} characters" in ended.out

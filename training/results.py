@@ -21,10 +21,11 @@ from conf.schema import to_yaml
 from data.batches import num_validated
 from data.ngrams import yardsticks
 from data.novelty import describe, longest_copies, skipped
-from data.passages import passage, prompt
+from data.passages import as_shown, passage, prompt
 from gpt import model_file
 from gpt.checkpoint import build, last_component, model_state
 from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
+from gpt.inference.continuation import complete_documents
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
@@ -149,14 +150,14 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
-    log_lines.conclude(run, config, sample[2], copied, report)
+    log_lines.conclude(run, config, plan.text, sample[2], copied, report)
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of guessing"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[Any], dict[str, Any] | None, list[str]]:
-    """Continue a prompt from the validation text, and find the longest passages that are also in the training text.
+    """Continue a prompt from the validation text, or write documents; find what is copied from the training text.
 
     Return the first sample as [temperature, prompt, text], `Summary.copies`, and lines about the copies.
     """
@@ -171,7 +172,9 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[Any], dict[str, Any] 
         (text,) = continuations(1, length)
         short = min(length, FINAL_SAMPLE_LENGTH)
         others = [] if reason else list(continuations(NUM_COMPARED, short))
-    sample = [heat, tokenizer.decode(given.numpy()), tokenizer.decode(text)]
+    sample = [heat, *as_shown(plan.text, given.numpy(), text)]
+    if documents := plan.text.documents:
+        text = tokenizer.encode(complete_documents(tokenizer.decode(text), documents.end))
     if reason:
         return sample, None, [reason]
     copy, *found = longest_copies([text, *others], plan.text.train)
@@ -187,7 +190,7 @@ def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model:
     try:
         about = {
             "name": run_directory.name_of(plan.directory),
-            "text": f"{last_component(text.name)}: {log_lines.describe(text)}",
+            "text": f"{last_component(text.name)}: {'; '.join(log_lines.describe(text))}",
             "sample": sample,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": verdict.verdict(vars(summary), record.losses),

@@ -35,7 +35,14 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
     from gpt.checkpoint import model_state
 
-    shape, module = model.config, WRAPPER.stem
+    shape, module, tokenizer = model.config, WRAPPER.stem, tokenizer_from(meta["vocabulary"])
+    end = meta["documents"]["end"] if meta["documents"] else ""
+    mark = tokenizer.encode(end).tolist()
+    ids: dict[str, int] = {"pad_token_id": mark[-1]} if mark else {}  # what `generate` appends to texts that have ended
+    if len(mark) == 1:
+        ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
+    # A special token of a byte tokenizer would be the text that spells the byte, instead of the byte.
+    special = {"bos_token": end, "eos_token": end} if len(mark) == 1 and tokenizer.unit == "character" else {}
     state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
     if shape.tied:
         del state["net.head.weight"]
@@ -47,12 +54,14 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
         },
         "model_config": meta["model_config"], "vocab_size": model.vocabulary, "tie_word_embeddings": shape.tied,
         "hidden_size": shape.dim, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "end_mark": mark,
     }  # fmt: skip
     contents = {
         "config.json": config,
-        "generation_config.json": {"use_cache": False},
-        "tokenizer.json": describe(tokenizer_from(meta["vocabulary"])),
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+        "generation_config.json": {"use_cache": False} | ids,
+        "tokenizer.json": describe(tokenizer),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        | special,
     }
     texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in contents.items()}
     for name, text in (texts | code()).items():

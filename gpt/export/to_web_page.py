@@ -47,6 +47,7 @@ def write_web(
         "unit": unit,
         "facts": facts(model, meta) + ([] if bf16 is None else [bf16]),
         "passages": passages,
+        "end": meta["documents"]["end"] if meta["documents"] else "",
     }
     page = fill(
         TEMPLATE,

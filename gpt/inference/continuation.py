@@ -1,8 +1,23 @@
-"""The text after a prompt, token by token: stop strings, whole characters, log-probabilities."""
+"""The text after a prompt, token by token: stop strings, whole characters, log-probabilities; documents in it."""
 
 import codecs
 
 from gpt.tokenizer import Tokenizer
+
+
+def beginning(tokenizer: Tokenizer, end: str) -> str:
+    """Return the prompt of a text that begins at a beginning: the end mark of documents, or a line break."""
+    return end or ("\n" if "\n" in tokenizer.names else tokenizer.names[0])
+
+
+def complete_documents(text: str, end: str) -> str:
+    """Cut a text after its last complete document, if it has any; `end` is the end mark, "" if there are none."""
+    return (text.rpartition(end)[0] if end else "") or text
+
+
+def readable(text: str, end: str) -> str:
+    """Replace the end mark by a blank line if it is U+0003, which few programs display."""
+    return text.replace(end, "\n\n") if end == "\x03" else text
 
 
 class Continuation:
@@ -13,6 +28,7 @@ class Continuation:
         self.pieces: list[str] = []  # final text
         self.held = ""  # text that may turn out to begin a stop
         self.ended = False
+        self.stopped_by: list[str] = []  # the stops that ended it
         self.logprobs: list[float] = []  # one for each character: the sum over its bytes
         self.pending = 0.0  # log-probability of bytes that are not yet a whole character
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -29,8 +45,8 @@ class Continuation:
             self.pending += logprob
             self._count(new)
         self.held += new
-        if found := [position for stop in self.stops if (position := self.held.find(stop)) >= 0]:
-            self.held = self.held[: min(found)]
+        if found := {stop: position for stop in self.stops if (position := self.held.find(stop)) >= 0}:
+            self.held, self.stopped_by = self.held[: min(found.values())], list(found)
             self._end()
             return
         begun = [n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])]

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from base.errors import printable
 from base.progress import Progress
 from gpt.analysis import NUM_TOP, Costs, by_character, costs, letters
-from gpt.evaluation import EVALUATION_BATCH, Score, evaluation_windows, predictions, reduce
+from gpt.evaluation import EVALUATION_BATCH, Score, evaluation_windows, predictions, reduce, surprisals
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
@@ -31,6 +32,7 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
     stride: int  # tokens from one strided window to the next
     trained: float  # fraction of the text, from its beginning, that the model was trained on
+    documents: dict[str, str] | None = None  # `kind` and `end` mark of the documents that the model was trained on
 
     @property
     def page_name(self) -> str:
@@ -69,6 +71,53 @@ def measure(candidate: Candidate, mode: str) -> Score:
     """Score the text as a whole."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
+
+
+def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
+    """Return the nats of each document from a fresh start: (documents,) float64.
+
+    Each array has at least two tokens, of which the first `context` ones, at least one, are given and not counted.
+    """
+    order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
+    costs, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
+    with Progress("scoring documents", sum(map(len, documents)) - len(documents)) as progress:
+        windows = document_windows(candidate, [documents[number] for number in order])
+        for logits, targets in predictions(candidate.model, windows):
+            costs.append(surprisals(logits, targets))
+            progress.update(len(targets))
+    begin, found = 0, torch.cat(costs).numpy()
+    for number in order:
+        end = begin + len(documents[number]) - 1
+        nats[number] = found[begin + context - 1 : end].sum()
+        begin = end
+    return nats
+
+
+def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield batches of strided windows of documents, sorted by length so that there is little padding.
+
+    The padding is on the right, where a causal model does not see it.
+    """
+    batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
+    held: list[tuple[Tensor, ...]] = []
+    for tokens in documents:
+        length = min(candidate.model.config.context, len(tokens) - 1)
+        for window in evaluation_windows(tokens, length, 1, stride=min(candidate.stride, length)):
+            held.append(window)
+            if len(held) * length >= batch:
+                yield stacked(held)
+                held = []
+    if held:
+        yield stacked(held)
+
+
+def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad windows, each (1, T) tensors, to the length of the last one and stack them."""
+    width = windows[-1][0].shape[1]
+    inputs, targets, counted = (
+        torch.cat([F.pad(each, (0, width - each.shape[1])) for each in part]) for part in zip(*windows, strict=True)
+    )
+    return inputs, targets, counted
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:

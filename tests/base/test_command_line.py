@@ -46,7 +46,7 @@ def test_train_py_is_interrupted_before_there_is_a_run(train: Call, monkeypatch:
 
 
 def test_help_is_an_answer_and_options_are_typed_in_full(train: Call, trained: Path, sample: Call) -> None:
-    for flag, key in (("--help", "model.heads=8"), ("--help=all", "model.heads=2")):
+    for flag, key in (("--help", "model.heads=8"), ("--help=all", "model.heads=auto")):
         ended = train(flag, defaults=False)
         assert ended.status == 0 and ended.err == "" and key in ended.out
     ended = sample("--num-char", "3")

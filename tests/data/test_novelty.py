@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data import novelty
-from data.novelty import Copy, describe, longest_copies, skipped
+from data.novelty import Copy, describe, longest_copies, repeats, skipped
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from tests.reference.novelty import longest_copy
 
@@ -78,3 +78,13 @@ def test_time_and_memory(prose: str) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100e6 and time.perf_counter() - begun < 20, "ten times the limit: the machine may be busy"
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
+def test_repeats_are_whole_documents(end: str) -> None:
+    tokenizer = CharTokenizer("\x03\nabcd")
+    trained = tokenizer.encode("".join(each + end for each in ("ab", "abc", "d\na", "c")))
+    known = {"ab": True, "abc": True, "c": True, "bc": False, "a": end == "\n", "": False, "cab": False}
+    known |= {"d\na": True} if end != "\n" else {}
+    found = repeats([tokenizer.encode(each) for each in known], trained, tokenizer.encode(end))
+    assert found == list(known.values())

@@ -86,8 +86,10 @@ DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
     "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "step": ["-1", str(2**63)], "val_loss": ["NaN"],
     "model_config": ['{"_target_": "os.system"}', '{"\\u001b[31m\\n": 1}'], "vocabulary": ['{"kind": "byte"}'],
-    "evaluation": ['{"mode": 1}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG], "model.heads": ["3"],
-    "model.dim": ["131072", str(2**63 - 1)], "model.context": ["1048577", "1e400"], "model.dropout": ["NaN"],
+    "evaluation": ['{"mode": 1}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG, '"auto"'],
+    "model.heads": ["3"],
+    "model.dim": ["131072", str(2**63 - 1)], "model.context": ["1048577", "1e400"], "model.dropout": ["NaN", '"auto"'],
+    "documents": ['{"kind": "line", "end": ""}', '{"kind": "line", "end": "\\u2603"}', "[]"],
     "model.tied": ["true"], "model.norm": ['"' + "x" * 900_000 + '"'], "model.window": ["-1"],
     "model.positions": [DEEP], "trained_on": ["{}", '{"sha256": 1, "share": 1.0}'],
 }  # fmt: skip

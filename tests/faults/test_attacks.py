@@ -103,7 +103,8 @@ def test_control_characters_reach_no_terminal() -> None:
     assert Path("out.txt").read_bytes().decode() == raw
     # Neither does training show those of its text.
     rng = np.random.default_rng(0)
-    Path("odd.txt").write_text("".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f"), 20_000)), encoding="utf-8")
+    odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f"), 200_000))
+    Path("odd.txt").write_text("ab \n" * 2**14 + odd, encoding="utf-8")  # which looks like text at its beginning
     shown = on_a_terminal(str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false")
     assert all(each in shown for each in ("␛", "␇", "␡", "\\x9b"))
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(shown)

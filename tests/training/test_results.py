@@ -1,3 +1,4 @@
+import itertools
 import re
 import statistics
 import weakref
@@ -56,6 +57,31 @@ def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None
     ended = train("name=b", *STEPS)
     assert "\nnovelty    longest copy: skipped, because" in ended.out and summary("b")["copies"] is None
     assert "shares with the training text" not in ended.out + Path("runs/b/report.html").read_text("utf-8")
+
+
+def test_what_a_run_writes_of_documents(train: Call) -> None:
+    Path("names.txt").write_text("%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8")
+    ended = train("name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS)
+    count = re.search(r"names.txt: (\d+) parts", ended.out)
+    assert count and int(count[1]) == 210 and "\nsample     the best checkpoint writes parts\n" in ended.out
+    model, meta = load_checkpoint("a")
+
+    def written(length: int, seed: int, heat: float) -> str:
+        tokens = generate(model, [0], length, temperature=heat, seed=seed)[1:]
+        text = "".join(meta["vocabulary"]["characters"][token] for token in tokens)
+        assert "\x03" in text
+        return text[: text.rindex("\x03")].replace("\x03", "\n\n")
+
+    assert meta["vocabulary"]["characters"][0] == "\x03"
+    assert f"\n\n{written(60, 0, 0.6).strip(chr(10))}\n\nnovelty " in ended.out
+    step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
+    assert step == summary("a")["best_step"] == 12
+    assert texts == [[heat, "", written(60, seed, heat)] for heat in (0.6, 1.0) for seed in (0, 1)]
+    report = Path("runs/a/report.html").read_text("utf-8")
+    assert "names.txt: 210 parts; " in report and "the model wrote documents" in report
+    lines = card(model, meta, MODELS[1])
+    assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
+    assert f"```text\n{written(400, 0, 0.8).strip(chr(10))}\n```" in lines
 
 
 def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import lightning as L
 import numpy as np
 
 from conf.schema import WatchConfig
-from data.passages import prompts
+from data.passages import as_shown, prompts
 from data.text import Text
 from gpt.inference.generate import generate
 from gpt.model import GPT
@@ -50,9 +50,9 @@ class Watch(L.Callback):
 
     def _write(self, model: GPT) -> list[list[Any]]:
         """Continue each prompt at each of `TEMPERATURES`; return [temperature, prompt, text] for each."""
-        texts, given, decode = [], self.prompts.shape[1], self.text.tokenizer.decode
+        texts, given = [], self.prompts.shape[1]
         for heat in TEMPERATURES:
             length = self.config.sample_length or SAMPLE_LENGTH
             rows = generate(model, self.prompts, length, temperature=heat, seed=0).numpy()
-            texts += [[heat, decode(row[:given]), decode(row[given:])] for row in rows]
+            texts += [[heat, *as_shown(self.text, row[:given], row[given:])] for row in rows]
         return texts

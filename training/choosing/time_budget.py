@@ -27,7 +27,7 @@ DOUBLED_FROM = 4000
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
 COMPILED = 0.7  # what compiling leaves of the time of a step (docs/experiments.md)
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
-TIMED_SECONDS, UNTIMED_STEPS = 1.0, 3  # of steps to time, after slower first ones
+TIMED_SECONDS, UNTIMED_STEPS = 0.5, 3  # of steps to time, after slower first ones
 TIMING = 0.03  # fraction of the seconds left, at most for timing
 
 

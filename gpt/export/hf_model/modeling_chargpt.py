@@ -7,9 +7,10 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, StoppingCriteria
 from transformers.modeling_outputs import CausalLMOutput
 
 from gpt.config import ModelConfig
@@ -17,9 +18,22 @@ from gpt.model import GPT
 
 
 class CharGPTConfig(PretrainedConfig):
-    """Has `model_config`, the fields of `ModelConfig`, and `vocab_size`."""
+    """Has `model_config`, the fields of `ModelConfig`, `vocab_size`, and `end_mark`, the tokens that end a document."""
 
     model_type = "chargpt"
+    end_mark: tuple[int, ...] = ()
+
+
+class Ended(StoppingCriteria):
+    """Whether texts end with an end mark of several tokens, for which transformers has no setting."""
+
+    def __init__(self, end_mark: list[int]) -> None:
+        self.eos_token_id = end_mark  # an attribute of this name makes `generate` pad the texts that have ended
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Compare the last tokens of each text (B, T) with the end mark: (B,) bool."""
+        last = input_ids[:, -len(self.eos_token_id) :].tolist()
+        return torch.tensor([tokens == self.eos_token_id for tokens in last], device=input_ids.device)
 
 
 class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
@@ -49,6 +63,17 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.net(input_ids)  # (B, T, V)
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
+
+    def generate(self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), **options: Any) -> Any:
+        """Continue texts to the end of the document; without any, begin a document after an end mark."""
+        inputs = options.pop("input_ids", None) if inputs is None else inputs
+        if end := list(self.config.end_mark):
+            inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
+            options.setdefault("attention_mask", torch.ones_like(inputs))  # an end mark in a prompt is not padding
+        if len(end) > 1:
+            stopping_criteria = [*(stopping_criteria or ()), Ended(end)]
+        options["stopping_criteria"] = stopping_criteria
+        return super().generate(inputs, *others, **options)  # type: ignore[misc]
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
         """Crop the text (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""

@@ -31,11 +31,13 @@ const position = () => passage.length - TO_GUESS + player.length;
 const visible = (letter) => SIGNS[letter] ?? called(letter);
 const guesses = (needed) => (needed > MAX_GUESSES ? "more than five guesses" : needed === 1 ? "1 guess" : `${needed} guesses`);
 
-const readNext = () => rival.read(tokenizer.tokens.get(passage[rival.tokens.length]));
+/** Return how many characters of the passage the model has read; the end mark of documents comes before them. */
+const known = () => rival.tokens.length - mark.length;
+const readNext = () => rival.read(tokenizer.tokens.get(passage[known()]));
 
 /** Let the model read up to the character to guess. The page responds to input after each token. */
 function readAhead() {
-  if (rival.tokens.length >= position()) return;
+  if (known() >= position()) return;
   readNext();
   setTimeout(readAhead);
 }
@@ -45,6 +47,7 @@ function nextRound() {
   passage = Array.from(passages[++round % passages.length]);
   [player, opponent, tried, nats, over] = [[], [], [], 0, false];
   rival.reset();
+  for (const token of mark) rival.read(token);
   element("model-bars").hidden = true;
   element("compared").textContent = "After your answer, you see here the five characters that the model found most likely.";
   showGame("");
@@ -65,7 +68,7 @@ function guess(letter) {
 
 /** Score and show the current character, for which the visitor needed this number of guesses; `verdict` says how it ended. */
 function settle(needed, verdict) {
-  while (rival.tokens.length < position()) readNext();
+  while (known() < position()) readNext();
   const letter = passage[position()], token = tokenizer.tokens.get(letter);
   const shares = probabilities(rival.predict(), 1, 0), order = ranked(shares), rank = order.indexOf(token) + 1;
   Array.from(element("model-bars").children).forEach(({ firstChild: row }, i) => {

@@ -5,16 +5,18 @@ const BARS = 12; // tokens with a bar
 const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
 const GREETING = 300; // characters that the page writes when it opens
 const PACE = 32; // milliseconds between them, about as fast as one reads
+const END = "\x03"; // the end mark of documents that contain line breaks, which the page shows as a line across
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
-const { config, vocabulary, size, tensors, precision, name, weightCount, unit: tokenUnit, facts, passages } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, precision, name, weightCount, unit: tokenUnit, facts, passages, end } = JSON.parse(element("model").textContent);
 const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
+const mark = tokenizer.encode(end).tokens; // the end mark of documents; each text is read after one
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded
 let decode; // a function from the next token to the text that this token completes
 let units; // the last characters, {index, end, element}; `index` and `end` are those of the first and the last token
 let unfinished; // the last unit while it lacks bytes; otherwise null
 let given; // number of tokens in the prompt
-let empty; // whether the prompt field is empty; the prompt is then a line break, which the page does not show
+let hidden; // number of tokens before the prompt, which the page does not show: an end mark, or what stands for no prompt
 let looked = null; // the selected unit, whose attention the page shows; null selects the last unit
 let task = 0; // number of the newest computation; older ones stop
 let speed = null; // while the page generates text: a function that describes its speed or its origin
@@ -104,10 +106,10 @@ function readPrompt() {
   const { tokens, unknown } = tokenizer.encode(prompt.value);
   element("unknown").hidden = unknown.length === 0;
   element("unknown").textContent = `Left out, because the model’s vocabulary does not contain them: ${unknown.map(called).join(", ")}`;
-  const wanted = tokens.length ? tokens : [tokenizer.start];
+  const before = mark.length || tokens.length ? mark : [tokenizer.start], wanted = [...before, ...tokens];
   const continues = model.tokens.length <= wanted.length && model.tokens.every((token, i) => token === wanted[i]);
-  if (!continues || empty !== (tokens.length === 0)) forget();
-  empty = tokens.length === 0;
+  if (!continues || hidden !== before.length) forget();
+  hidden = before.length;
   given = wanted.length;
   looked = null;
   for (const unit of units) unit.element.classList.add("prompt");
@@ -127,7 +129,7 @@ function forget() {
 function append(token) {
   const index = model.tokens.length;
   model.read(token);
-  if (empty && index === 0) return setText(addUnit(index), "");
+  if (index < hidden) return setText(addUnit(index), "");
   let completed = decode(token);
   if (completed && tokenizer.begins?.(token)) { // a new character begins, so the bytes before never become a character
     setText(unfinished, completed); // U+FFFD
@@ -140,9 +142,10 @@ function append(token) {
   setText(unit, completed || "\ufffd");
 }
 
-/** Set the text of a unit; it is empty for the line break that replaces an empty prompt. */
+/** Set the text of a unit; it is empty for the hidden tokens before the prompt. */
 function setText(unit, shown) {
   unit.element.textContent = shown;
+  unit.element.classList.toggle("end", shown === END);
   unit.element.classList.toggle("break", shown === "" || shown === "\n");
 }
 
@@ -152,11 +155,11 @@ function addUnit(index) {
   unit.element.unit = unit;
   unit.element.classList.toggle("prompt", index < given);
   // Each line has an element, so that the browser lays out only the last one again.
-  if (units.length === 0 || units.at(-1).element.textContent === "\n") text.append(Object.assign(make("div"), { dir: "auto" }));
+  if (units.length === 0 || ["\n", END].includes(units.at(-1).element.textContent)) text.append(Object.assign(make("div"), { dir: "auto" }));
   text.lastChild.append(unit.element);
   units.push(unit);
   if (units.length === model.slots + 2 * MANY) {
-    for (const old of units.splice(0, MANY)) if (old.index >= given) old.element.replaceWith(old.element.textContent);
+    for (const old of units.splice(0, MANY)) if (old.index >= given && !old.element.matches(".end")) old.element.replaceWith(old.element.textContent);
     text.normalize();
   }
   return unit;

@@ -24,10 +24,10 @@ CHARACTERS, BYTES = {"kind": "char", "characters": LETTERS}, {"kind": "byte"}
 CONFIGS = [*MIXED[:12], *PLACES[::4], MIXED[-1], *(tiny(positions="learned", context=context) for context in (1, 2))]
 
 
-def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any]) -> GPT:
+def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **changes: Any) -> GPT:
     path.mkdir()
     model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
-    write_hf(model, about(config, vocabulary), path)
+    write_hf(model, about(config, vocabulary, **changes), path)
     return model
 
 
@@ -44,7 +44,7 @@ def test_the_folder_is_complete(tmp_path: Path) -> None:
     # Of a folder on this disk, transformers loads only what this file imports.
     imported = re.findall(r"^from \.(\w+) import", code()[WRAPPER.name], re.MULTILINE)
     assert {*imported, WRAPPER.stem} == set(modules)
-    assert len(WRAPPER.read_text().splitlines()) <= 60
+    assert len(WRAPPER.read_text().splitlines()) <= 85
     assert foreign_files(folder) == []
     (folder / "notes.txt").write_text("mine")
     assert foreign_files(folder) == ["notes.txt"]
@@ -164,3 +164,46 @@ def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
     assert padded.startswith("attention_mask: has zeros") and "Missing" in unknown
     tokenizer = tokenizer_from(CHARACTERS)
     assert text == tokenizer.decode(generate(ours, tokenizer.encode("dad "), 9, temperature=0).numpy())
+
+
+DOCUMENTS = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+for line in sys.stdin:
+    folder, prompts = json.loads(line)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    torch.manual_seed(0)
+    texts = [model.generate(max_new_tokens=300, do_sample=True).tolist()[0] for _ in range(5)]
+    tokens = torch.tensor(prompts)
+    batch = model.generate(tokens, max_new_tokens=300, do_sample=True).tolist()
+    spelled = tokenizer("a\\n\\n\\x03b")["input_ids"]
+    print(json.dumps([texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token, tokenizer.bos_token]))
+"""
+
+
+@pytest.mark.slow
+def test_transformers_begins_and_ends_a_document(tmp_path: Path) -> None:
+    needs("transformers", "tokenizers")
+    requests, marks = [], []
+    letters = {"kind": "char", "characters": "\x03\nab"}
+    for i, (vocabulary, kind, end) in enumerate(
+        [(letters, "line", "\n"), (letters, "paragraph", "\n\n"), (letters, "file", "\x03"), (BYTES, "line", "\n")]
+    ):
+        folder, tokenizer = tmp_path / f"model.{i}", tokenizer_from(vocabulary)
+        written(folder, tiny(positions="learned"), vocabulary, documents={"kind": kind, "end": end})
+        marks.append((end, tokenizer))
+        requests.append([str(folder), [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]])
+    answers = elsewhere(DOCUMENTS, tmp_path, requests)
+    for (end, tokenizer), (texts, batch, spelled, decoded, *special) in zip(marks, answers, strict=True):
+        one = tokenizer.unit == "character" and len(end) == 1
+        assert special == ([end, end] if one else [None, None])
+        assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"
+        if tokenizer.unit == "byte":
+            assert all(text[0] == 10 and text[1:].index(10) == len(text) - 2 for text in texts if text[-1] == 10)
+            continue
+        for text in map(tokenizer.decode, texts):
+            assert text.startswith(end) and text.index(end, 1) == len(text) - len(end), (end, text)
+        for text in map(tokenizer.decode, batch):
+            assert set(text[text.index(end, 3 - len(end)) + len(end) :]) <= {end[-1]}, "ended texts are padded"

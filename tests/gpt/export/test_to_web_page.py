@@ -40,7 +40,7 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
     char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
     vocabulary = char if characters else {"kind": "byte"}
     model = filled(config, tokenizer_from(vocabulary).size)
-    return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None}
+    return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None, "documents": None}
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
             if options["reduced_motion"] == "no-preference":
                 return page
             until(page, "document.querySelector('#status').textContent === 'Written by this model, seed 1'")
-            assert page.evaluate("chargpt.model.tokens.length") == 301
+            hidden = len(meta["documents"]["end"]) if meta["documents"] else 1
+            assert page.evaluate("chargpt.model.tokens.length") == hidden + 300
             page.click("#settings summary")
             page.click("#clear")
             return page
@@ -213,6 +214,23 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
     assert page.text_content("#text") == "bee" and page.text_content("#generate") == "Generate"
     page.locator("#prompt").press_sequentially(" bad")
     assert page.text_content("#text") == "bee bad"
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
+def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end: str) -> None:
+    model, meta = make(SLIDING, CHARACTERS + "\x03")
+    page = show(model, meta | {"documents": {"kind": "line", "end": end}})
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end).tolist() and page.text_content("#text") == ""
+    assert_bars(page, softmax(read(model, tokenizer.encode(end).tolist())[0][-1] / 0.8), lambda token: None)
+    for prompt in ("bad", ""):
+        text = write(page, prompt, length=100, temperature=2)
+        assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end + text).tolist()
+        assert text.startswith(prompt) and len(text) == len(prompt) + 100
+        ends = page.eval_on_selector_all(
+            "#text i.end", "all => all.map((each) => [each.offsetWidth, each.offsetHeight])"
+        )
+        assert len(ends) == text.count("\x03") > 1 and all(width > 200 and height == 1 for width, height in ends)
 
 
 def test_bytes(show: Show) -> None:
@@ -485,6 +503,17 @@ def test_shannons_bounds(show: Show) -> None:
 
 def passage(seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list(CHARACTERS), 200))
+
+
+def test_the_model_plays_after_the_end_mark_of_documents(show: Show) -> None:
+    model, meta = make(SLIDING)
+    page, text = show(model, meta | {"documents": {"kind": "paragraph", "end": "\n\n"}}, [passage(0)]), passage(0)
+    tokens = tokenizer_from(meta["vocabulary"]).encode("\n\n" + text).tolist()
+    page.press("#typed", "Escape")
+    page.press("#typed", "Escape")
+    logits = read(model, tokens)[0]
+    nats = [surprisal(logits[at + 1].tolist(), tokens[at + 2]) for at in (100, 101)]
+    assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
 
 
 @pytest.mark.parametrize("touch", [False, True], ids=["keyboard", "touch"])

@@ -1,0 +1,68 @@
+"""Score the documents of a text one by one, and print those that surprise the model most."""
+
+import csv
+import math
+from typing import TextIO
+
+import numpy as np
+
+from base.errors import InputError, printable
+from base.progress import count
+from data.documents import divide
+from gpt.inference.scoring import Candidate, measure_documents
+
+ROWS = 20  # documents in the terminal
+WORDS = 60  # characters of the beginning of a document
+HEAD = ("nats/character", "perplexity", "characters")
+
+
+def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
+    """Divide the text as the model's was divided, print the most surprising documents, and write all to a CSV file.
+
+    Each document is read after an end mark, and its own end mark is counted.
+    """
+    assert candidate.documents
+    tokenizer, kind, end = candidate.tokenizer, candidate.documents["kind"], candidate.documents["end"]
+    is_bytes = tokenizer.unit == "byte"
+    texts = divide(candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens), kind, end)
+    if not texts:
+        raise InputError(f"--per-document: {name} has only whitespace, which is not a document")
+    mark = tokenizer.pack(end)
+    encoded = [np.frombuffer(text, np.uint8) if is_bytes else tokenizer.pack(text) for text in texts]
+    nats = measure_documents(candidate, [np.concatenate((mark, text, mark)) for text in encoded], len(mark))
+    sizes = tokenizer.token_sizes[:, 0]
+    tokens = np.array([len(text) + len(mark) for text in encoded])
+    characters = np.array([sizes[text].sum() + len(mark) for text in encoded])
+    losses = nats / characters
+    with np.errstate(over="ignore"):
+        perplexities = np.exp(nats / tokens)
+    order = np.argsort(-losses, kind="stable").tolist()
+
+    def beginning(number: int) -> str:
+        words = tokenizer.decode(encoded[number][: 4 * WORDS])
+        return printable(" ".join(words.split()))[:WORDS]
+
+    print(f"{name}: {count(len(texts), 'document')}, {count(int(characters.sum()), 'character')} with end marks")
+    print(row(*HEAD, "document"))
+    total = [nats.sum() / characters.sum(), math.exp(min(nats.sum() / tokens.sum(), 700)), characters.sum()]
+    print(row(*shown(*total), "all, each from a fresh start"))
+    for number in order[:ROWS]:
+        print(row(*shown(losses[number], perplexities[number], characters[number]), beginning(number)))
+    if len(order) > ROWS:
+        print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
+    if file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["document", "nats_per_character", "perplexity", "characters", "beginning"])
+        for number in order:
+            values = float(losses[number]), float(perplexities[number]), int(characters[number])
+            table.writerow([number + 1, *values, beginning(number)])
+
+
+def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
+    """Format the figures of a row."""
+    return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
+
+
+def row(loss: str, perplexity: str, characters: str, text: str) -> str:
+    """Format a row of the table."""
+    return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"
