@@ -8,6 +8,8 @@ from base.options import spell
 from conf.keys import KEYS, leaves
 from conf.schema import Config, to_dict
 
+PATHS = ("data.path", "data.validation", "data.test")  # where a text lies; its fingerprint is compared, too
+
 
 def settings(config: Config) -> dict[str, Any]:
     """Return every setting that the result of a run depends on, by key."""
@@ -27,7 +29,7 @@ def changed(stored: Config, config: Config) -> list[str]:
     return [
         f"{key}={spell(ours[key])} (the run has {spell(theirs[key])})"
         for key in ours
-        if (KEYS[key].on_resume != "free" or key in ("data.path", "trainer.max_steps"))
+        if (KEYS[key].on_resume != "free" or key in (*PATHS, "trainer.max_steps"))
         and ours[key] != theirs[key]
         and "auto" not in (ours[key], *_arguments(ours[key]))
         and not (key == "trainer.max_steps" and longer)

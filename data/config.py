@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError
-from base.options import check, option
+from base.options import check, option, spell
 
+SPLIT = (0.9, 0.05, 0.05)
 DOCUMENT_KINDS = ("line", "paragraph", "file")  # values of data.documents; any other one is a separator
 
 
@@ -22,6 +23,15 @@ class DataConfig:
         on_resume="free",
         literal=True,
     )
+    validation: str | None = option(
+        None,
+        "the validation text, named like data.path, which is then for training only; null: a part of data.path",
+        on_resume="free",
+        literal=True,
+    )
+    test: str | None = option(
+        None, "the test text, with data.validation; null: none, or a part of data.path", on_resume="free", literal=True
+    )
     documents: str | None = option(
         None,
         "what a document is: line, paragraph, file, or the text between separators such as <|endoftext|>; "
@@ -33,7 +43,7 @@ class DataConfig:
     )
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
-    split: list[float] = option([0.9, 0.05, 0.05], "fractions for training, validation and test", least=0, most=1)
+    split: list[float] = option([*SPLIT], "fractions for training, validation and test", least=0, most=1)
     overfit: int | None = option(
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
@@ -57,6 +67,14 @@ class DataConfig:
             raise InputError(
                 f"data.split={self.split}: must be three fractions [train,validation,test] that add up to 1, "
                 "the first two above 0"
+            )
+        if self.test is not None and self.validation is None:
+            raise InputError(f"data.test={self.test}: needs data.validation=, the text for validation")
+        if self.validation is not None and self.path is None:
+            raise InputError(f"data.validation={self.validation}: needs data.path=, the text for training")
+        if self.validation is not None and self.split != list(SPLIT):
+            raise InputError(
+                f"data.split={spell(self.split)}: data.validation= has the validation text; leave data.split out"
             )
         try:
             codecs.lookup(self.encoding)

@@ -15,8 +15,9 @@ import io
 import os
 import platform
 import re
+import shlex
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ class Document:
     path: Path  # path of the file
     address: str = ""  # where `path` was downloaded from
     member: str = ""  # path in the zip file `path`
+    split: str = ""  # the split whose text it is, if each split has files of its own
 
     @property
     def label(self) -> str:
@@ -95,7 +97,7 @@ class Corpus:
     """Documents and how they are read."""
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
-    documents: tuple[Document, ...]  # sorted by name
+    documents: tuple[Document, ...]  # sorted by name, or those of each split are
     encoding: str | None  # of the files; None reads bytes
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
     notes: tuple[str, ...] = ()  # lines about the files for the introduction of a run
@@ -385,9 +387,32 @@ def open_corpus(config: DataConfig) -> Corpus:
         return _stdlib(encoding)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
-    encoding, notes = encoding and config.encoding, list[str]()
-    documents = _unzipped(find_documents(config.path, downloads, notes), notes)
-    if encoding:
-        has_rows = config.field is not None
-        documents = _texts(documents, encoding, notes, has_rows)
+    encoding, notes, has_rows = encoding and config.encoding, list[str](), config.field is not None
+
+    def found(path: str) -> list[Document]:
+        documents = _unzipped(find_documents(path, downloads, notes), notes)
+        return _texts(documents, encoding, notes, has_rows) if encoding else documents
+
+    documents = found(config.path)
+    if config.validation is None:
+        return Corpus(printable(name), tuple(documents), encoding, notes=(*notes, *published_splits(documents)))
+    documents = [replace(document, split="train") for document in documents]
+    for split, path in (("validation", config.validation), ("test", config.test)):
+        try:
+            documents += [replace(document, split=split) for document in found(path)] if path is not None else []
+        except InputError as error:
+            raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
     return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))
+
+
+def published_splits(documents: Sequence[Document]) -> list[str]:
+    """Return a line if three files are named like published splits, such as `ptb.valid.txt`."""
+    found = {
+        key: shlex.quote(f"data.{key}={document.label}")
+        for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()
+        for document in documents
+        if re.search(rf"(?<![a-z])({words})(?![a-z])", Path(document.name).name.lower())
+    }
+    if len(documents) != 3 or len(found) != 3:
+        return []
+    return [f"these look like published splits, but each file is divided; to keep them: {' '.join(found.values())}"]

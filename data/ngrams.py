@@ -1,12 +1,10 @@
 """The loss of counting n-grams: what a model must beat to have learned more than which characters follow each other."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from data.text import Text
-from gpt.evaluation import evaluation_windows
 
 MAX_ORDER = 7
 MAX_COUNTED = 3 * 10**7  # training tokens: they take about 5 seconds and 1.2 GB of memory (docs/experiments.md)
@@ -20,8 +18,10 @@ class Yardsticks(NamedTuple):
     order: int | None
 
 
-def yardsticks(text: Text, context: int, tokens: int) -> Yardsticks:
-    """Return the losses of guessing and of counting on those `tokens` of the validation split that a model scores."""
+def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
+    """Return the losses of guessing and counting on those `tokens` of a `Text`'s validation that a model scores."""
+    from gpt.evaluation import evaluation_windows  # loads torch
+
     guessing = math.log(text.tokenizer.size)
     if len(text.train) > MAX_COUNTED:
         return Yardsticks(guessing, None, None)
@@ -36,18 +36,25 @@ def yardsticks(text: Text, context: int, tokens: int) -> Yardsticks:
 def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
-    """Return the nats per token of `text` under n-grams of `train`, of order 1, 2, ... up to `MAX_ORDER`.
+    """Return the nats per token of `text` under n-grams of `train`, a loss for each of the orders of `probabilities`.
 
-    Orders are interpolated: a context that was seen n times, with k different tokens after it, gives the weight
-    k / (n + k) to the next shorter context. Below the shortest one, all tokens are equally likely. The first token
-    counts ln(size), as in the loss of a model. A large vocabulary has fewer orders.
+    `scored` says which tokens count, (M,) bool; by default all.
+    """
+    return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
+
+
+def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield the probability of each token of `text`, (M,), under n-grams of `train` of order 1, 2, ..., `MAX_ORDER`.
+
+    An array is valid until the next one. Orders are interpolated: a context that was seen n times, with k different
+    tokens after it, gives the weight k / (n + k) to the next shorter context. Below the shortest one, all tokens are
+    equally likely. The first token has 1 / size, as in the loss of a model. A large vocabulary has fewer orders.
     Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
 
     Args:
         train: tokens to count, (N,), of any integer type; n-grams count where one of the highest order begins.
         text: tokens to predict, (M,).
         size: of the vocabulary.
-        scored: which tokens count, (M,) bool; by default all.
     """
     bits = max(1, (size - 1).bit_length())
     highest = min(MAX_ORDER, 63 // bits, len(train))  # an n-gram is one int64
@@ -58,7 +65,7 @@ def ngram_losses(
     begun = begun[by_ngram]
     # The n-gram that begins at token i of the text occurs at known[low[i] : high[i]].
     low, high = np.zeros(len(text), np.int64), np.full(len(text), len(known))
-    probability, losses = np.full(len(text), 1 / size), []
+    probability = np.full(len(text), 1 / size)
     for order in range(1, highest + 1):
         shift = bits * (highest - order)
         ngrams, wanted = known >> shift, begun >> shift
@@ -71,8 +78,7 @@ def ngram_losses(
         mixed = (high - low + k * np.pad(probability[last], (0, order - 1))) / np.maximum(n + k, 1)  # (M,)
         probability[last] = np.where(seen, mixed, np.pad(probability[last], (0, order - 1)))[: len(text) - order + 1]
         probability[0] = 1 / size
-        losses.append(-float(np.log(probability[scored]).mean()))
-    return losses
+        yield probability
 
 
 def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:

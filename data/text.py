@@ -8,21 +8,24 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from base.errors import InputError, printable
-from base.files import atomic, remove_unfinished
+from base.files import atomic, remove_unfinished, write_text
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
 from data.corpus import Corpus, Tick, open_corpus
 from data.documents import Documents, Rule, check_end_mark, contents, encode_documents
+from data.likeness import describe_likeness, likeness
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 SPLITS = ("train", "validation", "test")
@@ -46,7 +49,7 @@ class Text:
     fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
     extra_chars: str  # added to the vocabulary, whether the corpus has them or not
-    hashes: Sequence[str]  # SHA-256 of the bytes of each file; empty if the text has many, each in one split
+    hashes: Sequence[str]  # SHA-256 of each file that was trained on; empty if many are divided among the splits
     documents: Documents | None = None  # what the text was divided into; None if it is one long text
     notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
 
@@ -54,7 +57,8 @@ class Text:
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     """Open the text that `config` names, encoded and split, from the cache if it is there.
 
-    With `data.documents` or `data.field`, each document belongs to one split (see `data/documents.py`). Otherwise, at
+    With `data.validation`, each split is the text of its own files. Else, with `data.documents` or `data.field`, each
+    document belongs to one split (see `data/documents.py`). Otherwise, at
     least 40 files, such as the standard library, are split by file (see `split_by_file`). With fewer, each
     file is divided into three parts. The parts of a split are joined by newlines.
 
@@ -71,19 +75,30 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     settings += [extra_chars] if extra_chars else []
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
+    own = config.validation is not None
+    settings += [[document.split for document in corpus.documents]] if own else []
+    alike = dict[str, str]()  # by name of the document, if equal ones must share a split
+    if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
+        alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
+    settings += ["copies"] if num_copies(alike.values()) else []  # were once split by their names
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, characters, found = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder)
+    arrays, tokenizer, characters, found = opened or _encode(
+        corpus, rule, stamps, config.split, extra_chars, folder, alike
+    )
     check_lengths(arrays, config, context, corpus)
+    trained = [digest for digest, each in zip(digests, corpus.documents, strict=True) if each.split in ("", "train")]
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
-        extra_chars=extra_chars, hashes=digests if rule or len(digests) < BY_FILE else [],
+        extra_chars=extra_chars, hashes=trained if rule or own or len(trained) < BY_FILE else [],
         documents=Documents(rule.kind, rule.end, **found) if rule else None,
-        notes=corpus.notes + rare_characters(folder),
+        notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
     )  # fmt: skip
-    return text if config.overfit is None else _overfitted(text, config.overfit, context)
+    if config.overfit is not None:
+        return _overfitted(text, config.overfit, context)
+    return replace(text, notes=text.notes + describe_likeness(_likeness(text, folder), can_mix=not (rule or own)))
 
 
 def text_of_run(model: Path) -> Text:
@@ -96,7 +111,7 @@ def text_of_run(model: Path) -> Text:
 
     contents = read(model.with_name("last.ckpt"))
     saved = contents["data"]
-    config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
+    config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__ if key in saved})
     text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     if text.fingerprint != saved["fingerprint"]:
         run = model.resolve().parent.parent
@@ -105,12 +120,14 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Limit all three splits to the first `length` training tokens; training gets a few more."""
+    """Make each split the first `length` tokens of all three; training gets a few more."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
-    part = text.train[:length]
     # An epoch begins at a random token and may miss the last `context` tokens. So keep 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
+    if len(train) < length + 2 * context:
+        train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
+    part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     return replace(text, train=train, validation=part, test=part, characters=characters)
 
@@ -132,6 +149,43 @@ def _load(folder: Path) -> Encoded | None:
         return arrays, tokenizer, characters, meta.get("documents", {})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _likeness(text: Text, folder: Path) -> dict[str, Any]:
+    """Compare validation with training, once for each text: the result is kept beside its tokens."""
+    path = folder / "likeness.json"
+    try:
+        return json.loads(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        with Progress("comparing validation with training"):
+            found = likeness(text.train, text.validation, text.tokenizer)
+        with suppress(OSError):
+            write_text(path, json.dumps(found))
+        return found
+
+
+def num_copies(digests: Iterable[str]) -> int:
+    """Return how many files, of those that are not empty, equal one before."""
+    full = [digest for digest in digests if digest != hashlib.sha256().hexdigest()]
+    return len(full) - len(set(full))
+
+
+def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
+    """Return lines that say how several files, which are not divided into documents, are split, and name copies."""
+    number = len(digests)
+    if number == 1 or corpus.python:
+        return ()
+    if corpus.documents[0].split:
+        pairs = list(zip(digests, (each.split for each in corpus.documents), strict=True))
+        trained = {digest for digest, split in pairs if split == "train"}
+        copies = sum(split != "train" and digest in trained for digest, split in pairs)
+        what = f"{copies:,} of {number - sum(split == 'train' for _, split in pairs):,} files for validation and test"
+        return (f"{what} are copies of training files: their text is not held out",) if copies else ()
+    parts = "/".join(f"{100 * share:g}" for share in shares)
+    how = "each whole in one split" if number >= BY_FILE else f"each divided {parts} into training, validation and test"
+    copies = num_copies(digests)
+    said = (f"{copies:,} of {number:,} files are copies of others; copies share a split",) if copies else ()
+    return (f"{number:,} files, {how}", *said)
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
@@ -160,9 +214,11 @@ def _encode(
     shares: list[float],
     extra_chars: str,
     folder: Path,
+    alike: Mapping[str, str],
 ) -> Encoded:
     """Encode a corpus into `folder` and open it. `stamps` are the corpus's stamps from before its files were hashed.
 
+    For `alike` see `split_by_file`.
     Of several processes one encodes, and the others wait for it.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
@@ -179,12 +235,17 @@ def _encode(
                 sizes, characters, rare = scan(contents(corpus, rule, tick))
                 check_end_mark(corpus, rule, characters)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
-                parts = encode_documents(corpus, rule, tokenizer, shares, sum(sizes), folder.parent, tick, found)
+                encode = partial(encode_documents, size=sum(sizes), folder=folder.parent, tick=tick)
+                if corpus.documents[0].split:
+                    parts = _encode_own(corpus, partial(encode, rule=rule, tokenizer=tokenizer), found)
+                else:
+                    parts = encode(corpus, rule, tokenizer, shares, found=found)
             else:
                 sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
-                joined = sum(size > 0 for size in sizes) > 1  # by newlines
+                filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
+                joined = len(filled) > len(set(filled))  # by newlines
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares), tokenizer, tick)
+                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
@@ -248,6 +309,21 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
         raise InputError(f"{corpus.name}: {error}") from None
 
 
+def _encode_own(
+    corpus: Corpus, encode: Callable[..., Iterator[tuple[str, np.ndarray]]], found: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (split, tokens) of documents whose files belong to a split, in the order of their hashes in each."""
+    found |= {"counts": dict.fromkeys(SPLITS, 0), "repeated": 0, "blank": 0}
+    for split in dict.fromkeys(document.split for document in corpus.documents):
+        part, counted = tuple(each for each in corpus.documents if each.split == split), dict[str, Any]()
+        name = f"{corpus.name} ({split})"
+        for _, tokens in encode(replace(corpus, documents=part, name=name), shares=[1.0, 0.0, 0.0], found=counted):
+            yield split, tokens
+        found["counts"][split] = sum(counted["counts"].values())
+        for key in ("repeated", "blank"):
+            found[key] += counted[key]
+
+
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
@@ -303,37 +379,49 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
             f"needs {context + 1:,} in train and in validation; lower model.context or name a longer text"
         )
-    for split, share in zip(SPLITS, config.split, strict=True):
+    if config.overfit is not None:  # makes each split the beginning of the whole text
+        return
+    own = config.validation is not None
+    shares = [1, 1, float(config.test is not None)] if own else config.split
+    for split, share in zip(SPLITS, shares, strict=True):
         length = len(arrays[split])
         # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
         needed = context + 1 if split != "test" else 2 if share > 0 else 0
         if length < needed:
             way = f"lower model.context={context} or " if split != "test" else ""
-            way += f"give it a larger share than {share:g} with data.split="
-            if len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
+            way += "name a longer text" if own else f"give it a larger share than {share:g} with data.split="
+            if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
                 way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
+            if split != "test":
+                way += f"; data.overfit={whole} memorises all of it"
             raise InputError(
                 f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; {way}"
             )
 
 
-def split_by_file(sizes: Mapping[str, int], shares: list[float]) -> dict[str, str]:
-    """Assign each document, by name, to one split. The result depends on names and sizes alone.
+def split_by_file(
+    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Assign each document, by name, to one split. The result depends on names, sizes and equal contents alone.
 
     Documents, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest
-    is train. A document that is more than twice as long as what is missing from a split goes to a later one.
+    is train. A document that is more than twice as long as what is missing from a split goes to a later one. Those with
+    equal values in `alike` count as one document.
     """
-    left = sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest())
-    whole = sum(sizes.values())
-    placed = {}
+    groups: dict[str, list[str]] = {}
+    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
+        groups.setdefault(alike.get(name, name), []).append(name)
+    whole, left = sum(sizes.values()), list(groups.values())
+    placed = dict[str, str]()
     for split, share in zip(SPLITS[1:], shares[1:], strict=True):
         room = share * whole
-        for name in left:
-            if 0 < sizes[name] <= 2 * room:
-                placed[name] = split
-                room -= sizes[name]
-        left = [name for name in left if name not in placed]
-    return placed | dict.fromkeys(left, "train")
+        for group in left:
+            size = sum(sizes[name] for name in group)
+            if 0 < size <= 2 * room:
+                placed |= dict.fromkeys(group, split)
+                room -= size
+        left = [group for group in left if group[0] not in placed]
+    return dict.fromkeys(sizes, "train") | placed
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
@@ -343,11 +431,18 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
 
 
-def split_documents(corpus: Corpus, sizes: list[int], shares: list[float]) -> list[list[Part]]:
-    """Divide documents of `sizes` tokens into parts; return the parts of each document."""
+def split_documents(
+    corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
+) -> list[list[Part]]:
+    """Divide documents of `sizes` tokens into parts; return the parts of each document.
+
+    Equal documents have equal borders, so a passage of a copy is in the same split.
+    """
+    if corpus.documents[0].split:
+        return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
     if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
-        placed = split_by_file(dict(zip(names, sizes, strict=True)), shares)
+        placed = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
     borders = [(0, *split_within(size, shares), size) for size in sizes]
     return [list(zip(SPLITS, border[:-1], border[1:], strict=True)) for border in borders]

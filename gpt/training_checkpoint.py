@@ -115,7 +115,9 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     text = last_component(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
     data = contents["data"]
-    share = 1.0 if data["divided"] else data["split"][0]  # documents are shuffled: those of training lie anywhere
+    # Documents are shuffled, so those of training lie anywhere; with files of its own, training has all of its files.
+    whole = data["divided"] or data.get("validation") or data.get("overfit")
+    share = 1.0 if whole else data["split"][0]
     described |= {"trained_on": {"sha256": data["hashes"], "share": share}, "documents": data["divided"]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})
 

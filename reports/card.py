@@ -12,6 +12,7 @@ from base.jobs import run_directory
 from base.progress import clock, count
 from conf.compose import read_config
 from conf.differences import overrides
+from conf.resume_rules import PATHS
 from gpt.checkpoint import last_component
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import generate
@@ -21,7 +22,7 @@ from reports.log_lines import describe_copies, epochs, in_nats
 from reports.run_page import origin
 from reports.verdict import describe_yardsticks
 
-PRIVATE = ("data.path", "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component
+PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component
 HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n# license: to fill in, such as mit\n---\n\n"
 USE = """## Use
 
@@ -58,7 +59,10 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         pairs = (each.partition("=") for each in overrides(config))
         typed = [f"{key}={last_component(value) if key in PRIVATE else value}" for key, _, value in pairs]
         command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *typed]))}\n\n"
-        split = f"; split {', '.join(f'{share:g}' for share in config.data.split)} into training, validation and test"
+        shares = ", ".join(f"{share:g}" for share in config.data.split)
+        split = f"; split {shares} into training, validation and test"
+        if config.data.validation is not None:
+            split = "; validation and test are files of their own"
     table = "".join(f"| {key} | {escape(value)} |\n" for key, value in rows(model, meta, summary, split))
     tokenizer = tokenizer_from(meta["vocabulary"])
     end = meta["documents"]["end"] if meta["documents"] else ""
@@ -82,6 +86,8 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
     yield "text", meta["text"] + sizes + split
     if documents := meta["documents"]:
         yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
+    for note in summary.get("notes") or ():
+        yield "", note
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
     if loss is not None and measured:

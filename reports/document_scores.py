@@ -9,7 +9,7 @@ import numpy as np
 from base.errors import InputError, printable
 from base.progress import count
 from data.documents import divide
-from gpt.inference.scoring import Candidate, measure_documents
+from gpt.scoring import Candidate, measure_documents
 
 ROWS = 20  # documents in the terminal
 WORDS = 60  # characters of the beginning of a document

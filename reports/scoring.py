@@ -1,4 +1,4 @@
-"""Load models and a text for score.py, and format what `gpt.inference.scoring` finds."""
+"""Load models and a text for score.py, and format what `gpt.scoring` finds."""
 
 import argparse
 import hashlib
@@ -25,8 +25,8 @@ from data.text import text_of_run
 from gpt.analysis import Costs
 from gpt.checkpoint import load_checkpoint, with_context
 from gpt.evaluation import Score, make_score, totals
-from gpt.inference.scoring import Candidate, measure, pieces
 from gpt.model_file import to_device
+from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from reports.document_scores import print_documents
 from reports.score_page import Columns, page

@@ -104,8 +104,8 @@ def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkey
         (["--stride", "1"], 1, 1, 7),
         (["--stride", "7", "--window", "strided"], 7, 14, 1),
     ):
-        monkeypatch.setattr(scoring, "BATCH", batch)
-        monkeypatch.setattr(scoring, "PIECE", piece)
+        monkeypatch.setattr("gpt.scoring.EVALUATION_BATCH", batch)
+        monkeypatch.setattr("gpt.scoring.PIECE", piece)
         ended = score("model.st", "text.txt", "--per-char", *arguments)
         assert ended.status == 0, ended
         lines = lines_of(ended.out)
@@ -128,7 +128,7 @@ def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkey
 
 @pytest.mark.slow
 def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "PIECE", 5)
+    monkeypatch.setattr("gpt.scoring.PIECE", 5)
     lines = lines_of(score("bytes.st", "text.txt", "--per-char").out)
     assert "".join(line["character"] for line in lines) == TEXT
     octets = list(naive("bytes.st", 3))

@@ -49,7 +49,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert sorted(os.listdir(run / "checkpoints")) == names
     found = summary("first")
     keys = (
-        "status begun text val_loss val_bpc val_bpb guessing_loss counting_loss counting_order copies best_step "
+        "status begun text notes val_loss val_bpc val_bpb guessing_loss counting_loss counting_order copies best_step "
         "last_val_loss test_loss test_bpc evaluation steps characters epochs seconds characters_per_second mfu "
         "init_from parameters precision device seed versions"
     )
@@ -202,7 +202,7 @@ def test_minutes_become_steps_once(train: Call, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
     monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
     ended = train("name=dial", "minutes=0.15", "trainer.val_check_interval=400", "compile=false")
-    assert ended.status == 0 and "minutes    0.15: model and batch are chosen for" in ended.out
+    assert ended.status == 0 and "minutes    0.15: a step takes about" in ended.out
     config = read_config(Path("runs/dial"))
     steps = config.trainer.max_steps
     assert config.minutes == 0.15 and 0 < summary("dial")["steps"] == steps

@@ -191,6 +191,7 @@ def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model:
         about = {
             "name": run_directory.name_of(plan.directory),
             "text": f"{last_component(text.name)}: {'; '.join(log_lines.describe(text))}",
+            "notes": text.notes,
             "sample": sample,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": verdict.verdict(vars(summary), record.losses),

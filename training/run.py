@@ -1,9 +1,7 @@
 """Train one run: settle its configuration, then fit the model and write the results."""
 
 import os
-import shutil
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,24 +9,20 @@ from typing import TYPE_CHECKING
 
 from base import processes, ranks
 from base.errors import InputError, printable
-from base.files import write_text
 from base.jobs import run_directory, run_lock
-from base.log import log, to_file
+from base.log import log
 from base.progress import Progress
 from conf.compose import compose
-from conf.keys import leaves
 from conf.overrides import Command
-from conf.resume_rules import check_trained
-from conf.schema import Config, to_dict, to_yaml
+from conf.resume_rules import PATHS, check_trained
+from conf.schema import Config, to_yaml
 from data.config import cache_dir
-from training.errors import Stopped, explaining, way_on
+from training.errors import explaining, way_on
 from training.init_from import load_init_model
 from training.launch import count_devices, launch, share_out
-from training.resume import check_resumed, find_point, find_run, remove_leftovers
+from training.resume import check_resumed, find_point, find_run
 
 if TYPE_CHECKING:
-    import lightning as L
-
     from data.text import Text
     from training.run_plan import RunPlan
 
@@ -48,7 +42,10 @@ def main(command: Command, config: Config, started: float) -> int:
         if command.literals.get("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(way_on, run or run_directory.RUNS / name))
-    fit(settle(command, config, run, started))
+    plan = settle(command, config, run, started)
+    from training.fit import fit  # loads what evaluates and reports
+
+    fit(plan)
     return 0
 
 
@@ -72,7 +69,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
-    text = open_run_text(config, "data.path" in command.literals, extra_chars, resumed)
+    text = open_run_text(config, not command.literals.keys().isdisjoint(PATHS), extra_chars, resumed)
     with Progress("loading PyTorch and Lightning"):
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
@@ -105,59 +102,3 @@ def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path |
         if resumed is None or given:
             raise
         raise InputError(f"{error} (from {resumed / 'config.yaml'}; set data.path= if the text has moved)") from None
-
-
-def fit(plan: "RunPlan") -> None:
-    """Train the model and write the results; of a run without steps left, write what is missing."""
-    from data.datamodule import TextDataModule
-    from training import assemble
-    from training.callbacks.stop_signals import StopSignals
-    from training.quiet_lightning import quiet_lightning
-    from training.results import write_missing, write_results
-    from training.summary_file import recording
-
-    if plan.is_over:
-        return write_missing(plan)
-    point = plan.resume_point
-    to_file(plan.directory / "train.log")
-    with quiet_lightning(), StopSignals() as stops, explaining(plan.directory, plan.config.optim, plan.machine.devices):
-        module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
-        trainer = assemble.build_trainer(plan, callbacks)
-        plan = assemble.compile_or_not(plan, module, trainer)
-        config, metrics = plan.config, callbacks[0]
-        if ranks.rank() == 0:
-            open_directory(plan, trainer.loggers, module.net.num_parameters())
-        with recording(plan, metrics, trainer) as summary:
-            metrics.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
-            data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
-            trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
-            if stops.received is not None:  # each rank ends by itself after training
-                raise Stopped(stops.received, trainer.global_step)
-        plan = plan.with_steps(max(trainer.max_steps, trainer.global_step))
-        if ranks.rank() == 0:
-            saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
-            whole = 0 < trainer.max_steps <= saved["global_step"]  # the last validation evaluates the whole split
-            write_results(plan, summary, saved, module.score if whole else None)
-
-
-def open_directory(plan: "RunPlan", loggers: "Iterable[L.pytorch.loggers.Logger]", parameters: int) -> None:
-    """Make and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
-    from reports.log_lines import introduce
-    from training.run_plan import Beginning
-    from training.summary_file import Summary, write_summary
-
-    run = plan.directory
-    run.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(run)  # of two processes with the same name, one gets the directory
-    if plan.beginning is Beginning.NEW:
-        run_directory.check_free(run_directory.name_of(run))  # again: since then another process may have made a run
-        if run_directory.is_debug(run.name):
-            for left in set(run.iterdir()) - {run / ".lock"}:
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-    remove_leftovers(run)
-    write_text(run / "config.yaml", to_yaml(plan.config))  # from here on the directory is a run
-    (run / "checkpoints").mkdir(exist_ok=True)
-    write_summary(run, Summary("running", text=plan.text.name))
-    for logger in loggers:
-        logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
-    introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)

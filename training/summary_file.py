@@ -14,7 +14,7 @@ from base import ranks
 from base.files import write_text
 from base.jobs import run_directory
 from conf.keys import leaves
-from conf.resume_rules import settings
+from conf.resume_rules import PATHS, settings
 from conf.schema import Config, to_dict
 from gpt.evaluation import Score, measured
 from gpt.training_checkpoint import TrainingRecord, read, write_model
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 class Summary:
     """The fields of summary.json, null if unknown.
 
-    Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
-    are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share with
-    the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
+    `notes` are lines about the text. Losses are in nats per token, bpc and bpb in bits per character and per byte.
+    `guessing_loss` and `counting_loss` are yardsticks, see `data.ngrams`. `copies` describes the longest passages that
+    samples of the best model share with the training text: `median` and `longest` in tokens, of `samples` texts of
+    `length` tokens at `temperature`.
     `score.py --split test` adds `test_loss` and `test_bpc`.
     """
 
     status: str
     begun: str | None = None
     text: str | None = None
+    notes: list[str] | None = None
     val_loss: float | None = None
     val_bpc: float | None = None
     val_bpb: float | None = None
@@ -74,7 +76,7 @@ class Summary:
         self.epochs = self.characters / len(plan.text.train)
         self.characters_per_second = speed
         self.mfu = speed * model.flops_per_token() / record.peak if speed and record.peak else None
-        self.text = plan.text.name
+        self.text, self.notes = plan.text.name, list(plan.text.notes)
         self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
         self.parameters, self.device = model.num_parameters(), plan.machine.device
         self.versions = {"python": platform.python_version()}
@@ -126,5 +128,5 @@ def write_summary(run: Path, summary: Summary) -> None:
 def hyperparameters(config: Config) -> dict[str, Any]:
     """Return the settings that influence the result, for TensorBoard's page HPARAMS."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), "trainer.max_steps", "data.path"}
+    kept = {*settings(config), *PATHS, "trainer.max_steps"}
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

@@ -203,7 +203,8 @@ def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
 def test_refusals_are_one_line(opened):
     numbered = {"text": "a\nb\n", "c.csv": "id,text\n1,a\n2\n", "d.jsonl": '{"text": "a"}\n\n{"text": 7}\n',
                 "e.jsonl": '{"a": 1}', "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
-                "i.csv": 'text\n"a\nb\x03"', "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
+                "i.csv": 'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
+                "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
                 "one": "abc\nabc\nabc\n", "m": "\n \n"}  # fmt: skip
     make(Path(), numbered)
     for path, options, said in [

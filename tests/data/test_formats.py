@@ -64,7 +64,7 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
     make(tmp_path, {"code.zip": zipped(files | {"__MACOSX/._0.py": PICTURE, ".hidden": TEXT})})
     folder, archive = opened("code"), opened("code.zip")
     assert folder.fingerprint == archive.fingerprint and folder.notes == archive.notes
-    assert archive.notes == ("left out 1 binary file: logo.png",)
+    assert archive.notes == ("left out 1 binary file: logo.png", "45 files, each whole in one split")
     assert corpus("code.zip").size() == (tmp_path / "code.zip").stat().st_size
     chat = zipped({"_chat.txt": TEXT, "1.png": PICTURE, "2.png": PICTURE})
     make(tmp_path, {"chat.zip": chat, "d/chat.zip": chat, "d/book.zip": zipped({"b.txt": TEXT})})

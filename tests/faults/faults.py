@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 import gpt.optim
 import gpt.training_checkpoint
 import training.callbacks.checkpoints
-import training.machine
+import training.choosing.choose
 import training.module
 import training.results
 import training.summary_file
@@ -118,7 +118,7 @@ def before_rename(number: int, name: str) -> None:
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
     action = the(call, sending(number))
-    for module in (training.machine, training.summary_file, training.results):
+    for module in (training.choosing.choose, training.summary_file, training.results):
         if hasattr(module, name):
             before(module, name, action)
 

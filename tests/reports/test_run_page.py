@@ -49,6 +49,7 @@ def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file
     model = model or fill(GPT(config, tokenizer.size)).eval()
     about = {
         "name": "x</script><b>&{{data}}", "text": f"{TEXT}: 12 train", "verdict": ["Counting is better"],
+        "notes": ["2 of 3 files are <copies>"],
         "sample": [0.6, "Once\n", TEXT],
         "differences": [("data.path", TEXT, "null"), ("compile", "true", "auto")],
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",

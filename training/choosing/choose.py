@@ -116,7 +116,7 @@ def _fit_into_minutes(
         data = replace(data, batch=budget.choose_batch(model))
     times = data.batch / budget.batch
     step, fitting = times * budget.step_of(model), budget.steps(model) / times
-    notes = [f"minutes    {minutes:g}: model and batch are chosen for {1000 * step:.3g} ms a step"]
+    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
         enough = (60 * minutes - before + MIN_STEPS * step / TRAINING) / 60
         notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:.2g} would be enough here")

@@ -3,7 +3,7 @@
 `to_hf.py` copies this file and the files that it imports into DIR. Generated text equals that of `sample.py`.
 """
 
-# mypy: disable-error-code="import-not-found, override"
+# mypy: disable-error-code="import-not-found, override, misc"
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +73,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         if len(end) > 1:
             stopping_criteria = [*(stopping_criteria or ()), Ended(end)]
         options["stopping_criteria"] = stopping_criteria
-        return super().generate(inputs, *others, **options)  # type: ignore[misc]
+        return super().generate(inputs, *others, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
         """Crop the text (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""

@@ -1,0 +1,68 @@
+"""Whether validation is the same kind of text as training: otherwise its loss says little about the model."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from data.ngrams import MAX_COUNTED, probabilities
+from gpt.tokenizer import Tokenizer
+
+BLOCKS = 4  # passages of the training text that validation is compared with
+LONGEST = 2**17  # tokens of a passage: looking up longer ones would take longer than counting
+SHORTEST = 500  # tokens of a passage: the loss of a shorter one is noisy
+UNLIKE, REPEATED = 1.35, 0.6  # counting loss of validation over the highest, and the lowest, one of the passages
+MOST_LINES = 2**20  # tokens of which the order of lines is looked at
+SORTED = 0.95  # of neighbouring lines are in order
+
+
+def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return `losses`, see `counting_losses`, and whether the lines of training are `sorted`."""
+    lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
+    return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
+
+
+def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
+    """Return a line if `likeness` found something strange; say what mixes the text if it `can_mix`."""
+    if can_mix and found["sorted"]:
+        return ("the lines are sorted: data.documents=line mixes them",)
+    if not found["losses"]:
+        return ()
+    loss, *passages = found["losses"]
+    low, high = min(passages), max(passages)
+    figures = f"counting {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
+    if loss > UNLIKE * high:
+        way = " data.documents=paragraph mixes it" if can_mix else ""
+        return (f"validation is unlike the training text ({figures}): a licence, an index, another language?{way}",)
+    return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
+
+
+def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
+    """Return the counting losses of validation and of `BLOCKS` passages of training, which are left out of the counts.
+
+    Each is the loss of its best order, in nats per token; see `data.ngrams`. The passages are evenly spaced and as long
+    as validation, but at most `LONGEST`, and together at most half of the training text. A text that is too short or
+    too long has no losses.
+    """
+    length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
+    if length < SHORTEST or len(train) > MAX_COUNTED:
+        return []
+    begins = (2 * np.arange(BLOCKS) + 1) * len(train) // (2 * BLOCKS) - length // 2
+    parts = np.split(train, np.stack((begins, begins + length), axis=1).reshape(-1))  # alternate: kept, left out
+    scored = [validation, *parts[1::2]]
+    sizes = np.array([len(each) for each in scored])
+    found = [
+        -np.add.reduceat(np.log(probability), sizes.cumsum() - sizes) / sizes
+        for probability in probabilities(np.concatenate(parts[::2]), np.concatenate(scored), size)
+    ]
+    return np.min(found, axis=0).tolist()
+
+
+def are_sorted(text: str) -> bool:
+    """Whether at least 100 lines, blank ones aside, are in order nearly throughout, with or without case."""
+    for written in (text, text.casefold()):
+        lines = [line for line in written.split("\n") if line.strip()]
+        ordered = sum(before <= after for before, after in pairwise(lines))
+        if len(lines) >= 100 and lines[0] < lines[-1] and ordered >= SORTED * (len(lines) - 1):
+            return True
+    return False

@@ -1,0 +1,107 @@
+"""Lines about a text whose validation is not like its training text, or a copy of it."""
+
+import random
+
+import numpy as np
+import pytest
+
+from data.likeness import are_sorted, counting_losses
+from data.text import SPLITS
+from tests.data.test_own_splits import decoded
+from tests.reference.ngrams import ngram_loss
+from tests.stores import make
+
+WORDS = "the sea was grey and cold that morning when old men went down to their boats with bread".split()
+
+
+def prose(size, seed=0):
+    rng, found = random.Random(seed), ""
+    while len(found) < size:
+        found += " ".join(rng.choices(WORDS, k=9)) + "\n"
+    return found[:size]
+
+
+def notes(opened, *args, **settings):
+    return [line for line in opened(*args, **settings).notes if not line.endswith("into training, validation and test")]
+
+
+def test_validation_on_a_licence_is_told(tmp_path, opened):
+    licence = "".join(random.Random(9).choices("HEREBY LIABLE\n", k=2500))
+    make(tmp_path / "text", {f"{n}.txt": prose(17_500, n) + licence for n in range(3)})
+    for _ in range(2):  # counted, and remembered
+        (line,) = notes(opened)
+        assert line.startswith("validation is unlike the training text (counting ")
+        assert line.endswith("a licence, an index, another language? data.documents=paragraph mixes it")
+    (folder,) = (path for path in (tmp_path / "cache/encoded").iterdir() if path.is_dir())
+    (folder / "likeness.json").write_text('{"losses": [1, 1, 1, 1, 1], "sorted": false}')
+    assert notes(opened) == []
+    make(tmp_path, {"a.txt": prose(20_000), "legal.txt": licence})
+    (line,) = notes(opened, "a.txt", validation="legal.txt")
+    assert line.endswith("another language?")
+
+
+def test_honest_text_has_no_line(tmp_path, opened):
+    make(tmp_path / "text", {f"{n}.txt": prose(20_000, n) for n in range(3)})
+    assert opened().notes == ("3 files, each divided 90/5/5 into training, validation and test",)
+    make(tmp_path, {"short": prose(2000) + "§" * 300})
+    assert notes(opened, "text") == notes(opened, "short") == []
+
+
+def test_validation_that_repeats_training_is_told(tmp_path, opened):
+    whole = "".join(map(chr, np.random.default_rng(0).integers(32, 64, 40_000)))
+    make(tmp_path, {"train.txt": whole, "valid.txt": whole[1000:4000]})
+    (line,) = notes(opened, "train.txt", validation="valid.txt")
+    assert line.startswith("validation repeats passages of the training text (counting ")
+    assert notes(opened, "train.txt", validation="train.txt")[0] == (
+        "1 of 1 files for validation and test are copies of training files: their text is not held out"
+    )
+
+
+def test_sorted_lines_are_told_for_themselves(tmp_path, opened):
+    words = sorted({prose(12, seed).replace(" ", "").strip() for seed in range(800)})
+    make(tmp_path, {"text": "\n".join(words)})
+    assert notes(opened) == ["the lines are sorted: data.documents=line mixes them"]
+    assert notes(opened, documents="line") == []
+    random.Random(0).shuffle(words)
+    make(tmp_path, {"text": "\n".join(words)})
+    assert notes(opened) == []
+    mixed = sorted([*words[::2], *map(str.title, words[1::2])], key=str.casefold)
+    assert are_sorted("\n".join([*mixed[:-1], "a", mixed[-1]]))
+    assert not are_sorted("a\n" * 200) and not are_sorted("a\nb\nc")
+
+
+def test_counting_losses_are_those_of_the_oracle():
+    rng = np.random.default_rng(0)
+    train, validation = rng.integers(0, 3, 5000), rng.integers(0, 3, 600)
+    found = counting_losses(train, validation, 3)
+    begins = [len(train) * n // 8 - 300 for n in (1, 3, 5, 7)]
+    kept = np.delete(train, np.concatenate([np.arange(begin, begin + 600) for begin in begins]))
+    scored = [validation, *(train[begin : begin + 600] for begin in begins)]
+    joined = np.concatenate(scored)
+    for loss, place in zip(found, range(5), strict=True):
+        # The context of a passage's first tokens is the end of the passage before, as in one text.
+        part = joined[600 * place : 600 * (place + 1)]
+        best = min(ngram_loss(kept.tolist(), part.tolist(), 3, order, 7) for order in range(1, 8))
+        assert loss == pytest.approx(best, abs=7 * 3 / 600)
+    assert counting_losses(train[:3000], validation, 3) == counting_losses(train, validation[:499], 3) == []
+
+
+def test_copies_share_a_split(tmp_path, opened):
+    texts = {f"{n:02}.txt": f"{n:02}" * 200 + prose(300 + n, n) for n in range(40)}
+    texts |= {f"copy {n:02}.txt": texts[f"{n:02}.txt"] for n in range(20)}
+    make(tmp_path / "text", texts)
+    text = opened()
+    assert "20 of 60 files are copies of others; copies share a split" in text.notes
+    places = {n: {split for split in SPLITS if f"{n:02}" * 200 in decoded(text)[split]} for n in range(40)}
+    assert all(len(each) == 1 for each in places.values()) and set.union(*places.values()) == set(SPLITS)
+    assert all(decoded(text)[split].count(f"{n:02}" * 200) == 2 for n in range(20) for split in places[n])
+
+
+def test_passages_of_a_copy_are_in_one_split_where_each_file_is_divided(tmp_path, opened):
+    whole = "".join(map(chr, np.random.default_rng(1).integers(32, 127, 6000)))
+    make(tmp_path / "text", {f"{n}.txt": whole if n % 2 else prose(5000, n) for n in range(6)})
+    text = opened()
+    assert "2 of 6 files are copies of others; copies share a split" in text.notes
+    train, held = (decoded(text)[split] for split in ("train", "validation"))
+    assert held.count(whole[5400:5700]) == 3 and train.count(whole[:5400]) == 3
+    assert not any(whole[begin : begin + 10] in train for begin in range(5400, 5690))

@@ -1,0 +1,72 @@
+"""Texts whose splits are files of their own."""
+
+import random
+import re
+
+import numpy as np
+
+from base.errors import InputError
+from data.text import SPLITS
+from tests.conftest import refusal
+from tests.stores import make
+
+
+def lines(number, seed=0, letters="abcd"):
+    rng = random.Random(seed)
+    return "".join("".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number))
+
+
+def decoded(text):
+    return {split: text.tokenizer.decode(getattr(text, split)) for split in SPLITS}
+
+
+def test_each_split_is_exactly_its_files(tmp_path, opened):
+    texts = {"train.txt": lines(50), "v a,l.txt": lines(9, 1, "xyz")}
+    texts |= {"t/1.txt": lines(3, 2), "t/2.txt": lines(3, 3, "é")}
+    make(tmp_path, texts)
+    own = {"validation": "v a,l.txt", "test": "t/*.txt"}
+    text = opened("train.txt", **own)
+    wanted = {"train": texts["train.txt"], "validation": texts["v a,l.txt"]}
+    wanted["test"] = f"{texts['t/1.txt']}\n{texts['t/2.txt']}"
+    assert decoded(text) == wanted and dict(text.characters) == {split: len(each) for split, each in wanted.items()}
+    assert text.tokenizer.characters == "".join(sorted(set("".join(wanted.values())))) and len(text.hashes) == 1
+    other = opened("train.txt", validation="[t/1.txt,t/2.txt]")
+    assert decoded(other) == {**wanted, "validation": wanted["test"], "test": ""}
+    bytes_ = opened("train.txt", **own, tokenizer="byte")
+    assert [getattr(bytes_, split).tobytes().decode() for split in SPLITS] == list(wanted.values())
+    assert len({text.fingerprint, other.fingerprint, bytes_.fingerprint, opened("train.txt").fingerprint}) == 4
+    documents = opened("train.txt", **own, documents="line")
+    for split, whole in wanted.items():
+        assert sorted(decoded(documents)[split].split()) == sorted(whole.split())
+        assert documents.documents.counts[split] == len(whole.split())
+
+
+def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
+    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab"})
+    for settings, said in [
+        ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
+        ({"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: .*leave data\.split out"),
+        ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
+        ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*is empty"),
+        ({"validation": "b.txt"}, "validation holds 2 of .*at least 5.*name a longer text"),
+        ({"validation": "b.txt", "documents": "line"}, r"a\.txt \(validation\): has 1 document"),
+    ]:  # fmt: skip
+        assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said
+
+
+def test_published_splits_in_one_list_are_told(tmp_path, opened):
+    make(tmp_path, {f"{name}.txt": lines(40) for name in ("ptb.train", "ptb.valid", "ptb.test", "latest")})
+    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt]").notes if "published" in note)
+    assert line.endswith("data.path=ptb.train.txt data.validation=ptb.valid.txt data.test=ptb.test.txt")
+    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,latest.txt]").notes)
+
+
+def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opened):
+    poem = lines(40)
+    make(tmp_path, {"text": poem})
+    size = len(poem)
+    message = refusal(InputError, opened, context=100)
+    assert f"data.overfit={size}" in message
+    text = opened(context=100, overfit=size)
+    assert decoded(text) == dict.fromkeys(SPLITS, poem) and np.array_equal(text.train, text.test)
+    assert decoded(opened(overfit=size - 9))["validation"] == poem[:-9]

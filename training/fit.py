@@ -1,0 +1,68 @@
+"""Fit one run with Lightning, from its plan, and write the results."""
+
+import shutil
+from collections.abc import Iterable
+
+import lightning as L
+
+from base import ranks
+from base.files import write_text
+from base.jobs import run_directory, run_lock
+from base.log import to_file
+from conf.keys import leaves
+from conf.schema import to_dict, to_yaml
+from data.datamodule import TextDataModule
+from reports.log_lines import introduce
+from training import assemble
+from training.callbacks.stop_signals import StopSignals
+from training.errors import Stopped, explaining
+from training.quiet_lightning import quiet_lightning
+from training.results import write_missing, write_results
+from training.resume import remove_leftovers
+from training.run_plan import Beginning, RunPlan
+from training.summary_file import Summary, recording, write_summary
+
+
+def fit(plan: RunPlan) -> None:
+    """Train the model and write the results; of a run without steps left, write what is missing."""
+    if plan.is_over:
+        return write_missing(plan)
+    point = plan.resume_point
+    to_file(plan.directory / "train.log")
+    with quiet_lightning(), StopSignals() as stops, explaining(plan.directory, plan.config.optim, plan.machine.devices):
+        module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
+        trainer = assemble.build_trainer(plan, callbacks)
+        plan = assemble.compile_or_not(plan, module, trainer)
+        config, metrics = plan.config, callbacks[0]
+        if ranks.rank() == 0:
+            open_directory(plan, trainer.loggers, module.net.num_parameters())
+        with recording(plan, metrics, trainer) as summary:
+            metrics.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
+            data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
+            trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
+            if stops.received is not None:  # each rank ends by itself after training
+                raise Stopped(stops.received, trainer.global_step)
+        plan = plan.with_steps(max(trainer.max_steps, trainer.global_step))
+        if ranks.rank() == 0:
+            saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
+            whole = 0 < trainer.max_steps <= saved["global_step"]  # the last validation evaluates the whole split
+            write_results(plan, summary, saved, module.score if whole else None)
+
+
+def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
+    """Make and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
+    run = plan.directory
+    run.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(run)  # of two processes with the same name, one gets the directory
+    if plan.beginning is Beginning.NEW:
+        run_directory.check_free(run_directory.name_of(run))  # again: since then another process may have made a run
+        if run_directory.is_debug(run.name):
+            for left in set(run.iterdir()) - {run / ".lock"}:
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    remove_leftovers(run)
+    write_text(run / "config.yaml", to_yaml(plan.config))  # from here on the directory is a run
+    (run / "checkpoints").mkdir(exist_ok=True)
+    write_summary(run, Summary("running", text=plan.text.name))
+    for logger in loggers:
+        logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
+    introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)
