@@ -45,9 +45,3 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{file}: must be a mapping of keys to values")
     return values
-
-
-def default_choices() -> dict[str, str]:
-    """Map each group to its default choice, as in conf/train.yaml; a group without one is left out."""
-    listed = [entry for entry in choice_values("", "train")["defaults"] if isinstance(entry, dict)]
-    return {group: choice for entry in listed for group, choice in entry.items() if choice}

@@ -24,11 +24,11 @@ import numpy as np
 from base.errors import InputError, nearest, one_line, printable
 from data.config import DOCUMENT_KINDS, DataConfig
 from data.corpus import Corpus, Document, Tick
+from data.formats import TABLES
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
 ORDER = ("validation", "test", "train")  # the splits by increasing hash
-TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": ""}  # the delimiter; none in JSON
 BATCH = 2**20  # characters that are divided into documents at once
 BUCKET = 2**21  # tokens that are sorted at once
 PIECE = 2**18  # tokens that are yielded at once

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,8 +21,6 @@ from base.errors import InputError, one_line, printable
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # Modules with the same `open`. fsspec has these formats, too, but its fallback for .zst ends a cut file in silence.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
-# What they and `zipfile` raise on damaged files; importing all of them takes time, and some may be missing.
-DAMAGED = {"BadZipFile", "EOFError", "LZMAError", "NotImplementedError", "ZstdError", "error"}  # the last is zlib's
 SAVE = "save it as plain text (.txt) in the program that opens it"
 CONVERT = "convert it: ebook-convert {} book.txt"
 OFFICE = {  # suffix: what it is, and how to get text from it
@@ -49,13 +48,11 @@ def readable(label: str) -> Iterator[None]:
     """Turn the errors of files that cannot be read or unpacked into an `InputError`."""
     try:
         yield
-    except Exception as error:
+    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{label}: cannot be read: {error.strerror}") from None
-        if isinstance(error, OSError) or type(error).__name__ in DAMAGED:
-            what = f"{label}: cannot be unpacked: {one_line(error)}"
-            raise InputError(f"{what}; it is damaged, or its name is wrong") from None
-        raise
+        what = f"{label}: cannot be unpacked: {one_line(error)}"  # gzip and bz2 raise an OSError, too
+        raise InputError(f"{what}; it is damaged, or its name is wrong") from None
 
 
 @contextmanager
@@ -70,8 +67,12 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
     except ImportError:
         package = f"pip install {module}" if module == "backports.zstd" else "a Python that was built with it"
         raise InputError(f"{printable(name)}: needs {module}: {package}") from None
-    with library.open(file) as content:
-        yield content
+    own_errors = tuple(getattr(library, name) for name in ("LZMAError", "ZstdError") if hasattr(library, name))
+    try:
+        with library.open(file) as content:
+            yield content
+    except own_errors as error:
+        raise EOFError(one_line(error)) from None
 
 
 def archive(path: Path) -> zipfile.ZipFile:

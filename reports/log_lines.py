@@ -125,8 +125,8 @@ def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequenc
         what = f"writes {text.documents.kind}s"
     log.info(f"sample     the best checkpoint {what}")
     log.info("\n" + sample.strip("\n") + "\n")
-    for label, line in zip(("novelty", ""), copied, strict=False):  # one line if the search was skipped
-        log.info(f"{label:10} {line}")
+    for number, line in enumerate(copied):
+        log.info(f"{'' if number else 'novelty':10} {line}")
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

@@ -57,8 +57,9 @@ def stream(
         tokens = sample_tokens(probabilities(allowed, params, seen), numbers[:, k % BLOCK])
         yield tokens, logits
         seen[np.arange(B), tokens] = True
-        for text, token in zip(texts, tokens.tolist(), strict=False):  # no texts without the rule
-            text.add(token)
+        if texts:
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                text.add(token)
         if k + 1 < count:
             logits = decoder.read(tokens[:, None])[:, 0]
 
