@@ -21,7 +21,7 @@ from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell
 from conf.groups import CONF, FOLDERS, groups
-from conf.keys import KEYS, is_plugins, nearest_key
+from conf.keys import KEYS, has_auto, is_plugins, nearest_key
 from conf.overrides import Setting
 from conf.schema import Config
 
@@ -69,8 +69,7 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
     with _one_line():
         config = _set(_presets("resume", settings, replaced), settings, literals)
         for key in KEYS.keys() - literals.keys():
-            value = OmegaConf.select(config, key)
-            if value == "auto" or (key in PLUGINS and "auto" in str(value)):
+            if has_auto(OmegaConf.select(config, key)):
                 *path, last = key.split(".")
                 OmegaConf.update(config, key, escaped(base[path[0]][last] if path else base[key]), merge=False)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
@@ -95,7 +94,7 @@ def read_config(run: Path) -> Config:
             if not all(isinstance(each, dict) for each in plugins.values()):
                 raise InputError(f"{group}: must be a mapping")
             _check_names(group, plugins)
-            if "_target_" in str(plugins):
+            if any("_target_" in each for each in plugins.values()):
                 raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
             chosen.append(Setting(group, list(plugins), f"{group}=[{','.join(plugins)}]"))
         with _one_line():

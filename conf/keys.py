@@ -65,6 +65,11 @@ def is_launch(key: str) -> bool:
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
+def has_auto(value: Any) -> bool:
+    """Whether the value of a key is `auto`, or for plug-ins one of their arguments is."""
+    return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
+
+
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every `(dotted key, value)` of nested dicts; the plug-ins of a group are one value."""
     for key, value in values.items():

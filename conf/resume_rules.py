@@ -5,7 +5,7 @@ from typing import Any
 
 from base.errors import InputError, nearest
 from base.options import spell
-from conf.keys import KEYS, leaves
+from conf.keys import KEYS, has_auto, leaves
 from conf.schema import Config, to_dict
 
 PATHS = ("data.path", "data.validation", "data.test")  # where a text lies; its fingerprint is compared, too
@@ -31,16 +31,11 @@ def changed(stored: Config, config: Config) -> list[str]:
         for key in ours
         if (KEYS[key].on_resume != "free" or key in (*PATHS, "trainer.max_steps"))
         and ours[key] != theirs[key]
-        and "auto" not in (ours[key], *_arguments(ours[key]))
+        and (key in PATHS or not has_auto(ours[key]))
         and not (key == "trainer.max_steps" and longer)
         and not key.startswith(trained)
         and key not in config.allow
     ]
-
-
-def _arguments(value: Any) -> list[Any]:
-    """Return the arguments of a group of plug-ins."""
-    return [each for plugin in value.values() for each in plugin.values()] if isinstance(value, dict) else []
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:

@@ -38,6 +38,8 @@ def test_auto_keeps_what_a_run_has_chosen() -> None:
         assert same.callbacks["early_stopping"]["patience"] == 4, typed
         assert same.model.dim == (128 if typed == ["experiment=nanogpt_cpu"] else 64), typed
     assert resumed(chosen, "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
+    logged = compose(["logger=wandb"])
+    assert resumed(logged, "logger.wandb.project=autograd").logger["wandb"]["project"] == "autograd", "is not auto"
     assert resumed(chosen, "callbacks=[]").callbacks == {}
     assert resumed(replace(chosen, trainer=replace(chosen.trainer, num_nodes=2))).trainer.num_nodes == "auto"
 
