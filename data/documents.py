@@ -103,12 +103,12 @@ def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
         for chunk in corpus.read(document):
             end, newline = (b"\x03", b"\n") if isinstance(chunk, bytes) else (END, "\n")
             if (place := chunk.find(end)) >= 0:
-                raise _has_end_mark(document, line + chunk.count(newline, 0, place))
+                way = "remove it, or use data.documents=line or paragraph"
+                raise _has_end_mark(document, line + chunk.count(newline, 0, place), way)
             line += chunk.count(newline)
 
 
-def _has_end_mark(document: Document, line: int) -> InputError:
-    way = "remove it, or use data.documents=line or paragraph"
+def _has_end_mark(document: Document, line: int, way: str) -> InputError:
     return InputError(f"{document.label}, line {line:,}: has the character U+0003, which ends a document; {way}")
 
 
@@ -246,7 +246,7 @@ def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> It
     try:
         for line, value in _delimited(lines, delimiter, field) if delimiter else _json_lines(lines, field):
             if END in value:
-                raise _has_end_mark(document, line)
+                raise _has_end_mark(document, line, "remove it")
             raw = value.encode()
             yield raw if corpus.encoding is None else value
     except UnicodeEncodeError:
@@ -522,16 +522,21 @@ def encode_documents(
 
 
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
-    """Raise an `InputError` if there are too few documents for three splits, or for these shares."""
+    """Raise an `InputError` if there are too few documents for three splits, or for these shares.
+
+    With a share of 0 for validation all documents belong to the split of their files, and one is enough.
+    """
+    needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"
     typed = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`
     value = printable(rule.name.translate(typed) or rule.kind)
     number = sum(counts.values())
-    if distinct < 3:
+    if distinct < needed:
         near = nearest(value, DOCUMENT_KINDS) if rule.kind == "part" else ""
+        least = "at least 3 that differ are" if needed == 3 else "at least one is"
         what = f"{number:,} document{'' if number == 1 else 's'}" + (f", {distinct:,} different" if distinct else "")
-        raise InputError(f"{corpus.name}: has {what} with {key}={value}; at least 3 that differ are needed{near}")
-    if not counts["train"]:
+        raise InputError(f"{corpus.name}: has {what} with {key}={value}; {least} needed{near}")
+    if shares[1] and not counts["train"]:
         shown = ",".join(f"{share:g}" for share in shares)
         split = ", ".join(f"{counts[split]:,} for {split}" for split in ORDER)
         raise InputError(f"data.split=[{shown}]: leaves no document for training: {split}; raise the first share")

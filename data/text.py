@@ -58,9 +58,9 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     """Open the text that `config` names, encoded and split, from the cache if it is there.
 
     With `data.validation`, each split is the text of its own files. Else, with `data.documents` or `data.field`, each
-    document belongs to one split (see `data/documents.py`). Otherwise, at
-    least 40 files, such as the standard library, are split by file (see `split_by_file`). With fewer, each
-    file is divided into three parts. The parts of a split are joined by newlines.
+    document belongs to one split (see `data/documents.py`). Otherwise, at least 40 files, such as the standard
+    library, are split by file (see `split_by_file`). With fewer, each file is divided into three parts. The parts of a
+    split are joined by newlines.
 
     Args:
         config: source, split and tokenizer.
@@ -80,7 +80,6 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     alike = dict[str, str]()  # by name of the document, if equal ones must share a split
     if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
         alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
-    settings += ["copies"] if num_copies(alike.values()) else []  # were once split by their names
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
@@ -111,7 +110,7 @@ def text_of_run(model: Path) -> Text:
 
     contents = read(model.with_name("last.ckpt"))
     saved = contents["data"]
-    config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__ if key in saved})
+    config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
     text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     if text.fingerprint != saved["fingerprint"]:
         run = model.resolve().parent.parent
@@ -216,10 +215,9 @@ def _encode(
     folder: Path,
     alike: Mapping[str, str],
 ) -> Encoded:
-    """Encode a corpus into `folder` and open it. `stamps` are the corpus's stamps from before its files were hashed.
+    """Encode a corpus into `folder` and open it. Of several processes one encodes, and the others wait for it.
 
-    For `alike` see `split_by_file`.
-    Of several processes one encodes, and the others wait for it.
+    `stamps` are the corpus's stamps from before its files were hashed; for `alike` see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:

@@ -39,17 +39,20 @@ def test_each_split_is_exactly_its_files(tmp_path, opened):
     for split, whole in wanted.items():
         assert sorted(decoded(documents)[split].split()) == sorted(whole.split())
         assert documents.documents.counts[split] == len(whole.split())
+    make(tmp_path, {"one.txt": "one document\n"})
+    alone = opened("train.txt", validation="one.txt", documents="line")
+    assert decoded(alone)["validation"] == "one document\n" and alone.documents.counts["validation"] == 1
 
 
 def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
-    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab"})
+    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
     for settings, said in [
         ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
         ({"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: .*leave data\.split out"),
         ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
         ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*is empty"),
         ({"validation": "b.txt"}, "validation holds 2 of .*at least 5.*name a longer text"),
-        ({"validation": "b.txt", "documents": "line"}, r"a\.txt \(validation\): has 1 document"),
+        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents .*at least one is"),
     ]:  # fmt: skip
         assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said
 
