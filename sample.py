@@ -363,17 +363,9 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
     """Run a command of the interactive mode, such as `:set temperature 0.7`."""
     names = (
-        "num-chars",
-        "temperature",
-        "top-k",
-        "top-p",
-        "min-p",
-        "repetition-penalty",
-        "no-repeat-ngram",
-        "stop",
-        "seed",
+        "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
         "unknown",
-    )
+    )  # fmt: skip
     word, _, rest = line.partition(" ")
     name, _, value = rest.strip().partition(" ")
     if word == ":set" and not name:

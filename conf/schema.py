@@ -29,7 +29,7 @@ REFUSED = {
     "plugins": "use trainer.precision",
     "strategy": "several devices train with DDP; use trainer.devices",
     "logger": "use the group logger=tensorboard|csv|wandb|none",
-    "callbacks": "use the group callbacks=early_stopping|ema",
+    "callbacks": "use the group callbacks=early_stopping|ema|snapshots",
     "enable_checkpointing": "checkpoints are always saved",
     "enable_progress_bar": "progress is a bar in a terminal and lines elsewhere",
     "enable_model_summary": "train.py prints its own",

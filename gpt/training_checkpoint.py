@@ -100,7 +100,7 @@ def read(path: str | Path) -> dict[str, Any]:
         reason = one_line(error) or type(error).__name__
         raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict) or "format" not in contents:
-        raise CheckpointError(f"{path}: is no chargpt checkpoint")
+        raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
         raise other_format(path, contents["format"], CHECKPOINT_FORMAT)
     return contents
