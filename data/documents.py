@@ -447,15 +447,9 @@ def _differs(hashes: np.ndarray) -> np.ndarray:
 
 
 def encode_documents(
-    corpus: Corpus,
-    rule: Rule,
-    tokenizer: Tokenizer,
-    shares: list[float],
-    size: int,
-    folder: Path,
-    tick: Tick,
+    corpus: Corpus, rule: Rule, tokenizer: Tokenizer, shares: list[float], size: int, folder: Path, tick: Tick,
     found: dict[str, Any],
-) -> Iterator[tuple[str, np.ndarray]]:
+) -> Iterator[tuple[str, np.ndarray]]:  # fmt: skip
     """Yield (split, tokens) of all documents, each followed by its end mark, in the order of their hashes.
 
     A document belongs to the split in whose share of all tokens its middle lies; validation, and test if it has a
@@ -472,20 +466,13 @@ def encode_documents(
         found: receives `counts`, `repeated` and `blank` of `Documents` at the end.
 
     Raises:
-        InputError: there are fewer than three different documents, or none is left for training.
+        InputError: there are too few documents, see `_check_counts`.
     """
     bits = min(MAX_BITS, (size // BUCKET).bit_length())
-    total = blank = done = distinct = 0
+    done = distinct = 0
     with TemporaryFile(dir=folder) as entries_file, TemporaryFile(dir=folder) as tokens_file:
         runs, mark = _Runs(bits, tokenizer.dtype, entries_file, tokens_file), tokenizer.pack(rule.end)
-        for batch in batches(corpus, rule, tick):
-            full = ~_blank(batch)
-            blank += len(full) - int(full.sum())
-            if full.any():
-                kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
-                entries, tokens = _run(kept, tokenizer, mark)
-                runs.append(entries, tokens)
-                total += int(entries["size"] @ entries["copies"].astype(np.int64))
+        total, blank = _collect(batches(corpus, rule, tick), tokenizer, mark, runs)
         borders = [shares[1] * total, (shares[1] + shares[2]) * total]  # of validation and test
         counts = dict.fromkeys(ORDER, 0)
         for number in range(2**bits):
@@ -502,11 +489,7 @@ def encode_documents(
             differs = _differs(entries["hash"])
             group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
             middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
-            places = np.searchsorted(borders, middles).astype(np.uint8)  # of each group, its split as an index of ORDER
-            if not distinct:
-                places[0] = 0
-            if shares[2] and not counts["test"] and 1 not in places and 2 in places:
-                places[np.argmax(places == 2)] = 1
+            places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
             distinct += len(places)
             splits = np.searchsorted(places, range(4))  # the first group of each, and the number of groups
             firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
@@ -519,6 +502,33 @@ def encode_documents(
             done += int(ends[-1])
     _check_counts(corpus, rule, shares, counts, distinct)
     found |= {"counts": counts, "repeated": sum(counts.values()) - distinct, "blank": blank}
+
+
+def _collect(parts: Iterable[Batch], tokenizer: Tokenizer, mark: np.ndarray, runs: _Runs) -> tuple[int, int]:
+    """Write the documents that are not blank as `runs`; return the tokens of all and the number of blank ones."""
+    total = blank = 0
+    for batch in parts:
+        full = ~_blank(batch)
+        blank += len(full) - int(full.sum())
+        if full.any():
+            kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
+            entries, tokens = _run(kept, tokenizer, mark)
+            runs.append(entries, tokens)
+            total += int(entries["size"] @ entries["copies"].astype(np.int64))
+    return total, blank
+
+
+def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
+    """Return the split of each group of equal documents, by its middle, as an index of `ORDER`.
+
+    The `first` group of all is validation, and if there is no test document yet, the first one after it is.
+    """
+    places = np.searchsorted(borders, middles).astype(np.uint8)
+    if first:
+        places[0] = 0
+    if lacks_test and 1 not in places and 2 in places:
+        places[np.argmax(places == 2)] = 1
+    return places
 
 
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
