@@ -68,7 +68,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
         log.info(note)
     windows = count(config.data.batch, "window")
     if steps == "auto":
-        what = f"steps of {windows} for {config.minutes:g} minutes"
+        what = f"as many steps of {windows} as fit into minutes={config.minutes:g}"
     else:
         what = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
     log.info(f"run        {run}: {what}, seed {config.seed}")

@@ -50,7 +50,8 @@ def test_what_minutes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     config = found.config
     assert (config.model.dim, config.data.batch) == (192, 16), "half as many steps, twice as large"
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == ("auto", "auto")
-    assert found.notes == (found.notes[0],) and found.notes[0].startswith("minutes    10: a step takes about")
+    (note,) = found.notes
+    assert note.startswith("minutes    10: a step takes about")
     often = chosen(10**6, "minutes=10", "compile=false", seconds=600.0).config
     assert (often.model.dim, often.model.dropout, often.data.batch) == (192, 0.1, 8), "read more than ten times"
     given = ["model.layers=3", "data.batch=4", "model.dropout=0", "model.context=64"]
