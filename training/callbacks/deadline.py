@@ -1,5 +1,6 @@
 """End a run in its `minutes`: choose the number of steps when the learning rate must begin to fall."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +21,9 @@ class Deadline(L.Callback):
     """Choose `max_steps` once, when the cooldown is due by the clock.
 
     Until its cooldown, a trapezoid does not depend on the number of steps. After k steps, if r more fit into the time
-    that is left, k + r steps fit in all, so the cooldown is due when k = (1 - cooldown) (k + r). If the machine becomes
-    slower after that, the run gives up steps, and its learning rate falls faster.
+    that is left, k + r steps fit in all, so the cooldown is due when k >= (1 - cooldown) (k + r). The run then has
+    k / (1 - cooldown) steps: its weights are those of a run with as many steps, even if the machine paused just before.
+    If the machine becomes slower after that, the run gives up steps, and its learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
@@ -63,6 +65,9 @@ class Deadline(L.Callback):
                 return
         chosen = trainer.max_steps > 0
         steps = self.fitting(trainer)
+        if not chosen and step < steps and self.cooldown < 1:
+            steps = max(steps, math.ceil(step / (1 - self.cooldown)))
+        self.recent.clear()  # a pause counts once
         trainer.fit_loop.epoch_loop.max_steps = steps
         trainer.should_stop = steps == step
         self.save(steps)

@@ -60,6 +60,15 @@ def test_a_machine_that_becomes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(clock.chosen) == 1
 
 
+def test_a_pause_before_the_choice_keeps_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cooldown of the chosen number of steps has not begun yet, so a run with as many steps has the same weights."""
+    for pause in (0.0, 0.5, 2.0, 2.9):
+        clock = Clock(monkeypatch, 1.0, 0.5)
+        clock.train(lambda clock, pause=pause: pause + 0.1 if clock.global_step == 275 else 0.1)
+        (steps,) = clock.chosen
+        assert 0.5 * steps >= 276 or pause == 0, pause
+
+
 def test_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 0.001, 0.5)
     clock.train(lambda _: 0.1)
