@@ -8,16 +8,14 @@ and a zip file for the files in it.
 - With `data.tokenizer=byte` a document is bytes, unchanged.
 """
 
-import codecs
 import glob
 import hashlib
-import io
 import os
 import platform
 import re
 import shlex
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,29 +25,15 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.progress import count
 from data.config import DataConfig, cache_dir
-from data.formats import (
-    TABLES,
-    archive,
-    damage,
-    describe_table,
-    is_binary,
-    members,
-    office,
-    part_of,
-    readable,
-    suffix,
-    unpacked,
-    utf16_order,
-)  # fmt: skip
+from data.decoding import CHUNK, NotText, Tick, decode
+from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
+from data.tables import TABLES, describe_table
 
-CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks
-CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # are rare in text
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
-Tick = Callable[[int], object]  # called after each read with the number of bytes
 
 
 @dataclass(frozen=True)
@@ -86,10 +70,6 @@ class Document:
         if len(found) == 1:
             return [replace(self, member=found[0])]
         return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
-
-
-class NotText(InputError):
-    """A file is not text in any encoding."""
 
 
 @dataclass(frozen=True)
@@ -145,64 +125,6 @@ class Corpus:
                     yield chunk
             else:
                 yield from decode(file, document.label, self.encoding, tick)
-
-
-def decode(
-    file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
-) -> Iterator[str]:
-    """Decode a file in chunks, without byte order mark, with LF line ends.
-
-    `name` is the name of the file and `option` the option that sets the encoding, both for error messages.
-    """
-    try:
-        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
-        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
-    except LookupError:
-        raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
-    offset, wrong, chunk, first, at_start = 0, 0, b"", b"", True
-    try:
-        while chunk := file.read(CHUNK):
-            if not first:
-                first = chunk
-                if document := office(name, first):
-                    raise NotText(f"{printable(name)}: is {document[0]}, not text; {document[1]}")
-            offset += len(chunk)
-            text = decoder.decode(chunk)
-            tick(len(chunk))
-            if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
-                raise UnicodeError("over a quarter of its characters are NUL")
-            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture in latin-1
-                raise UnicodeError("over 5 % of its characters are control characters")
-            if text:
-                yield text.removeprefix("\ufeff") if at_start else text
-                at_start = False
-        yield decoder.decode(b"", final=True)
-        return
-    except UnicodeDecodeError as error:
-        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
-        wrong = offset - len(error.object) + error.start
-        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
-    except UnicodeError as error:
-        what = f"is not {encoding} ({error})"
-    codec = codecs.lookup(encoding).name
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        likely = "utf-16, which it looks like"
-    elif order := utf16_order(first):
-        likely = f"utf-16-{order}, which it looks like"
-    elif is_binary(first) or is_binary(chunk):
-        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
-        raise NotText(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
-    elif codec == "utf-8" and (damaged := damage(file, wrong)):
-        line, bad = damaged
-        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
-        where = f"{printable(name)}, line {line:,}: {what}"
-        raise InputError(f"{where}: {number} in a text that is UTF-8 otherwise; correct that line")
-    else:
-        likely = "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
-    if likely.startswith("utf-16") and codec.startswith("utf-16"):
-        raise InputError(f"{printable(name)}: {what}: the file is damaged there")
-    way = f"name its encoding with {option.rstrip()}, such as {likely}"
-    raise InputError(f"{printable(name)}: {what}", advice=way)
 
 
 def without_rulers(source: str) -> str:

@@ -1,43 +1,22 @@
-"""Divide a text into documents, each whole in one split, in the order of a hash of its content.
+"""Find the documents of a text: lines, paragraphs, files, parts between separators, or rows of a table.
 
-The lowest hashes are validation, the next ones test, and all others training. So copies of a document share a split,
-and a new document moves only documents whose hash is near a border.
-
-The text may be far larger than memory, so it is read in batches. The documents of a batch, sorted by the top bits of
-their hashes, are written to a temporary file as a run. Then each bucket of hashes is collected from all runs, sorted in
-memory and appended to its split. Only a batch, a bucket and the longest document must fit into memory.
+The text may be far larger than memory, so documents are found in batches.
 """
 
-import csv
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.errors import InputError, nearest, one_line, printable
+from base.errors import InputError
 from data.config import DOCUMENT_KINDS, DataConfig
 from data.corpus import Corpus, Document, Tick
-from data.formats import TABLES
-from gpt.tokenizer import ByteTokenizer, Tokenizer
+from data.tables import fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
-ORDER = ("validation", "test", "train")  # the splits by increasing hash
 BATCH = 2**20  # characters that are divided into documents at once
-BUCKET = 2**21  # tokens that are sorted at once
-PIECE = 2**18  # tokens that are yielded at once
-GATHERED = 2**15  # tokens that are gathered at once: their indices fit into the CPU's cache
-MAX_BITS = 9  # a longer text has longer buckets, not more
-LONG = 64  # mean length from which copying slices is faster than gathering tokens
-BLOCK = 2**16  # characters that are hashed at once: their products fit into the CPU's cache
-BASE = 0xD1342543DE82EF95  # of the polynomial hash: odd, so that it has an inverse modulo 2**64
-ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32)])  # a document of a run
 SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last one is False and stands for all others
 
 
@@ -137,7 +116,7 @@ def divide(text: Any, kind: str, end: str) -> list[Any]:
     Lines and paragraphs are found as in training. Other documents lie between end marks, as in a split.
     """
     batch, _ = _cut(Rule(kind if kind in ("line", "paragraph") else "part", end, end))(text, True)
-    full = ~_blank(batch)
+    full = ~are_blank(batch)
     return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
 
 
@@ -191,7 +170,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
     """Cut a text into runs of lines that are not blank."""
     lines, rest = _cut_lines(text, last)
-    full = ~_blank(lines)
+    full = ~are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
     stops = np.flatnonzero(full & ~np.concatenate((full[1:], [False])))
     starts, ends = lines.starts[begins], lines.ends[stops]
@@ -216,7 +195,7 @@ def _points(text: Any) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def _blank(batch: Batch) -> np.ndarray:
+def are_blank(batch: Batch) -> np.ndarray:
     """Whether each document is empty or whitespace: (documents,) bool."""
     text, points, starts, ends = batch
     blank = starts == ends
@@ -236,317 +215,8 @@ def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterat
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
     """Yield a field of each row of a table, as bytes with the byte tokenizer."""
-    kind = next((end for end in reversed(Path(document.label).suffixes) if end.lower() in TABLES), None)
-    if kind is None:
-        allowed = ", ".join(f"*{end}" for end in TABLES)
-        raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {document.label}")
-    lines = _lines(replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick))
-    delimiter = TABLES[kind.lower()]
-    line = 0
-    try:
-        for line, value in _delimited(lines, delimiter, field) if delimiter else _json_lines(lines, field):
-            if END in value:
-                raise _has_end_mark(document, line, "remove it")
-            raw = value.encode()
-            yield raw if corpus.encoding is None else value
-    except UnicodeEncodeError:
-        raise InputError(f"{document.label}, line {line:,}: has half of a surrogate pair, not a character") from None
-    except _BadRow as error:
-        raise InputError(f"{document.label}, line {error.line:,}: {error}") from None
-
-
-class _BadRow(Exception):
-    """A row that has no such field."""
-
-    def __init__(self, reason: str, line: int) -> None:
-        super().__init__(reason)
-        self.line = line
-
-
-def _lines(chunks: Iterable[Any]) -> Iterator[str]:
-    """Yield the lines of a file, each with its newline."""
-    held: list[str] = []
-    for chunk in chunks:
-        *whole, rest = chunk.split("\n")
-        for line in whole:
-            yield "".join((*held, line, "\n"))
-            held = []
-        held.append(rest)
-    if any(held):
-        yield "".join(held)
-
-
-def _delimited(lines: Iterator[str], delimiter: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the line in which each row ends and its field, of a table whose first row names the fields."""
-    limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is the process's
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    try:
-        names = next(rows, [])
-        if field not in names:
-            raise _BadRow(_no_field(field, names), 1)
-        column = names.index(field)
-        for row in rows:
-            if len(row) > column:
-                yield rows.line_num, row[column]
-            elif row:  # a blank line is no row
-                raise _BadRow(f"a row of {len(row):,} of {len(names):,} fields lacks data.field={field}", rows.line_num)
-    except csv.Error as error:
-        raise _BadRow(f"cannot be read as a table: {one_line(error)}", rows.line_num) from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the field of each line that is a JSON object. A field that is null is blank."""
-    for number, line in enumerate(lines, 1):
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _BadRow(f"is not JSON: {one_line(error)}", number) from None
-        if not isinstance(row, dict) or field not in row:
-            raise _BadRow(_no_field(field, list(row) if isinstance(row, dict) else []), number)
-        if not isinstance(row[field], str | None):
-            raise _BadRow(f"data.field={field}: must be text, is {type(row[field]).__name__}", number)
-        yield number, row[field] or ""
-
-
-def _no_field(field: str, names: list[str]) -> str:
-    known = f"the fields are {', '.join(map(printable, names[:20]))}" if names else "there are no fields"
-    return f"data.field={printable(field)}: no such field{nearest(field, names)}; {known}"
-
-
-@lru_cache(maxsize=4)
-def _powers(base: int, size: int) -> np.ndarray:
-    """Return base ** i modulo 2**64 for i below `size`: (size,) uint64."""
-    powers = np.full(size, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
-
-
-def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Hash documents that are not empty, each `points[start:end]`, in rising order: (documents,) uint64.
-
-    The hash is that of the sum of point[i] * BASE ** i modulo 2**64, i counted from the document's start, plus its
-    length times an odd constant. Source of the final mixing: Steele et al., Fast Splittable Pseudorandom Number
-    Generators (2014).
-    """
-    hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    weighted = np.empty(BLOCK + 1, np.uint64)
-    for begin in range(0, len(points), BLOCK):
-        block = points[begin : begin + BLOCK]
-        first, last = np.searchsorted(ends, begin, "right"), np.searchsorted(starts, begin + len(block))
-        if first >= last:
-            continue
-        np.multiply(block, _powers(BASE, BLOCK)[: len(block)], out=weighted[: len(block)])
-        weighted[len(block)] = 0  # a sum may end there
-        inside = np.stack((starts[first:last], ends[first:last]), axis=1) - begin  # of each document, in the block
-        inside[0, 0], inside[-1, 1] = max(inside[0, 0], 0), min(inside[-1, 1], len(block))
-        sums = np.add.reduceat(weighted[: len(block) + 1], inside.ravel())[::2]
-        sums = sums * _powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
-        if starts[first] < begin:
-            sums[:1] *= np.uint64(pow(BASE, int(begin - starts[first]), 2**64))
-        hashes[first:last] += sums
-    hashes ^= hashes >> np.uint64(30)
-    hashes *= np.uint64(0xBF58476D1CE4E5B9)
-    hashes ^= hashes >> np.uint64(27)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    hashes ^= hashes >> np.uint64(31)
-    return hashes
-
-
-class _Runs:
-    """Runs of documents in two temporary files without a name, which vanish with the process."""
-
-    def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
-        self.files, self.dtypes = (entries, tokens), (ENTRY, np.dtype(dtype))
-        self.borders = (np.arange(1, 2**bits) << (16 - bits)).astype(np.uint16)  # of the buckets
-        self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # of each run in the file, by bucket
-
-    def append(self, entries: np.ndarray, tokens: np.ndarray) -> None:
-        """Write a run: entries in the order of `_top`, and their tokens."""
-        found = np.searchsorted(_top(entries["hash"]), self.borders)
-        cuts = np.concatenate(([0], found, [len(entries)])).astype(np.uint32)
-        token_ends = np.concatenate(([0], entries["size"].cumsum()))
-        for which, (array, cut) in enumerate(((entries, cuts), (tokens, token_ends[cuts].astype(np.uint32)))):
-            self.files[which].write(array.tobytes())
-            self.cuts[which].append(cut)
-
-    def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the entries of a bucket and their tokens."""
-        found = []
-        for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
-            file.flush()
-            pieces, base = [], 0
-            with open(file.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # pieces are small and scattered
-                for cut in cuts:
-                    begin, end = cut.item(number) * dtype.itemsize, cut.item(number + 1) * dtype.itemsize
-                    if begin < end:
-                        unbuffered.seek(base + begin)
-                        pieces.append(unbuffered.read(end - begin))
-                    base += cut.item(-1) * dtype.itemsize
-            found.append(np.frombuffer(b"".join(pieces), dtype))
-        return found[0], found[1]
-
-
-def _top(hashes: np.ndarray) -> np.ndarray:
-    """Return the top 16 bits, by which NumPy sorts ten times faster than by all 64."""
-    return (hashes >> np.uint64(48)).astype(np.uint16)
-
-
-def _sorted(hashes: np.ndarray) -> np.ndarray:
-    """Return the order that sorts the hashes of a bucket."""
-    # Nearly sorted numbers are sorted in linear time, so this takes half the time of one argsort.
-    shared = hashes.min() ^ hashes.max()  # above its highest bit all are equal
-    order = (hashes >> np.uint64(max(0, int(shared).bit_length() - 16))).astype(np.uint16).argsort(kind="stable")
-    return order[hashes[order].argsort(kind="stable")]
-
-
-def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join the slices `tokens[start : start + size]`, of which there is at least one."""
-    ends = sizes.cumsum(dtype=np.int64)
-    if ends[-1] > LONG * len(ends):
-        return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    gathered, moves = np.empty(ends[-1], tokens.dtype), starts - ends + sizes
-    begins = np.searchsorted(ends, range(0, ends[-1], GATHERED))
-    for first, last in pairwise(np.unique(np.append(begins, len(ends)))):
-        begin, end = ends[first] - sizes[first], ends[last - 1]
-        index = np.repeat(moves[first:last], sizes[first:last])
-        index += np.arange(begin, end)
-        tokens.take(index, out=gathered[begin:end], mode="clip")  # without "clip" NumPy would copy the result
-    return gathered
-
-
-def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return entries of the documents of a batch, in the order of `_top`, and their tokens with end marks.
-
-    Neighbours that are equal become one entry. So a bucket stays small if a document is repeated millions of times.
-    """
-    text, points, starts, ends = batch
-    hashes = content_hashes(points, starts, ends)
-    order = _top(hashes).argsort(kind="stable")
-    hashes = hashes[order]
-    firsts = np.flatnonzero(_differs(hashes))
-    entries = np.empty(len(firsts), ENTRY)
-    kept = order[firsts]
-    starts = starts[kept]
-    sizes = ends[kept] - starts + len(mark)
-    entries["hash"], entries["size"], entries["copies"] = hashes[firsts], sizes, np.diff(firsts, append=len(hashes))
-    tokens = points if isinstance(tokenizer, ByteTokenizer) else tokenizer.pack(text)
-    found = _gathered(np.concatenate((tokens, mark)), starts, sizes)
-    places = sizes.cumsum() - len(mark)
-    for offset, token in enumerate(mark):
-        found[places + offset] = token
-    return entries, found
-
-
-def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Whether each of the sorted hashes differs from the one before."""
-    return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
-
-
-def encode_documents(
-    corpus: Corpus, rule: Rule, tokenizer: Tokenizer, shares: list[float], size: int, folder: Path, tick: Tick,
-    found: dict[str, Any],
-) -> Iterator[tuple[str, np.ndarray]]:  # fmt: skip
-    """Yield (split, tokens) of all documents, each followed by its end mark, in the order of their hashes.
-
-    A document belongs to the split in whose share of all tokens its middle lies; validation, and test if it has a
-    share, contain at least one.
-
-    Args:
-        corpus: the files.
-        rule: what a document is.
-        tokenizer: has the characters of the documents and of the end mark.
-        shares: fractions of training, validation and test.
-        size: number of characters (bytes) of all documents; an estimate is enough.
-        folder: where temporary files are written.
-        tick: called with the number of bytes while the text is read, and once more while it is sorted.
-        found: receives `counts`, `repeated` and `blank` of `Documents` at the end.
-
-    Raises:
-        InputError: there are too few documents, see `_check_counts`.
-    """
-    bits = min(MAX_BITS, (size // BUCKET).bit_length())
-    done = distinct = 0
-    with TemporaryFile(dir=folder) as entries_file, TemporaryFile(dir=folder) as tokens_file:
-        runs, mark = _Runs(bits, tokenizer.dtype, entries_file, tokens_file), tokenizer.pack(rule.end)
-        total, blank = _collect(batches(corpus, rule, tick), tokenizer, mark, runs)
-        borders = [shares[1] * total, (shares[1] + shares[2]) * total]  # of validation and test
-        counts = dict.fromkeys(ORDER, 0)
-        for number in range(2**bits):
-            entries, tokens = runs.bucket(number)
-            tick(corpus.size() >> bits)
-            if not len(entries):
-                continue
-            order = _sorted(entries["hash"])
-            starts = (entries["size"].cumsum(dtype=np.int64) - entries["size"])[order]
-            entries = entries[order]
-            sizes, copies = entries["size"], entries["copies"]
-            ends = np.multiply(sizes, copies, dtype=np.int64).cumsum()
-            # Equal documents, also of different runs, are one group.
-            differs = _differs(entries["hash"])
-            group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
-            middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
-            places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
-            distinct += len(places)
-            splits = np.searchsorted(places, range(4))  # the first group of each, and the number of groups
-            firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
-            del group_ends, middles, differs, places, order
-            cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
-            for begin, end in pairwise(np.unique(cuts)):
-                split, several = ORDER[np.searchsorted(firsts, begin, "right") - 1], copies[begin:end]
-                counts[split] += int(several.sum())
-                yield split, _gathered(tokens, starts[begin:end].repeat(several), sizes[begin:end].repeat(several))
-            done += int(ends[-1])
-    _check_counts(corpus, rule, shares, counts, distinct)
-    found |= {"counts": counts, "repeated": sum(counts.values()) - distinct, "blank": blank}
-
-
-def _collect(parts: Iterable[Batch], tokenizer: Tokenizer, mark: np.ndarray, runs: _Runs) -> tuple[int, int]:
-    """Write the documents that are not blank as `runs`; return the tokens of all and the number of blank ones."""
-    total = blank = 0
-    for batch in parts:
-        full = ~_blank(batch)
-        blank += len(full) - int(full.sum())
-        if full.any():
-            kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
-            entries, tokens = _run(kept, tokenizer, mark)
-            runs.append(entries, tokens)
-            total += int(entries["size"] @ entries["copies"].astype(np.int64))
-    return total, blank
-
-
-def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
-    """Return the split of each group of equal documents, by its middle, as an index of `ORDER`.
-
-    The `first` group of all is validation, and if there is no test document yet, the first one after it is.
-    """
-    places = np.searchsorted(borders, middles).astype(np.uint8)
-    if first:
-        places[0] = 0
-    if lacks_test and 1 not in places and 2 in places:
-        places[np.argmax(places == 2)] = 1
-    return places
-
-
-def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
-    """Raise an `InputError` if there are too few documents for three splits, or for these shares.
-
-    With a share of 0 for validation all documents belong to the split of their files, and one is enough.
-    """
-    needed = 3 if shares[1] else 1
-    key = "data.field" if rule.kind == "row" else "data.documents"
-    typed = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`
-    value = printable(rule.name.translate(typed) or rule.kind)
-    number = sum(counts.values())
-    if distinct < needed:
-        near = nearest(value, DOCUMENT_KINDS) if rule.kind == "part" else ""
-        least = "at least 3 that differ are" if needed == 3 else "at least one is"
-        what = f"{number:,} document{'' if number == 1 else 's'}" + (f", {distinct:,} different" if distinct else "")
-        raise InputError(f"{corpus.name}: has {what} with {key}={value}; {least} needed{near}")
-    if shares[1] and not counts["train"]:
-        shown = ",".join(f"{share:g}" for share in shares)
-        split = ", ".join(f"{counts[split]:,} for {split}" for split in ORDER)
-        raise InputError(f"data.split=[{shown}]: leaves no document for training: {split}; raise the first share")
+    chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
+    for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
+        if END in value:
+            raise _has_end_mark(document, line, "remove it")
+        yield value if corpus.encoding else value.encode()

@@ -1,10 +1,7 @@
-"""Tell by name and first bytes what a file is: compressed, a zip, a table, an office document or a binary file."""
+"""Tell by name and first bytes what a file is: compressed, a zip, an office document or a binary file."""
 
 import codecs
-import csv
 import importlib
-import io
-import json
 import re
 import shlex
 import sys
@@ -33,8 +30,6 @@ OFFICE = {  # suffix: what it is, and how to get text from it
     ".mobi": ("an e-book", CONVERT),
 }
 RTF = b"{\\rtf"  # such a document is ASCII
-TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": ""}  # suffix: what separates the columns
-MAX_COLUMNS = 10  # in a line about a table
 
 
 def suffix(name: str) -> str:
@@ -143,21 +138,3 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int] | None:
 def part_of(texts: int, files: int, everything: str) -> str:
     """Return a line about a directory of which only `*.txt` is read; `everything` is the pattern for all its files."""
     return f"{texts:,} of {files:,} files (*.txt); all: {shlex.quote(f'data.path={everything}')}"
-
-
-def describe_table(name: str, text: str) -> str:
-    """Name the columns of a table, and a key that reads its rows; "" if `text` does not begin like a table."""
-    try:
-        if delimiter := TABLES[suffix(name)]:
-            row = next(csv.DictReader(io.StringIO(text), delimiter=delimiter), {})
-        else:
-            row = json.loads(text.partition("\n")[0])
-    except (csv.Error, ValueError):  # the second is also that of JSON
-        return ""
-    columns = [column for column in row if column] if isinstance(row, dict) else []
-    if not columns:
-        return ""
-    longest = "text" if "text" in columns else max(columns, key=lambda column: len(str(row[column])))
-    listed = ", ".join(columns[:MAX_COLUMNS]) + ", …" * (len(columns) > MAX_COLUMNS)
-    key = shlex.quote(f"data.field={longest}")
-    return printable(f"{name} is read as it is, with its columns {listed}; {key} makes each row a document")

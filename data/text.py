@@ -8,12 +8,11 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,14 @@ from base.files import atomic, remove_unfinished, write_text
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
 from data.corpus import Corpus, Tick, open_corpus
-from data.documents import Documents, Rule, check_end_mark, contents, encode_documents
+from data.documents import Documents, Rule, check_end_mark, contents
+from data.hash_order import encode_documents
 from data.likeness import describe_likeness, likeness
+from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
-SPLITS = ("train", "validation", "test")
-BY_FILE = 40  # with at least this many documents, none is divided: each belongs to one split
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
-Part = tuple[str, int, int]  # a part of a document: split, begin, end
 # Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any.
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
 
@@ -161,30 +159,6 @@ def _likeness(text: Text, folder: Path) -> dict[str, Any]:
         with suppress(OSError):
             write_text(path, json.dumps(found))
         return found
-
-
-def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files, of those that are not empty, equal one before."""
-    full = [digest for digest in digests if digest != hashlib.sha256().hexdigest()]
-    return len(full) - len(set(full))
-
-
-def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
-    """Return lines that say how several files, which are not divided into documents, are split, and name copies."""
-    number = len(digests)
-    if number == 1 or corpus.python:
-        return ()
-    if corpus.documents[0].split:
-        pairs = list(zip(digests, (each.split for each in corpus.documents), strict=True))
-        trained = {digest for digest, split in pairs if split == "train"}
-        copies = sum(split != "train" and digest in trained for digest, split in pairs)
-        what = f"{copies:,} of {number - sum(split == 'train' for _, split in pairs):,} files for validation and test"
-        return (f"{what} are copies of training files: their text is not held out",) if copies else ()
-    parts = "/".join(f"{100 * share:g}" for share in shares)
-    how = "each whole in one split" if number >= BY_FILE else f"each divided {parts} into training, validation and test"
-    copies = num_copies(digests)
-    said = (f"{copies:,} of {number:,} files are copies of others; copies share a split",) if copies else ()
-    return (f"{number:,} files, {how}", *said)
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
@@ -366,81 +340,3 @@ def _save(
         meta: dict[str, Any] = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
         meta |= {"rare": rare} | ({"documents": found} if found else {})
         (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
-
-
-def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Raise `InputError` if train or validation holds no window, or if a wanted test split has no two tokens."""
-    unit = "characters" if corpus.encoding else "bytes"
-    whole = sum(len(tokens) for tokens in arrays.values())
-    if whole <= context:
-        raise InputError(
-            f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
-            f"needs {context + 1:,} in train and in validation; lower model.context or name a longer text"
-        )
-    if config.overfit is not None:  # makes each split the beginning of the whole text
-        return
-    own = config.validation is not None
-    shares = [1, 1, float(config.test is not None)] if own else config.split
-    for split, share in zip(SPLITS, shares, strict=True):
-        length = len(arrays[split])
-        # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
-        needed = context + 1 if split != "test" else 2 if share > 0 else 0
-        if length < needed:
-            way = f"lower model.context={context} or " if split != "test" else ""
-            way += "name a longer text" if own else f"give it a larger share than {share:g} with data.split="
-            if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
-                way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
-            if split != "test":
-                way += f"; data.overfit={whole} memorises all of it"
-            raise InputError(
-                f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; {way}"
-            )
-
-
-def split_by_file(
-    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, str]:
-    """Assign each document, by name, to one split. The result depends on names, sizes and equal contents alone.
-
-    Documents, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest
-    is train. A document that is more than twice as long as what is missing from a split goes to a later one. Those with
-    equal values in `alike` count as one document.
-    """
-    groups: dict[str, list[str]] = {}
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
-        groups.setdefault(alike.get(name, name), []).append(name)
-    whole, left = sum(sizes.values()), list(groups.values())
-    placed = dict[str, str]()
-    for split, share in zip(SPLITS[1:], shares[1:], strict=True):
-        room = share * whole
-        for group in left:
-            size = sum(sizes[name] for name in group)
-            if 0 < size <= 2 * room:
-                placed |= dict.fromkeys(group, split)
-                room -= size
-        left = [group for group in left if group[0] not in placed]
-    return dict.fromkeys(sizes, "train") | placed
-
-
-def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Return where validation and test begin in a document of `size` tokens."""
-    # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
-    first = int(size * shares[0] + 1e-6)
-    return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
-
-
-def split_documents(
-    corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
-) -> list[list[Part]]:
-    """Divide documents of `sizes` tokens into parts; return the parts of each document.
-
-    Equal documents have equal borders, so a passage of a copy is in the same split.
-    """
-    if corpus.documents[0].split:
-        return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
-    if len(sizes) >= BY_FILE:
-        names = [document.name for document in corpus.documents]
-        placed = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
-        return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
-    borders = [(0, *split_within(size, shares), size) for size in sizes]
-    return [list(zip(SPLITS, border[:-1], border[1:], strict=True)) for border in borders]

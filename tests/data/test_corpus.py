@@ -7,7 +7,8 @@ import pytest
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.corpus import CHUNK, open_corpus, without_rulers
+from data.corpus import open_corpus, without_rulers
+from data.decoding import CHUNK
 from tests.conftest import refusal
 from tests.stores import make
 

@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import data.corpus
+import data.decoding
 import data.documents
+import data.hash_order
 from base.errors import InputError
 from data.config import DataConfig
-from data.documents import Documents, content_hashes
-from data.text import SPLITS, open_text
+from data.documents import Documents
+from data.hash_order import content_hashes
+from data.splits import SPLITS
+from data.text import open_text
 from tests.conftest import refusal
 from tests.faults import faults
 from tests.reference.documents import content_hash, divided, documents_of
@@ -68,7 +72,7 @@ def words(count, seed=0):
 def test_the_hash_is_that_of_the_reference_wherever_a_block_ends(monkeypatch):
     chance = np.random.default_rng(0)
     for block in (1, 2, 5, 64):
-        monkeypatch.setattr("data.documents.BLOCK", block)
+        monkeypatch.setattr("data.hash_order.BLOCK", block)
         for dtype, highest in ((np.uint8, 256), (np.uint32, 0x110000)):
             borders = np.unique(chance.integers(0, 60, 9))
             for gap in (0, 1):
@@ -104,10 +108,11 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
     whitespace = " \t\n\r\x0b\x0c" if tokenizer == "byte" else None  # in bytes, U+2028 is text
     documents = [each for text in texts for each in documents_of(text, kind, whitespace)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.corpus, "CHUNK", chunk)
-        patch.setattr("data.documents.LONG", long)
+        for module in (data.corpus, data.decoding):
+            patch.setattr(module, "CHUNK", chunk)
+        patch.setattr("data.hash_order.LONG", long)
         for name, value in SMALL.items():
-            patch.setattr(data.documents, name, value)
+            patch.setattr(data.documents if name == "BATCH" else data.hash_order, name, value)
         named = {f"{number}": text.encode() for number, text in enumerate(files)}
         if len({document for document in documents if document.strip(whitespace)}) < 3:
             assert "at least 3 that differ" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
@@ -169,9 +174,9 @@ def test_rows_of_tables_are_documents():
     values += [" \n", "long" * 33_000, "longer" * 22_000, "longest" * 20_000]
     rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(values)]
     files = {}
-    for name, dialect in (("a.csv", "excel"), ("a.TSV", "excel-tab")):
+    for name, delimiter in (("a.csv", ","), ("c.CSV", ";"), ("a.TSV", "\t")):
         out = io.StringIO()
-        writer = csv.DictWriter(out, ["id", "text", "more"], dialect=dialect)  # ends rows with CR LF
+        writer = csv.DictWriter(out, ["id", "text", "more"], delimiter=delimiter)  # ends rows with CR LF
         writer.writeheader()
         writer.writerows(rows)
         files[name] = out.getvalue()
@@ -183,8 +188,15 @@ def test_rows_of_tables_are_documents():
             text = text_of({name: content}, field="text", tokenizer=tokenizer)
             check(text, values, "row", "\x03", utf8=tokenizer == "byte")
             assert text.documents.repeated == 1 and text.documents.blank == 1
-    check(text_of(files, field="text"), values * 4, "row", "\x03")
+    check(text_of(files, field="text"), values * 5, "row", "\x03")
     assert csv.field_size_limit() == 131_072
+
+
+def test_a_row_without_the_field_is_blank():
+    files = {"a.csv": "id,text\n1,one\n2\n3,three\n", "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n'}
+    text = text_of(files, field="text")
+    check(text, ["one", "", "three", "uno", "", "tres"], "row", "\x03")
+    assert text.documents.blank == 2
 
 
 def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
@@ -218,7 +230,6 @@ def test_refusals_are_one_line(opened):
         ("i.csv", {"field": "text"}, "i.csv, line 3: has the character"),
         ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, \*.jsonl, \*.ndjson, but not text"),
         ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
-        ("c.csv", {"field": "text"}, "c.csv, line 3: a row of 1 of 2 fields lacks data.field=text"),
         ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, is int"),
         ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
         ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
@@ -246,15 +257,15 @@ def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("data.documents._differs", data.documents._differs)  # put back afterwards
-        faults.before(data.documents, "_differs", interrupt)
+        patch.setattr("data.hash_order._differs", data.hash_order._differs)  # put back afterwards
+        faults.before(data.hash_order, "_differs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]
     os.utime("text", (0, 0))
     with monkeypatch.context() as patch:
-        patch.setattr("data.documents._check_counts", data.documents._check_counts)
-        faults.before(data.documents, "_check_counts", lambda *_: make(Path(), {"text": "changed"}))
+        patch.setattr("data.hash_order._check_counts", data.hash_order._check_counts)
+        faults.before(data.hash_order, "_check_counts", lambda *_: make(Path(), {"text": "changed"}))
         with pytest.raises(InputError, match="changed while it was being read"):
             opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]

@@ -11,7 +11,8 @@ import pytest
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.corpus import CHUNK, NotText, open_corpus
+from data.corpus import open_corpus
+from data.decoding import CHUNK, NotText
 from data.formats import ZSTD
 from tests.conftest import refusal
 from tests.data.test_text import random_text

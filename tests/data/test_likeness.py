@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.likeness import are_sorted, counting_losses
-from data.text import SPLITS
+from data.splits import SPLITS
 from tests.data.test_own_splits import decoded
 from tests.reference.ngrams import ngram_loss
 from tests.stores import make

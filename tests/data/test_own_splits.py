@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from base.errors import InputError
-from data.text import SPLITS
+from data.splits import SPLITS
 from tests.conftest import refusal
 from tests.stores import make
 

@@ -13,8 +13,9 @@ import pytest
 import data.text
 from base.errors import InputError
 from data.config import DataConfig
-from data.corpus import CHUNK
-from data.text import SPLITS, open_text, split_by_file, split_within
+from data.decoding import CHUNK
+from data.splits import SPLITS, split_by_file, split_within
+from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from tests.conftest import refusal
 from tests.faults import faults

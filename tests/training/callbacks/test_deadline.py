@@ -61,7 +61,7 @@ def test_a_machine_that_becomes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pause_before_the_choice_keeps_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cooldown of the chosen number of steps has not begun yet, so a run with as many steps has the same weights."""
+    """The cooldown of the chosen steps has not begun yet, so a run with as many steps has the same weights."""
     for pause in (0.0, 0.5, 2.0, 2.9):
         clock = Clock(monkeypatch, 1.0, 0.5)
         clock.train(lambda clock, pause=pause: pause + 0.1 if clock.global_step == 275 else 0.1)

@@ -1,0 +1,75 @@
+"""Decode files in chunks, and say what they are if they are not text in the given encoding."""
+
+import codecs
+import io
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from base.errors import InputError, printable
+from data.formats import damage, is_binary, office, utf16_order
+
+CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
+CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # are rare in text
+Tick = Callable[[int], object]  # called after each read with the number of bytes
+
+
+class NotText(InputError):
+    """A file is not text in any encoding."""
+
+
+def decode(
+    file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
+) -> Iterator[str]:
+    """Decode a file in chunks, without byte order mark, with LF line ends.
+
+    `name` is the name of the file and `option` the option that sets the encoding, both for error messages.
+    """
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
+    except LookupError:
+        raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
+    offset, wrong, chunk, first, at_start = 0, 0, b"", b"", True
+    try:
+        while chunk := file.read(CHUNK):
+            if not first:
+                first = chunk
+                if document := office(name, first):
+                    raise NotText(f"{printable(name)}: is {document[0]}, not text; {document[1]}")
+            offset += len(chunk)
+            text = decoder.decode(chunk)
+            tick(len(chunk))
+            if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
+                raise UnicodeError("over a quarter of its characters are NUL")
+            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture in latin-1
+                raise UnicodeError("over 5 % of its characters are control characters")
+            if text:
+                yield text.removeprefix("\ufeff") if at_start else text
+                at_start = False
+        yield decoder.decode(b"", final=True)
+        return
+    except UnicodeDecodeError as error:
+        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
+        wrong = offset - len(error.object) + error.start
+        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
+    except UnicodeError as error:
+        what = f"is not {encoding} ({error})"
+    codec = codecs.lookup(encoding).name
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        likely = "utf-16, which it looks like"
+    elif order := utf16_order(first):
+        likely = f"utf-16-{order}, which it looks like"
+    elif is_binary(first) or is_binary(chunk):
+        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
+        raise NotText(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
+    elif codec == "utf-8" and (damaged := damage(file, wrong)):
+        line, bad = damaged
+        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
+        where = f"{printable(name)}, line {line:,}: {what}"
+        raise InputError(f"{where}: {number} in a text that is UTF-8 otherwise; correct that line")
+    else:
+        likely = "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
+    if likely.startswith("utf-16") and codec.startswith("utf-16"):
+        raise InputError(f"{printable(name)}: {what}: the file is damaged there")
+    way = f"name its encoding with {option.rstrip()}, such as {likely}"
+    raise InputError(f"{printable(name)}: {what}", advice=way)

@@ -1,0 +1,124 @@
+"""Read rows of tables: CSV, TSV and lines of JSON."""
+
+import csv
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from base.errors import InputError, nearest, one_line, printable
+from data.formats import suffix
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+MAX_COLUMNS = 10  # in a line about a table
+
+
+def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the field of each row of a table; the field is "" where a row lacks it.
+
+    Args:
+        chunks: the content of the file.
+        label: name of the file for messages; its suffix says what table it is.
+        field: name of a column in the first row of a CSV or TSV file, or of a key in the first line of JSON.
+
+    Raises:
+        InputError: the file is not a table, is damaged, or its first row has no such field.
+    """
+    kind = suffix(label)
+    if kind not in TABLES:
+        allowed = ", ".join(f"*{end}" for end in TABLES)
+        raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}")
+    line, lines = 0, _lines(chunks)
+    try:
+        for line, value in _delimited(lines, kind, field) if kind in (".csv", ".tsv") else _json_lines(lines, field):
+            value.encode()  # raises if it has half of a surrogate pair
+            yield line, value
+    except UnicodeEncodeError:
+        raise InputError(f"{label}, line {line:,}: has half of a surrogate pair, not a character") from None
+    except _BadRow as error:
+        raise InputError(f"{label}, line {error.line:,}: {error}") from None
+
+
+class _BadRow(Exception):
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def _lines(chunks: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a file, each with its newline."""
+    held: list[str] = []
+    for chunk in chunks:
+        *whole, rest = chunk.split("\n")
+        for line in whole:
+            yield "".join((*held, line, "\n"))
+            held = []
+        held.append(rest)
+    if any(held):
+        yield "".join(held)
+
+
+def _delimiter(kind: str, header: str) -> str:
+    """Return what separates the columns: in some countries, programs write CSV files with semicolons."""
+    return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
+
+
+def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
+    """Yield the line in which each row ends and its field, of a table whose first row names the fields."""
+    header = next(lines, "")
+    limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is the process's
+    rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
+    try:
+        names = next(rows, [])
+        if field not in names:
+            raise _BadRow(_no_field(field, names), 1)
+        column = names.index(field)
+        for row in rows:
+            if row:  # a blank line is not a row
+                yield rows.line_num, row[column] if len(row) > column else ""
+    except csv.Error as error:
+        raise _BadRow(f"cannot be read as a table: {one_line(error)}", rows.line_num) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the field of each line that is a JSON object."""
+    known = False
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _BadRow(f"is not JSON: {one_line(error)}", number) from None
+        if not isinstance(row, dict) or not (known or field in row):
+            raise _BadRow(_no_field(field, list(row) if isinstance(row, dict) else []), number)
+        known, value = True, row.get(field)
+        if not isinstance(value, str | None):
+            raise _BadRow(f"data.field={field}: must be text, is {type(value).__name__}", number)
+        yield number, value or ""
+
+
+def _no_field(field: str, names: list[str]) -> str:
+    known = f"the fields are {', '.join(map(printable, names[:20]))}" if names else "there are no fields"
+    return f"data.field={printable(field)}: no such field{nearest(field, names)}; {known}"
+
+
+def describe_table(name: str, text: str) -> str:
+    """Name the columns of a table, and a key that reads its rows; "" if `text` does not begin like a table."""
+    try:
+        if (kind := suffix(name)) in (".csv", ".tsv"):
+            header = text.partition("\n")[0]
+            row = next(csv.DictReader(text.splitlines(keepends=True), delimiter=_delimiter(kind, header)), {})
+        else:
+            row = json.loads(text.partition("\n")[0])
+    except (csv.Error, ValueError):  # the second is also that of JSON
+        return ""
+    columns = [column for column in row if column] if isinstance(row, dict) else []
+    if not columns:
+        return ""
+    longest = "text" if "text" in columns else max(columns, key=lambda column: len(str(row[column])))
+    listed = ", ".join(columns[:MAX_COLUMNS]) + ", …" * (len(columns) > MAX_COLUMNS)
+    key = shlex.quote(f"data.field={longest}")
+    return printable(f"{name} is read as it is, with its columns {listed}; {key} makes each row a document")
