@@ -16,27 +16,17 @@ from data.corpus import Corpus, Document, Tick
 from data.tables import fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
+WHITESPACE = ("line", "paragraph")  # kinds of documents that whitespace divides; their end marks are in the text
 BATCH = 2**20  # characters that are divided into documents at once
 SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last one is False and stands for all others
-
-
-@dataclass(frozen=True)
-class Documents:
-    """What a text was divided into."""
-
-    kind: str  # a document is a line, a paragraph, a file, a row of a table or, between separators, a part of a file
-    end: str  # end mark: the characters after each document, such as a newline
-    counts: Mapping[str, int]  # number of documents of each split
-    repeated: int  # how many of them equal another one that is counted before
-    blank: int  # number of documents that were dropped because they contain only whitespace
 
 
 @dataclass(frozen=True)
 class Rule:
     """How a text is divided into documents."""
 
-    kind: str  # see `Documents`
-    end: str
+    kind: str  # a document is a line, a paragraph, a file, a row of a table or, between separators, a part of a file
+    end: str  # end mark: the characters after each document, such as a newline
     name: str = ""  # the separator of parts, or the field of a row
 
     @classmethod
@@ -50,6 +40,16 @@ class Rule:
             return cls(config.documents, {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents])
         escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}  # as people type them
         return cls("part", END, re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], config.documents))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What a text was divided into."""
+
+    rule: Rule
+    counts: Mapping[str, int]  # number of documents of each split
+    repeated: int  # how many of them equal another one that is counted before
+    blank: int  # number of documents that were dropped because they contain only whitespace
 
 
 class Batch(NamedTuple):
@@ -66,7 +66,7 @@ Cut = Callable[[Any, bool], tuple[Batch, Any]]  # text, whether it is the file's
 
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
     """Yield texts in chunks that together have the characters of all documents, without separators."""
-    if rule.kind in ("line", "paragraph"):
+    if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)
     else:
         yield (batch.text for batch in batches(corpus, rule, tick))
@@ -110,12 +110,14 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
         yield from _cut_all(corpus.read(document, tick), _cut(rule))
 
 
-def divide(text: Any, kind: str, end: str) -> list[Any]:
-    """Return the documents of a text that are not blank, without end marks.
-
-    Lines and paragraphs are found as in training. Other documents lie between end marks, as in a split.
-    """
-    batch, _ = _cut(Rule(kind if kind in ("line", "paragraph") else "part", end, end))(text, True)
+def divide(text: Any, rule: Rule, label: str) -> list[Any]:
+    """Return the documents of a file that are not blank, as in training; `label` is the name of the file."""
+    if rule.kind == "row":
+        batch = _joined([value for _, value in fields([text], label, rule.name)], "")
+    elif rule.kind == "file":
+        batch = _joined([text], text[:0])
+    else:
+        batch, _ = _cut(rule)(text, True)
     full = ~are_blank(batch)
     return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
 

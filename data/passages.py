@@ -28,7 +28,7 @@ def prompt(text: Text, at: float = 0.5) -> Tensor:
     If the text is a list of documents, the prompt is their end mark, so that the model begins with a document.
     """
     if text.documents:
-        return torch.from_numpy(text.tokenizer.encode(text.documents.end))
+        return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
     starts = _line_starts(text, tokens)
@@ -48,7 +48,7 @@ def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, s
     decode = text.tokenizer.decode
     if text.documents is None:
         return decode(given), decode(written)
-    end = text.documents.end
+    end = text.documents.rule.end
     return "", readable(complete_documents(decode(written), end), end)
 
 

@@ -90,7 +90,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
         extra_chars=extra_chars, hashes=trained if rule or own or len(trained) < BY_FILE else [],
-        documents=Documents(rule.kind, rule.end, **found) if rule else None,
+        documents=Documents(rule, **found) if rule else None,
         notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
     )  # fmt: skip
     if config.overfit is not None:

@@ -27,13 +27,13 @@ from gpt.tokenizer import tokenizer_from
 FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
-# `trained_on` has the hashes of the files of which the first `share` was trained on; `documents` is null, or the `kind`
-# of documents that the text was divided into (`data.documents.Documents`) and `end`, the characters after each.
+# `trained_on` has the hashes of the files of which the first `share` was trained on; `documents` is null, or the rule
+# by which the text was divided into documents (`data.documents.Rule`).
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
     "evaluation": dict | None, "text": str, "trained_on": dict, "documents": dict | None,
 }  # fmt: skip
-DOCUMENTS = {"kind": str, "end": str}
+DOCUMENTS = {"kind": str, "end": str, "name": str}
 TRAINED_ON = {"sha256": list, "share": float}
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
 MAX_END = 100  # characters of an end mark

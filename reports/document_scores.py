@@ -8,7 +8,7 @@ import numpy as np
 
 from base.errors import InputError, printable
 from base.progress import count
-from data.documents import divide
+from data.documents import WHITESPACE, Rule, divide
 from gpt.scoring import Candidate, measure_documents
 
 ROWS = 20  # documents in the terminal
@@ -17,14 +17,17 @@ HEAD = ("nats/character", "perplexity", "characters")
 
 
 def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
-    """Divide the text as the model's was divided, print the most surprising documents, and write all to a CSV file.
+    """Print the documents that surprise the model most, and write all to a CSV file.
 
-    Each document is read after an end mark, and its own end mark is counted.
+    The text is lines, paragraphs, or documents that each end with the end mark. Each document is read after an end
+    mark, and its own end mark is counted.
     """
     assert candidate.documents
-    tokenizer, kind, end = candidate.tokenizer, candidate.documents["kind"], candidate.documents["end"]
-    is_bytes = tokenizer.unit == "byte"
-    texts = divide(candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens), kind, end)
+    tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
+    end, is_bytes = rule.end, tokenizer.unit == "byte"
+    if rule.kind not in WHITESPACE:
+        rule = Rule("part", end, end)
+    texts = divide(candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens), rule, name)
     if not texts:
         raise InputError(f"--per-document: {name} has only whitespace, which is not a document")
     mark = tokenizer.pack(end)

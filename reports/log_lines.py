@@ -88,9 +88,9 @@ def describe(text: Text) -> list[str]:
 
 def describe_documents(documents: Documents) -> str:
     """Say how many documents a text has, in words of their kind."""
-    said = count(sum(documents.counts.values()), documents.kind)
+    said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
-    return said + (f"; {count(documents.blank, f'blank {documents.kind}')} dropped" if documents.blank else "")
+    return said + (f"; {count(documents.blank, f'blank {documents.rule.kind}')} dropped" if documents.blank else "")
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
@@ -122,7 +122,7 @@ def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequenc
     """Log the last lines of a run: a sample and what it copies, where everything is, and what to type next."""
     what = "continues lines from the middle of the validation text"
     if text.documents:
-        what = f"writes {text.documents.kind}s"
+        what = f"writes {text.documents.rule.kind}s"
     log.info(f"sample     the best checkpoint {what}")
     log.info("\n" + sample.strip("\n") + "\n")
     for number, line in enumerate(copied):

@@ -21,6 +21,7 @@ from base.files import write_text
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from data.corpus import CHUNK, Document, decode
+from data.documents import WHITESPACE, Rule, divide
 from data.text import text_of_run
 from gpt.analysis import Costs
 from gpt.checkpoint import load_checkpoint, with_context
@@ -183,6 +184,8 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
         with open(options.file, "rb") as file:
             hashed = hashlib.file_digest(file, "sha256").hexdigest()
     with source as file, Progress("reading", size, "B") as progress:
+        if options.per_document and not options.split:
+            file = marked(file, Rule(**loaded[0][1]["documents"]), tokenizers[0], options)
         texts, unknown = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
@@ -207,6 +210,19 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
     return candidates
 
 
+def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, options: argparse.Namespace) -> IO[bytes]:
+    """Replace the separators of documents by end marks, as in a split of a run."""
+    if rule.kind in WHITESPACE:
+        return file
+    name = display_name(options)
+    if rule.kind != "row" and isinstance(tokenizer, ByteTokenizer):
+        text: Any = file.read()
+    else:
+        text = "".join(decode(file, name, options.encoding, option="--encoding "))
+    content = (each if isinstance(each, bytes) else each.encode() for each in divide(text, rule, name))
+    return io.BytesIO(b"".join(each + rule.end.encode() for each in content))
+
+
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytearray], int]:
@@ -227,7 +243,7 @@ def encode_text(
         return texts[:1] * len(tokenizers), 0
     position, line, unknown = 0, 1, 0
     chunks: Iterable[str] = decode(file, display_name(options), options.encoding, progress.update, "--encoding ")
-    if options.split:  # was checked when it was encoded; in short documents, many U+0003 would look like a binary file
+    if isinstance(file, io.BytesIO):  # has been decoded; in short documents, many U+0003 would look like a binary file
         chunks = [file.read().decode()]
     for piece in whole_words(chunks):
         for tokenizer in tokenizers:

@@ -220,7 +220,7 @@ def test_documents(
             yield np.array([row[min(k, len(row) - 1)] for row in rows]), np.zeros((len(rows), tokenizer.size))
 
     monkeypatch.setattr("sample.stream", scripted)
-    documents = {"kind": kind, "end": end}
+    documents = {"kind": kind, "end": end, "name": ""}
     write_model_file("m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents)
     settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
     texts, word = [*written[:2], "ihgfedcb"], "line" if kind == "line" else "document"

@@ -152,11 +152,8 @@ DOCUMENTS = {
     "line": ("\n", "abc\n\n  \nface fade bead\nabc\nédé", ["abc", "face fade bead", "abc", "édé"]),
     "paragraph": ("\n\n", "\nab\ncd\n\n\n\nface fade bead\n \né\n", ["ab\ncd", "face fade bead", "é"]),
     "file": ("\x03", "ab\n\ncd face fade\n", ["ab\n\ncd face fade\n"]),
-    "part": (
-        "\x03",
-        "ab\n\ncd\x03 \x03face fade bead\n\x03" + "bad " * 20,
-        ["ab\n\ncd", "face fade bead\n", "bad " * 20],
-    ),
+    "part": ("\x03", "ab\n\ncd%% %%face fade bead\n%%" + "bad " * 20, ["ab\n\ncd", "face fade bead\n", "bad " * 20]),
+    "row": ("\x03", 'id,%%\n1,"face\nfade"\n2,\n3,é bad\n', ["face\nfade", "é bad"]),
 }
 
 
@@ -167,9 +164,10 @@ def test_documents_cost_what_one_forward_for_each_token_says(
     workplace: Path, score: Call, kind: str, tokenizer: Tokenizer
 ) -> None:
     mark, text, documents = DOCUMENTS[kind]
-    write("model.st", tokenizer, documents={"kind": kind, "end": mark}, positions="learned")
-    Path("text.txt").write_bytes(text.encode())
-    ended = score("model.st", "text.txt", "--per-document", "--csv", "out.csv", "--stride", "2")
+    write("model.st", tokenizer, documents={"kind": kind, "end": mark, "name": "%%"}, positions="learned")
+    name = "text.csv" if kind == "row" else "text.txt"
+    Path(name).write_bytes(text.encode())
+    ended = score("model.st", name, "--per-document", "--csv", "out.csv", "--stride", "2")
     assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
     model, context, expected = load_checkpoint("model.st")[0].double(), 7, []
     for number, document in enumerate(documents, 1):
@@ -190,13 +188,13 @@ def test_documents_cost_what_one_forward_for_each_token_says(
         assert (float(row[1]), float(row[2])) == pytest.approx((loss, perplexity), rel=1e-5)
     size = sum(one[3] for one in expected)
     lines = ended.out.splitlines()
-    assert lines[1].startswith(f"text.txt: {len(documents)} document") and f" {size} characters with" in lines[1]
+    assert lines[1].startswith(f"{name}: {len(documents)} document") and f" {size} characters with" in lines[1]
     assert float(lines[3].split()[0]) == pytest.approx(sum(one[1] * one[3] for one in expected) / size, abs=2e-6)
     assert [line.split(maxsplit=3)[3] for line in lines[4:]] == [row[4] for row in rows[1:]]
 
 
 def test_many_documents_and_what_does_not_go_with_them(files: Path, score: Call) -> None:
-    write("lines.st", CharTokenizer("abcdef \n"), documents={"kind": "line", "end": "\n"})
+    write("lines.st", CharTokenizer("abcdef \n"), documents={"kind": "line", "end": "\n", "name": ""})
     chance = random.Random(0)
     Path("many.txt").write_text("".join("".join(chance.choices("abcdef ", k=9)) + "\n" for _ in range(2000)))
     ended = score("lines.st", "many.txt", "--per-document")

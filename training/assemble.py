@@ -40,7 +40,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         text.tokenizer,
         data=vars(config.data)
         | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "hashes")}
-        | {"divided": text.documents and {"kind": text.documents.kind, "end": text.documents.end}},
+        | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
         start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
     )

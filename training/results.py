@@ -174,7 +174,7 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[Any], dict[str, Any] 
         others = [] if reason else list(continuations(NUM_COMPARED, short))
     sample = [heat, *as_shown(plan.text, given.numpy(), text)]
     if documents := plan.text.documents:
-        text = tokenizer.encode(complete_documents(tokenizer.decode(text), documents.end))
+        text = tokenizer.encode(complete_documents(tokenizer.decode(text), documents.rule.end))
     if reason:
         return sample, None, [reason]
     copy, *found = longest_copies([text, *others], plan.text.train)

@@ -19,7 +19,7 @@ import data.documents
 import data.hash_order
 from base.errors import InputError
 from data.config import DataConfig
-from data.documents import Documents
+from data.documents import Documents, Rule
 from data.hash_order import content_hashes
 from data.splits import SPLITS
 from data.text import open_text
@@ -44,7 +44,7 @@ def text_of(files, **options):
 
 def splits(text):
     """The documents of each split, cut at their end marks."""
-    mark, found = text.documents.end, {}
+    mark, found = text.documents.rule.end, {}
     for split in SPLITS:
         whole = text.tokenizer.decode(getattr(text, split))
         assert whole.endswith(mark) or not whole
@@ -52,7 +52,7 @@ def splits(text):
     return found
 
 
-def check(text, documents, kind, end, shares=SHARES, utf8=False):
+def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
     """A text has these documents, blank ones included, where the reference puts them."""
     full = [document for document in documents if document.strip()]
     expected = divided(full, shares, end, utf8)
@@ -60,7 +60,7 @@ def check(text, documents, kind, end, shares=SHARES, utf8=False):
         assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
-    assert text.documents == Documents(kind, end, counts, repeated, len(documents) - len(full))
+    assert text.documents == Documents(Rule(kind, end, name), counts, repeated, len(documents) - len(full))
     return expected
 
 

@@ -89,7 +89,7 @@ WRONG = {
     "evaluation": ['{"mode": 1}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG, '"auto"'],
     "model.heads": ["3"],
     "model.dim": ["131072", str(2**63 - 1)], "model.context": ["1048577", "1e400"], "model.dropout": ["NaN", '"auto"'],
-    "documents": ['{"kind": "line", "end": ""}', '{"kind": "line", "end": "\\u2603"}', "[]"],
+    "documents": ['{"kind": "line", "end": "", "name": ""}', '{"kind": "line", "end": "\\u2603", "name": ""}', "[]"],
     "model.tied": ["true"], "model.norm": ['"' + "x" * 900_000 + '"'], "model.window": ["-1"],
     "model.positions": [DEEP], "trained_on": ["{}", '{"sha256": 1, "share": 1.0}'],
 }  # fmt: skip

@@ -57,10 +57,10 @@ def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
             "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
             "text": "b\ufffdok.txt", "trained_on": {"sha256": ["ab12"], "share": 0.8}, "documents": None,
         }  # fmt: skip
-    divided = contents()["data"] | {"divided": {"kind": "line", "end": "a"}}
+    divided = contents()["data"] | {"divided": {"kind": "line", "end": "a", "name": ""}}
     write_model(path, contents() | {"data": divided})
     _, meta = load_checkpoint(path)
-    assert meta["trained_on"]["share"] == 1 and meta["documents"] == {"kind": "line", "end": "a"}
+    assert meta["trained_on"]["share"] == 1 and meta["documents"] == {"kind": "line", "end": "a", "name": ""}
     assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
 
 

@@ -192,7 +192,7 @@ def test_transformers_begins_and_ends_a_document(tmp_path: Path) -> None:
         [(letters, "line", "\n"), (letters, "paragraph", "\n\n"), (letters, "file", "\x03"), (BYTES, "line", "\n")]
     ):
         folder, tokenizer = tmp_path / f"model.{i}", tokenizer_from(vocabulary)
-        written(folder, tiny(positions="learned"), vocabulary, documents={"kind": kind, "end": end})
+        written(folder, tiny(positions="learned"), vocabulary, documents={"kind": kind, "end": end, "name": ""})
         marks.append((end, tokenizer))
         requests.append([str(folder), [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]])
     answers = elsewhere(DOCUMENTS, tmp_path, requests)

@@ -219,7 +219,7 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
 def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end: str) -> None:
     model, meta = make(SLIDING, CHARACTERS + "\x03")
-    page = show(model, meta | {"documents": {"kind": "line", "end": end}})
+    page = show(model, meta | {"documents": {"kind": "line", "end": end, "name": ""}})
     tokenizer = tokenizer_from(meta["vocabulary"])
     assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end).tolist() and page.text_content("#text") == ""
     assert_bars(page, softmax(read(model, tokenizer.encode(end).tolist())[0][-1] / 0.8), lambda token: None)
@@ -507,7 +507,10 @@ def passage(seed: int) -> str:
 
 def test_the_model_plays_after_the_end_mark_of_documents(show: Show) -> None:
     model, meta = make(SLIDING)
-    page, text = show(model, meta | {"documents": {"kind": "paragraph", "end": "\n\n"}}, [passage(0)]), passage(0)
+    page, text = (
+        show(model, meta | {"documents": {"kind": "paragraph", "end": "\n\n", "name": ""}}, [passage(0)]),
+        passage(0),
+    )
     tokens = tokenizer_from(meta["vocabulary"]).encode("\n\n" + text).tolist()
     page.press("#typed", "Escape")
     page.press("#typed", "Escape")
