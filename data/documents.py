@@ -50,6 +50,7 @@ class Documents:
     counts: Mapping[str, int]  # number of documents of each split
     repeated: int  # how many of them equal another one that is counted before
     blank: int  # number of documents that were dropped because they contain only whitespace
+    copied: int  # number of documents of own files for validation and test that equal one of training
 
 
 class Batch(NamedTuple):

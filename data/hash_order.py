@@ -8,7 +8,8 @@ bucket of hashes is collected from all runs, sorted in memory and appended to it
 longest document must fit into memory.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -163,76 +164,105 @@ def _differs(hashes: np.ndarray) -> np.ndarray:
     return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
-def encode_documents(
-    corpus: Corpus, rule: Rule, tokenizer: Tokenizer, shares: list[float], size: int, folder: Path, tick: Tick,
-    found: dict[str, Any],
-) -> Iterator[tuple[str, np.ndarray]]:  # fmt: skip
-    """Yield (split, tokens) of all documents, each followed by its end mark, in the order of their hashes.
+class HashOrder:
+    """Encodes the documents of a text, each whole in one split and followed by its end mark."""
 
-    A document belongs to the split in whose share of all tokens its middle lies; validation, and test if it has a
-    share, contain at least one.
+    def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
+        """Make an encoder of one text.
 
-    Args:
-        corpus: the files.
-        rule: what a document is.
-        tokenizer: has the characters of the documents and of the end mark.
-        shares: fractions of training, validation and test.
-        size: number of characters (bytes) of all documents; an estimate is enough.
-        folder: where temporary files are written.
-        tick: called with the number of bytes while the text is read, and once more while it is sorted.
-        found: receives `counts`, `repeated` and `blank` of `Documents` at the end.
+        Args:
+            rule: what a document is.
+            tokenizer: has the characters of the documents and of the end mark.
+            size: number of characters (bytes) of all documents; an estimate is enough.
+            folder: where temporary files are written.
+            tick: called with the number of bytes while the text is read, and once more while it is sorted.
+        """
+        self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
+        self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
+        self.held_out = np.zeros(0, np.uint64)  # hashes of the documents of own files for validation and test
+        # For `Documents`; complete when all is encoded.
+        self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
-    Raises:
-        InputError: there are too few documents, see `_check_counts`.
-    """
-    bits = min(MAX_BITS, (size // BUCKET).bit_length())
-    done = distinct = 0
-    with TemporaryFile(dir=folder) as entries_file, TemporaryFile(dir=folder) as tokens_file:
-        runs, mark = _Runs(bits, tokenizer.dtype, entries_file, tokens_file), tokenizer.pack(rule.end)
-        total, blank = _collect(batches(corpus, rule, tick), tokenizer, mark, runs)
-        borders = [shares[1] * total, (shares[1] + shares[2]) * total]  # of validation and test
-        counts = dict.fromkeys(ORDER, 0)
-        for number in range(2**bits):
-            entries, tokens = runs.bucket(number)
-            tick(corpus.size() >> bits)
-            if not len(entries):
-                continue
-            order = _sorted(entries["hash"])
-            starts = (entries["size"].cumsum(dtype=np.int64) - entries["size"])[order]
-            entries = entries[order]
-            sizes, copies = entries["size"], entries["copies"]
-            ends = np.multiply(sizes, copies, dtype=np.int64).cumsum()
-            # Equal documents, also of different runs, are one group.
-            differs = _differs(entries["hash"])
-            group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
-            middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
-            places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
-            distinct += len(places)
-            splits = np.searchsorted(places, range(4))  # the first group of each, and the number of groups
-            firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
-            del group_ends, middles, differs, places, order
-            cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
-            for begin, end in pairwise(np.unique(cuts)):
-                split, several = ORDER[np.searchsorted(firsts, begin, "right") - 1], copies[begin:end]
-                counts[split] += int(several.sum())
-                yield split, _gathered(tokens, starts[begin:end].repeat(several), sizes[begin:end].repeat(several))
-            done += int(ends[-1])
-    _check_counts(corpus, rule, shares, counts, distinct)
-    found |= {"counts": counts, "repeated": sum(counts.values()) - distinct, "blank": blank}
+    def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield (split, tokens) of documents whose files belong to a split, in the order of their hashes in each."""
+        for split in ORDER:
+            if part := tuple(each for each in corpus.documents if each.split == split):
+                of_split = replace(corpus, documents=part, name=f"{corpus.name} ({split})")
+                yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
+    def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
+        """Yield (split, tokens) of all documents in the order of their hashes.
 
-def _collect(parts: Iterable[Batch], tokenizer: Tokenizer, mark: np.ndarray, runs: _Runs) -> tuple[int, int]:
-    """Write the documents that are not blank as `runs`; return the tokens of all and the number of blank ones."""
-    total = blank = 0
-    for batch in parts:
-        full = ~are_blank(batch)
-        blank += len(full) - int(full.sum())
-        if full.any():
-            kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
-            entries, tokens = _run(kept, tokenizer, mark)
-            runs.append(entries, tokens)
-            total += int(entries["size"] @ entries["copies"].astype(np.int64))
-    return total, blank
+        A document belongs to the split in whose share of all tokens its middle lies; validation, and test if it has a
+        share, contain at least one.
+
+        Args:
+            corpus: the files.
+            shares: fractions of training, validation and test.
+            own: the split to which all documents belong; "" divides them.
+
+        Raises:
+            InputError: there are too few documents, see `_check_counts`.
+        """
+        done = distinct = 0
+        with TemporaryFile(dir=self.folder) as entries_file, TemporaryFile(dir=self.folder) as tokens_file:
+            runs = _Runs(self.bits, self.tokenizer.dtype, entries_file, tokens_file)
+            total = self._collect(corpus, runs)
+            borders = [shares[1] * total, (shares[1] + shares[2]) * total]  # of validation and test
+            counts = dict.fromkeys(ORDER, 0)
+            for number in range(2**self.bits):
+                entries, tokens = runs.bucket(number)
+                self.tick(corpus.size() >> self.bits)
+                if not len(entries):
+                    continue
+                order = _sorted(entries["hash"])
+                starts = (entries["size"].cumsum(dtype=np.int64) - entries["size"])[order]
+                entries = entries[order]
+                sizes, copies = entries["size"], entries["copies"]
+                self._compare(entries["hash"], copies, own)
+                ends = np.multiply(sizes, copies, dtype=np.int64).cumsum()
+                # Equal documents, also of different runs, are one group.
+                differs = _differs(entries["hash"])
+                group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
+                middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
+                places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
+                distinct += len(places)
+                splits = np.searchsorted(places, range(4))  # the first group of each, and the number of groups
+                firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
+                del group_ends, middles, differs, places, order
+                cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
+                for begin, end in pairwise(np.unique(cuts)):
+                    split, several = ORDER[np.searchsorted(firsts, begin, "right") - 1], copies[begin:end]
+                    counts[split] += int(several.sum())
+                    gathered = _gathered(tokens, starts[begin:end].repeat(several), sizes[begin:end].repeat(several))
+                    yield own or split, gathered
+                done += int(ends[-1])
+        _check_counts(corpus, self.rule, shares, counts, distinct)
+        for split, number in counts.items():
+            self.found["counts"][own or split] += number
+        self.found["repeated"] += sum(counts.values()) - distinct
+
+    def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
+        """Write the documents that are not blank as `runs`; return the number of their tokens."""
+        total = 0
+        for batch in batches(corpus, self.rule, self.tick):
+            full = ~are_blank(batch)
+            self.found["blank"] += len(full) - int(full.sum())
+            if full.any():
+                kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
+                entries, tokens = _run(kept, self.tokenizer, self.mark)
+                runs.append(entries, tokens)
+                total += int(entries["size"] @ entries["copies"].astype(np.int64))
+        return total
+
+    def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
+        """Count the held-out documents that are among the sorted `hashes` of training; remember held-out ones."""
+        if own in ("validation", "test"):
+            self.held_out = np.sort(np.append(self.held_out, hashes.repeat(copies)))
+        elif own:
+            distinct = hashes[_differs(hashes)]
+            found = np.searchsorted(self.held_out, distinct, "right") - np.searchsorted(self.held_out, distinct)
+            self.found["copied"] += int(found.sum())
 
 
 def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:

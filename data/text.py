@@ -8,10 +8,9 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from base.progress import Progress
 from data.config import DataConfig, cache_dir
 from data.corpus import Corpus, Tick, open_corpus
 from data.documents import Documents, Rule, check_end_mark, contents
-from data.hash_order import encode_documents
+from data.hash_order import HashOrder
 from data.likeness import describe_likeness, likeness
 from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -207,11 +206,10 @@ def _encode(
                 sizes, characters, rare = scan(contents(corpus, rule, tick))
                 check_end_mark(corpus, rule, characters)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
-                encode = partial(encode_documents, size=sum(sizes), folder=folder.parent, tick=tick)
-                if corpus.documents[0].split:
-                    parts = _encode_own(corpus, partial(encode, rule=rule, tokenizer=tokenizer), found)
-                else:
-                    parts = encode(corpus, rule, tokenizer, shares, found=found)
+                order = HashOrder(rule, tokenizer, sum(sizes), folder.parent, tick)
+                own = corpus.documents[0].split
+                found = order.found
+                parts = order.encode_own(corpus) if own else order.encode(corpus, shares)
             else:
                 sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
@@ -279,21 +277,6 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
         return CharTokenizer(characters + more)
     except ValueError as error:
         raise InputError(f"{corpus.name}: {error}") from None
-
-
-def _encode_own(
-    corpus: Corpus, encode: Callable[..., Iterator[tuple[str, np.ndarray]]], found: dict[str, Any]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (split, tokens) of documents whose files belong to a split, in the order of their hashes in each."""
-    found |= {"counts": dict.fromkeys(SPLITS, 0), "repeated": 0, "blank": 0}
-    for split in dict.fromkeys(document.split for document in corpus.documents):
-        part, counted = tuple(each for each in corpus.documents if each.split == split), dict[str, Any]()
-        name = f"{corpus.name} ({split})"
-        for _, tokens in encode(replace(corpus, documents=part, name=name), shares=[1.0, 0.0, 0.0], found=counted):
-            yield split, tokens
-        found["counts"][split] = sum(counted["counts"].values())
-        for key in ("repeated", "blank"):
-            found[key] += counted[key]
 
 
 def _encode_parts(

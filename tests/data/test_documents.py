@@ -60,7 +60,7 @@ def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
         assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
-    assert text.documents == Documents(Rule(kind, end, name), counts, repeated, len(documents) - len(full))
+    assert text.documents == Documents(Rule(kind, end, name), counts, repeated, len(documents) - len(full), 0)
     return expected
 
 
@@ -129,7 +129,8 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
             assert getattr(text, split).tobytes() == "".join(each + end for each in expected[split]).encode()
         assert text.documents.blank == len(documents) - len(full)
     else:
-        check(text, documents, kind if kind in ("line", "paragraph", "file") else "part", end)
+        named = kind in ("line", "paragraph", "file")
+        check(text, documents, kind if named else "part", end, "" if named else kind)
         whole = "".join(texts if kind in ("line", "paragraph") else documents)
         assert text.tokenizer.characters == "".join(sorted({*whole, *end}))
 
@@ -186,16 +187,16 @@ def test_rows_of_tables_are_documents():
     for name, content in files.items():
         for tokenizer in ("char", "byte"):
             text = text_of({name: content}, field="text", tokenizer=tokenizer)
-            check(text, values, "row", "\x03", utf8=tokenizer == "byte")
+            check(text, values, "row", "\x03", "text", utf8=tokenizer == "byte")
             assert text.documents.repeated == 1 and text.documents.blank == 1
-    check(text_of(files, field="text"), values * 5, "row", "\x03")
+    check(text_of(files, field="text"), values * 5, "row", "\x03", "text")
     assert csv.field_size_limit() == 131_072
 
 
 def test_a_row_without_the_field_is_blank():
     files = {"a.csv": "id,text\n1,one\n2\n3,three\n", "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n'}
     text = text_of(files, field="text")
-    check(text, ["one", "", "three", "uno", "", "tres"], "row", "\x03")
+    check(text, ["one", "", "three", "uno", "", "tres"], "row", "\x03", "text")
     assert text.documents.blank == 2
 
 

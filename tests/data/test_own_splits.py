@@ -7,6 +7,7 @@ import numpy as np
 
 from base.errors import InputError
 from data.splits import SPLITS
+from reports.log_lines import describe_documents
 from tests.conftest import refusal
 from tests.stores import make
 
@@ -42,6 +43,18 @@ def test_each_split_is_exactly_its_files(tmp_path, opened):
     make(tmp_path, {"one.txt": "one document\n"})
     alone = opened("train.txt", validation="one.txt", documents="line")
     assert decoded(alone)["validation"] == "one document\n" and alone.documents.counts["validation"] == 1
+
+
+def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr("data.hash_order.BUCKET", 16)
+    train, validation, test = (lines(30, seed).split() for seed in (1, 2, 3))
+    files = {"train": train + train[:3], "valid": [*validation, *train[:4], train[0]], "test": [*test, train[9]]}
+    make(tmp_path, {f"{name}.txt": "\n".join(documents) for name, documents in files.items()})
+    documents = opened("train.txt", validation="valid.txt", test="test.txt", documents="line").documents
+    assert documents.copied == 6 and documents.repeated == 4
+    said = "; 6 of those for validation and test are also in training: they are not held out"
+    assert describe_documents(documents).endswith(said)
+    assert not opened("train.txt", documents="line").documents.copied
 
 
 def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
