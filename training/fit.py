@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import lightning as L
 
 from base import ranks
+from base.errors import InputError, one_line
 from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.log import to_file
@@ -60,9 +61,16 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             for left in set(run.iterdir()) - {run / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(run)
+    for logger in loggers:
+        try:
+            logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
+        except OSError:
+            raise
+        except Exception as error:  # whatever the library of a logger raises, such as W&B without a key
+            if plan.beginning is Beginning.NEW:
+                shutil.rmtree(run)
+            raise InputError(f"logger: {type(logger).__name__} cannot start: {one_line(error)}") from None
     write_text(run / "config.yaml", to_yaml(plan.config))  # from here on the directory is a run
     (run / "checkpoints").mkdir(exist_ok=True)
     write_summary(run, Summary("running", text=plan.text.name))
-    for logger in loggers:
-        logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
     introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)

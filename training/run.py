@@ -14,7 +14,7 @@ from base.log import log
 from base.progress import Progress
 from conf.compose import compose
 from conf.overrides import Command
-from conf.resume_rules import PATHS, check_trained
+from conf.resume_rules import check_trained
 from conf.schema import Config, to_yaml
 from data.config import cache_dir
 from training.errors import explaining, way_on
@@ -69,7 +69,9 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
-    text = open_run_text(config, not command.literals.keys().isdisjoint(PATHS), extra_chars, resumed)
+    keys = [*command.literals, *(each.key_or_group for each in command.overrides)]
+    given = any(key.startswith("data.") for key in keys)
+    text = open_run_text(config, given, extra_chars, resumed)
     with Progress("loading PyTorch and Lightning"):
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
@@ -93,7 +95,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
 
 
 def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
-    """Open the text of a run; if a resumed run does not find it and no path is `given`, name the key to set."""
+    """Open the text of a run; if a resumed run does not find it and no key of data is `given`, name the path."""
     from data.text import open_text
 
     try:

@@ -100,6 +100,18 @@ def test_wandb_gets_a_run(train: Call) -> None:
     assert ended.status == 0 and summary("a")["steps"] == 2 and list(Path().rglob("run-*.wandb")), ended
 
 
+def test_a_logger_that_cannot_start_leaves_nothing(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("wandb", extra="wandb")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(Path("none").absolute()))
+    monkeypatch.setenv("NETRC", str(Path("netrc").absolute()))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    ended = train("logger=wandb", "trainer.max_steps=2", "name=a")
+    assert ended.status == 2, ended
+    assert ended.err.splitlines()[-1].startswith("train.py: logger: WandbLogger cannot start: No API key")
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
 CHAIN = {  # each preset inherits from the next one, and replaces a value of it
     "a": "defaults:\n  - b\noptim:\n  cooldown: 0.25\n",
     "b": "defaults:\n  - c\n  - override /logger: csv\noptim:\n  warmup: 3\n  clip: 0.5\n",
