@@ -108,3 +108,11 @@ def test_importing_does_nothing_else(modules: tuple[list[str], list[str]], tmp_p
     assert done.returncode == 0, done.stderr
     (_, printed, effects), (_, complained, _) = (text.split("MARK\n") for text in (done.stdout, done.stderr))
     assert (json.loads(effects), printed, complained, os.listdir(empty)) == ([], "", "", [])
+
+
+def test_the_model_can_be_imported_in_any_folder(tmp_path: Path) -> None:
+    """The environment has `gpt`, and no package with a name such as `data`."""
+    programs = {"import gpt.config, base": 0, "import data": 1, "import conf": 1}
+    for program, status in programs.items():
+        done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == status, done
