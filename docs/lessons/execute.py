@@ -1,4 +1,4 @@
-"""Run lessons and store their outputs: `python docs/lessons/execute.py [3 4]`; all four if no number is given."""
+"""Run lessons and store their outputs: `python docs/lessons/execute.py [3 4]`; all if no number is given."""
 
 import sys
 import time
