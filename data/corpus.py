@@ -304,7 +304,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
 
 def open_corpus(config: DataConfig) -> Corpus:
     """Find the text that `config` names, and look at how each file begins; download it if it is not on this machine."""
-    encoding, downloads = None if config.tokenizer == "byte" else "utf-8", cache_dir(config) / "downloads"
+    encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
         return _stdlib(encoding)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]

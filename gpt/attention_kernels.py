@@ -48,7 +48,7 @@ def choose_kernel(
             pattern = attention_in_parts
         elif length > width:  # else a block's keys would be the whole text
             pattern = windowed_attention
-    explicit = config.attention == "explicit" or (config.attention == "auto" and explicit)
+    explicit = {"auto": explicit, "explicit": True, "sdpa": False}[config.attention]
     return explicit_attention if explicit else fused_attention, pattern
 
 

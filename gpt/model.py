@@ -5,7 +5,7 @@ Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV 
 token shift, which is on the embeddings alone here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,19 @@ from gpt.positions import position_tables
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """Return the norm before each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.dim, eps=NORM_EPS, bias=config.bias)
-    return nn.RMSNorm(config.dim, eps=NORM_EPS)
+    return NORMS[config.norm](config)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (Primer, arXiv:2109.08668, section 3)."""
+    return F.relu(x).square()
+
+
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "layernorm": lambda config: nn.LayerNorm(config.dim, eps=NORM_EPS, bias=config.bias),
+    "rmsnorm": lambda config: nn.RMSNorm(config.dim, eps=NORM_EPS),
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu2}
 
 
 class MLP(nn.Module):
@@ -33,13 +43,11 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
         # Vectors, not a matrix: the optimizers apply neither weight decay nor Muon to vectors.
         self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
-        self.activation = config.activation
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position on its own, then mix in the results of the `conv_taps - 1` positions before it."""
-        x = self.up(x)
-        x = F.relu(x).square() if self.activation == "relu2" else F.gelu(x)
-        return convolve(self.down(x), self.taps)
+        return convolve(self.down(self.activation(self.up(x))), self.taps)
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:

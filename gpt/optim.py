@@ -28,6 +28,8 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
         return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
+    if config.name != "muon":
+        raise KeyError(config.name)
     for module in model.modules():
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
@@ -170,7 +172,9 @@ def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
     elif config.schedule == "cosine":
         done = (step - config.warmup) / max(1, max_steps - config.warmup)
         fraction = 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
-    else:
+    elif config.schedule == "trapezoid":
         left = (max_steps - step) / max(1.0, config.cooldown * max_steps)
         fraction = min(max(left, 0.0), 1.0)
+    else:
+        raise KeyError(config.schedule)
     return min(rising, config.min_lr + (config.lr - config.min_lr) * fraction)

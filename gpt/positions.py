@@ -5,6 +5,7 @@ attention scores by distance. Without any, a causal model still sees the order o
 The decoder starts fast without torch, so only the tables import it.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -54,15 +55,22 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return 2.0 ** (-8 * np.where(h < below, (h + 1) / below, (2 * (h - below) + 1) / (2 * below)))
 
 
+TABLES: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, ...]]] = {
+    "rotary": rotary_tables,
+    "sinusoidal": lambda positions, dim: (sinusoidal_table(positions, dim),),
+    "alibi": lambda _, heads: (alibi_slopes(heads),),
+}
+
+
 def position_tables(config: ModelConfig, length: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
     """Return the float32 tables of the model's position encoding for the first T positions; T is at most `context`.
 
     Rotary: cosines (T, R/2) and sines (T, R/2); sinusoidal: (T, C); ALiBi: slopes (H,); learned and none: no table.
     """
+    if config.positions in ("learned", "none"):
+        return ()
     if config.positions == "alibi":
         return _tables("alibi", config.heads, 0, device)
-    if config.positions not in ("rotary", "sinusoidal"):
-        return ()
     # Only as long as they must be, since a model file from a stranger may name a huge context. Export has a symbolic T.
     longest = length if isinstance(length, int) else config.context
     rows = 1 << max(longest - 1, 63).bit_length()
@@ -74,10 +82,6 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
 def _tables(positions: str, size: int, rows: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
     import torch
 
-    tables: tuple[np.ndarray, ...]
-    if positions == "rotary":
-        tables = rotary_tables(np.arange(rows), size)
-    else:
-        tables = (sinusoidal_table(np.arange(rows), size) if positions == "sinusoidal" else alibi_slopes(size),)
+    tables = TABLES[positions](np.arange(rows), size)
     with torch.inference_mode(False):  # the cached tensors must also work in training
         return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)

@@ -247,13 +247,16 @@ class Decoder:
 
     def _mlp(self, layer: Layer, x: Array) -> Array:
         w = self.weights
-        h = layer.up(self._norm(x))
-        if w.config.activation == "relu2":
-            h = w.xp.maximum(h, w.zero)
-            h *= h
-        else:
-            h = w.gelu(h)
-        return layer.down(h)
+        return layer.down(ACTIVATIONS[w.config.activation](w, layer.up(self._norm(x))))
+
+
+def _relu2(w: Weights, h: Array) -> Array:
+    h = w.xp.maximum(h, w.zero)
+    h *= h
+    return h
+
+
+ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
 
 
 def first_needed(weights: Weights, length: int) -> int:

@@ -69,6 +69,7 @@ class Weights:
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
         self.zero = self.zeros()
+        self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
         self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
         self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, as `Decoder._norm` omits it
         D = config.head_dim
@@ -97,11 +98,14 @@ class Weights:
             # The last row is zeros, for the first token of a text: its previous token is -1.
             shifted = self.centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
-        if config.positions == "learned":
-            self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
         self.slopes: Array = None
-        if config.positions == "alibi":
-            self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
+        match config.positions:
+            case "learned":
+                self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
+            case "alibi":
+                self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
+            case other if other not in ("sinusoidal", "rotary", "none"):
+                raise KeyError(other)
 
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
@@ -155,7 +159,7 @@ class Weights:
 
     def centred(self, x: Array) -> Array:
         """Subtract from each vector its mean, as a layer norm does; return x for an RMS norm: (..., C) -> (..., C)."""
-        return x - (x @ self.average)[..., None] if self.config.norm == "layernorm" else x
+        return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()

@@ -13,11 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.batches import batches_on_device
 from gpt.checkpoint import copy_weights, with_context
 from gpt.config import ModelConfig, OptimConfig
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import Weights
 from gpt.model import GPT, Block
 from gpt.optim import make_optimizer
 from tests.conftest import refusal
 from tests.reference import model as reference
-from tests.reference.models import ALL, MIXED, PLACES, SOME, fill, name, normal, tiny, tolerance
+from tests.reference.models import ALL, CHOICES, MIXED, PLACES, SOME, fill, name, normal, third, tiny, tolerance
 
 V = 11
 
@@ -218,3 +220,23 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
             assert torch.equal(trained(tokens), old) and (model.head.weight is model.embedding.weight) == config.tied
             dearer = new.logsumexp(-1) - old.logsumexp(-1)
             assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, "what is promised of the loss of old text"
+
+
+def test_the_models_of_the_oracles_have_every_value_of_every_choice() -> None:
+    """Each consumer is compared on some of these models, so that a value which one of them lacks fails there."""
+    for models in (ALL, SOME, third(PLACES)):
+        for field, values in CHOICES.items():
+            assert {getattr(config, field) for config in models} == set(values), field
+
+
+def test_no_consumer_computes_an_unknown_choice_as_another() -> None:
+    """A value that only the configuration knows."""
+    model = GPT(tiny(), 5)
+    for field in ("norm", "activation", "positions", "attention"):
+        config = tiny()
+        object.__setattr__(config, field, "new")
+        with pytest.raises(KeyError, match="new"):
+            GPT(config, 5)(torch.zeros(1, 3, dtype=torch.int64))
+        if field != "attention":  # a choice of speed, which only the model has
+            with pytest.raises(KeyError, match="new"):
+                Decoder(Weights(config, model.state_dict())).read(np.zeros((1, 3), np.int64))

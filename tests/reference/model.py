@@ -67,7 +67,11 @@ def gpt(
         return arrays[f"{name}.weight"], arrays[f"{name}.bias"] if config.bias else None
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:
-        return rms_norm(x, arrays[f"{name}.weight"]) if config.norm == "rmsnorm" else layer_norm(x, *both(name))
+        norms = {
+            "rmsnorm": lambda: rms_norm(x, arrays[f"{name}.weight"]),
+            "layernorm": lambda: layer_norm(x, *both(name)),
+        }
+        return norms[config.norm]()
 
     options = {"qk_norm": config.qk_norm, "key_offset": config.key_offset, "seen": seen, "eps": eps}
     options |= {"rotate": config.positions == "rotary", "alibi": config.positions == "alibi"}

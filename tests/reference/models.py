@@ -1,11 +1,16 @@
 """Tiny models for the oracles: every option, every parameter drawn from N(0, 0.3)."""
 
+import dataclasses
 import itertools
 
 import torch
 from torch import nn
 
 from gpt.config import ModelConfig
+
+CHOICES = {
+    field.name: field.metadata["choices"] for field in dataclasses.fields(ModelConfig) if field.metadata["choices"]
+}
 
 
 def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
@@ -67,12 +72,14 @@ MIXED = [_mixed(i) for i in range(32)]
 PLACES = [
     tiny(
         positions=positions, window=window, context=context, heads=heads, attention=("explicit", "sdpa")[i % 2],
+        norm=CHOICES["norm"][i % len(CHOICES["norm"])],
+        activation=CHOICES["activation"][i % len(CHOICES["activation"])],
         qk_norm=i % 4 < 2, key_offset=i % 3 == 0, token_shift=i % 5 < 2, bias=i % 5 == 0, tied=i % 6 == 0,
         conv_taps=(1, 4, 2)[i % 3],
     )
     for i, (positions, (window, context, heads)) in enumerate(
         itertools.product(
-            ("learned", "sinusoidal", "rotary", "alibi", "none"),
+            CHOICES["positions"],
             ((None, 7, 3), (1, 40, 1), (3, 7, 3), (5, 39, 3), (17, 48, 3), (7, 7, 1), (20, 7, 3)),
         )
     )
@@ -81,5 +88,15 @@ PLACES = [
 # Slopes of ALiBi for numbers of heads that are a power of two, and that are not.
 PLACES += [tiny(positions="alibi", heads=heads) for heads in (2, 6, 12)] + [tiny(positions="alibi", heads=4, dim=16)]
 
+
+def third(configs: list[ModelConfig]) -> list[ModelConfig]:
+    """Every third of the models, and the first with each value of a choice that those lack."""
+    found = configs[::3]
+    for (field, values), config in itertools.product(CHOICES.items(), configs):
+        if getattr(config, field) in set(values) - {getattr(each, field) for each in found}:
+            found.append(config)
+    return found
+
+
 ALL = MIXED + PLACES
-SOME = MIXED[:16] + PLACES[::3]
+SOME = MIXED[:16] + third(PLACES)

@@ -61,6 +61,14 @@ function erf(x) {
   return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
 }
 
+/** Return the value for a choice of the configuration, or throw: no choice may be computed as another one. */
+function choose(table, choice) {
+  if (!Object.hasOwn(table, choice)) throw new Error(`unknown choice ${choice}: one of ${Object.keys(table).join(", ")}`);
+  return table[choice];
+}
+
+const CENTRES = { layernorm: true, rmsnorm: false };
+const ABSOLUTE = { learned: true, sinusoidal: true, rotary: false, alibi: false, none: false };
 const ACTIVATIONS = {
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
   relu2: (x) => (x > 0 ? x * x : 0),
@@ -83,7 +91,9 @@ class GPT {
   constructor(config, vocabularySize, weights) {
     const { layers, dim, heads, context } = config;
     Object.assign(this, { config, weights });
-    this.absolute = ["learned", "sinusoidal"].includes(config.positions);
+    this.absolute = choose(ABSOLUTE, config.positions);
+    this.centred = choose(CENTRES, config.norm);
+    this.activation = choose(ACTIVATIONS, config.activation);
     this.window = Math.min(config.window ?? context, context);
     // The cache has this many slots, one for each token. When all are full, the oldest `window` are dropped and the rest moves
     // to the front, so the keys of a window are always contiguous. The page shows the attention of earlier tokens, so
@@ -180,7 +190,6 @@ class GPT {
         const angle = position * 10000 ** (-(c - (c % 2)) / dim);
         x[c] += Math.fround(c % 2 ? Math.cos(angle) : Math.sin(angle)) / Math.sqrt(dim);
       }
-    const act = ACTIVATIONS[config.activation];
     for (const block of this.blocks) {
       this.norm(normed, block["norm1.weight"], block["norm1.bias"]);
       this.mix(block, slot);
@@ -191,7 +200,7 @@ class GPT {
       this.norm(normed, block["norm2.weight"], block["norm2.bias"]);
       products(hidden, normed, block["mlp.up.weight"], 0, dim, 4 * dim);
       add(hidden, block["mlp.up.bias"]);
-      for (let n = 0; n < hidden.length; n++) hidden[n] = act(hidden[n]);
+      for (let n = 0; n < hidden.length; n++) hidden[n] = this.activation(hidden[n]);
       branch.fill(0);
       addRows(branch, hidden, hidden.length, block["mlp.down.weight"], 0, dim);
       add(branch, block["mlp.down.bias"]);
@@ -204,7 +213,7 @@ class GPT {
   norm(out, weight, bias) {
     const { x } = this, size = x.length;
     let mean = 0, square = 0;
-    if (this.config.norm === "layernorm") for (let c = 0; c < size; c++) mean += x[c] / size;
+    if (this.centred) for (let c = 0; c < size; c++) mean += x[c] / size;
     for (let c = 0; c < size; c++) square += (x[c] - mean) ** 2;
     const scale = 1 / Math.sqrt(square / size + 1e-5);
     for (let c = 0; c < size; c++) out[c] = (x[c] - mean) * scale * weight[c];

@@ -8,7 +8,7 @@ const PACE = 32; // milliseconds between them, about as fast as one reads
 const END = "\x03"; // the end mark of documents that contain line breaks, which the page shows as a line across
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
 const { config, vocabulary, size, tensors, precision, name, weightCount, unit: tokenUnit, facts, passages, end } = JSON.parse(element("model").textContent);
-const tokenizer = vocabulary.kind === "byte" ? new ByteTokenizer() : new CharTokenizer(vocabulary.characters);
+const tokenizer = new (choose({ byte: ByteTokenizer, char: CharTokenizer }, vocabulary.kind))(vocabulary.characters);
 const mark = tokenizer.encode(end).tokens; // the end mark of documents; each text is read after one
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
 let model; // a GPT, once the weights are loaded

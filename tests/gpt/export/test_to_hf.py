@@ -17,11 +17,11 @@ from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from tests.conftest import ROOT, needs
 from tests.model_files import about
-from tests.reference.models import MIXED, PLACES, fill, name, tiny
+from tests.reference.models import MIXED, PLACES, fill, name, third, tiny
 
 LETTERS = "".join(sorted("\t\n\r !#'.<>ABadeknu|~\x00\x85\xa0é\u0301\u200b中\ufeff😀"))
 CHARACTERS, BYTES = {"kind": "char", "characters": LETTERS}, {"kind": "byte"}
-CONFIGS = [*MIXED[:12], *PLACES[::4], MIXED[-1], *(tiny(positions="learned", context=context) for context in (1, 2))]
+CONFIGS = [*MIXED[:12], *third(PLACES), MIXED[-1], *(tiny(positions="learned", context=context) for context in (1, 2))]
 
 
 def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **changes: Any) -> GPT:

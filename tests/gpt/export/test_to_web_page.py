@@ -20,7 +20,7 @@ from tests.reference import model as naive
 from tests.reference import sampling
 from tests.reference.attention import softmax
 from tests.reference.losses import shannon_bounds, surprisal
-from tests.reference.models import PLACES, SOME, name, tiny
+from tests.reference.models import CHOICES, PLACES, SOME, name, tiny
 from tests.reports.test_run_page import report
 from tests.test_score import TEXT, contrasts
 from tests.test_score import write as write_model
@@ -102,6 +102,9 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
   const model = new GPT(config, vocabulary, weights);
   return tokens.map((token) => (model.read(token), Array.from(model.predict())));
 }"""
+UNKNOWN = """([config, vocabulary]) => {
+  try { new GPT(config, vocabulary, {}); return "no error"; } catch (error) { return String(error); }
+}"""
 
 
 def test_logits_are_those_of_the_model(show: Show) -> None:
@@ -112,7 +115,7 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
             conv_taps=(1, 2, 4)[i % 3],
             dim=12 if positions == "rotary" else 15, heads=3 if positions == "rotary" else (1, 3, 5, 15)[i % 4],
         )
-        for positions in ("learned", "sinusoidal", "rotary", "alibi", "none")
+        for positions in CHOICES["positions"]
         for i, (window, context) in enumerate(sizes)
     ]  # fmt: skip
     page = show(*make(tiny()))
@@ -122,6 +125,9 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
         np.testing.assert_allclose(logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config))
+        for field in ("norm", "activation", "positions"):
+            thrown = page.evaluate(UNKNOWN, [vars(config) | {field: "new"}, model.vocabulary])
+            assert thrown.startswith("Error: unknown choice new"), thrown
     points = np.linspace(-7, 7, 1401)
     erf = page.evaluate("points => points.map(erf)", points.tolist())
     np.testing.assert_allclose(erf, torch.erf(torch.from_numpy(points)), atol=1e-14)

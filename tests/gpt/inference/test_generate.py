@@ -11,7 +11,7 @@ from gpt.inference.weights import Weights, weights_of
 from tests.conftest import refusal
 from tests.model_files import filled as build
 from tests.reference import sampling
-from tests.reference.models import MIXED, PLACES, name, normal, tiny
+from tests.reference.models import SOME, name, normal, tiny
 
 
 def test_probabilities_equal_loops() -> None:
@@ -100,7 +100,7 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
 def test_a_gpu_generates_what_a_cpu_does() -> None:
     prompt = torch.arange(5).expand(9, 5)
-    for config in MIXED[:16] + PLACES[::3]:
+    for config in SOME:
         model = build(config).double()
         wanted = generate(model, prompt, 50, seed=1, top_p=0.9)
         assert torch.equal(generate(model.cuda(), prompt, 50, seed=1, top_p=0.9), wanted), name(config)
