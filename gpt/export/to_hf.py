@@ -79,16 +79,18 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return tokenizer.json: one token for each character or byte. An unknown character is an error."""
+    """Return tokenizer.json: one token for each character or byte. Unknown characters are left out."""
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     before, names = split, tokenizer.names
+    others = "".join(f"\\x{{{ord(name):x}}}" for name in names if len(name) == 1)
+    known: dict[str, Any] | None = {"type": "Replace", "pattern": {"Regex": f"[^{others}]"}, "content": ""}
     after: dict[str, Any] = {"type": "Fuse"}
     if tokenizer.unit == "byte":
         after = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        before, names = {"type": "Sequence", "pretokenizers": [after, split]}, byte_names()
+        before, names, known = {"type": "Sequence", "pretokenizers": [after, split]}, byte_names(), None
     vocabulary = {name: token for token, name in enumerate(names)}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": known,
         "pre_tokenizer": before, "post_processor": None, "decoder": after,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip

@@ -25,15 +25,17 @@ class CharGPTConfig(PretrainedConfig):
 
 
 class Ended(StoppingCriteria):
-    """Whether texts end with an end mark of several tokens, for which transformers has no setting."""
+    """Whether texts end with certain tokens: an end mark or a stop string of several."""
 
-    def __init__(self, end_mark: list[int]) -> None:
-        self.eos_token_id = end_mark  # an attribute of this name makes `generate` pad the texts that have ended
+    def __init__(self, end: list[int], pads: bool = False) -> None:
+        self.end = end
+        if pads:
+            self.eos_token_id = end  # an attribute of this name makes `generate` pad the texts that have ended
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """Compare the last tokens of each text (B, T) with the end mark: (B,) bool."""
-        last = input_ids[:, -len(self.eos_token_id) :].tolist()
-        return torch.tensor([tokens == self.eos_token_id for tokens in last], device=input_ids.device)
+        """Compare the last tokens of each text (B, T) with these: (B,) bool."""
+        last = input_ids[:, -len(self.end) :].tolist()
+        return torch.tensor([tokens == self.end for tokens in last], device=input_ids.device)
 
 
 class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
@@ -64,16 +66,23 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def generate(self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), **options: Any) -> Any:
-        """Continue texts to the end of the document; without any, begin a document after an end mark."""
+    def generate(
+        self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
+    ) -> Any:
+        """Continue texts to a stop string or the end of the document; without any, begin one after an end mark."""
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
             options.setdefault("attention_mask", torch.ones_like(inputs))  # an end mark in a prompt is not padding
-        if len(end) > 1:
-            stopping_criteria = [*(stopping_criteria or ()), Ended(end)]
-        options["stopping_criteria"] = stopping_criteria
-        return super().generate(inputs, *others, **options)
+        criteria: Any = [*(stopping_criteria or ()), *([Ended(end, pads=True)] if len(end) > 1 else ())]
+        # The criterion of transformers only works with a tokenizer that knows the letters from a to f.
+        for stop in [stop_strings] if isinstance(stop_strings, str) else stop_strings or ():
+            if options.get("tokenizer") is None:
+                raise ValueError("stop_strings: needs tokenizer=")
+            tokens = options["tokenizer"](stop, add_special_tokens=False)["input_ids"]
+            if tokens and options["tokenizer"].decode(tokens) == stop:  # a string with unknown characters never occurs
+                criteria.append(Ended(tokens))
+        return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
         """Crop the text (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""
