@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT [--precision bf16] [--guess FILE|validation] [--overwrite]",
+        usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--precision fp32] [--guess FILE|validation] [--overwrite]",
         description="Write a model in a format that other programs load.",
         epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a folder for hf "
         "(transformers) and NAME.md for card. onnx, torch and hf also write a model card.",
@@ -46,8 +46,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file or folder to write, see below")
-    precision = "with --to web: bf16 stores weights in two bytes and measures what that costs; default: fp32"
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help=precision)
+    precision = (
+        "with --to web: fp32 stores weights in four bytes; default: bf16, in two, and what that costs is measured"
+    )
+    add("--precision", choices=("bf16", "fp32"), help=precision)
+    add("--title", help="with --to web: heading of the page")
     guess = "with --to web: add a game; visitors guess, and can read, text of FILE or of the run's validation split"
     add("--guess", metavar="FILE|validation", help=guess)
     add("--overwrite", action="store_true", help="replace the output if it exists")
@@ -60,10 +63,9 @@ def run(options: argparse.Namespace) -> None:
     suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
-    if options.guess is not None and options.to != "web":
-        raise InputError(f"--guess {options.guess}: is for --to web, not {options.to}")
-    if options.precision != "fp32" and options.to != "web":
-        raise InputError(f"--precision {options.precision}: is for --to web, not {options.to}")
+    for option in ("title", "precision", "guess"):
+        if (value := getattr(options, option)) is not None and options.to != "web":
+            raise InputError(f"--{option} {value}: only works with --to web, not {options.to}")
     file = run_directory.find_model(options.source)
     if suffix:
         target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
@@ -132,9 +134,9 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
         from gpt.checkpoint import load_checkpoint  # loads torch
 
         model, meta = load_checkpoint(file)
-    game: dict[str, Any] = {}
+    game: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
     note, difference = f"step {meta['step']} of {file}", None
-    if options.precision == "bf16":
+    if options.to == "web" and options.precision != "fp32":
         game["bf16"], reason = cost_of_bf16(model, file)
         note += f", {game['bf16']}{reason}"
     if options.guess is not None:

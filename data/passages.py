@@ -116,4 +116,4 @@ def game_passages(source: str, file: Path, tokenizer: Tokenizer, end: str = "") 
     advice = "name a text file instead" if source == "validation" else "name another text"
     unit = "document" if end else "line"
     wanted = f"{TO_GUESS} characters from the beginning of a {unit}, all in the vocabulary and not in the training text"
-    raise InputError(f"--guess {source}: has no {wanted}; {advice}")
+    return [], f"no game, because {source} has no {wanted}; {advice} after --guess"

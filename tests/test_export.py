@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from base.errors import InputError
 from data.passages import game_passages
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
@@ -47,7 +46,7 @@ def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
     ended = export("first", "--to", "web", "page.html")
     assert ended.status == 0 and ended.err == "" and "open 'page.html' in a browser" in ended.out
     assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
-    write_web(*load_checkpoint(checkpoint), Path("expected.html"))
+    write_web(*load_checkpoint(checkpoint), Path("expected.html"), bf16="weights in bf16, cost not measured")
     assert Path("page.html").read_bytes() == Path("expected.html").read_bytes()
 
 
@@ -81,12 +80,18 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     Path("binary.txt").write_bytes(bytes(range(256)))
     for arguments, said in {
         "web none.html --guess binary.txt": "byte 128 is not utf-8 (invalid start byte)\n",
-        "onnx model.onnx --guess new.txt": "--guess new.txt: is for --to web, not onnx",
+        "onnx model.onnx --guess new.txt": "--guess new.txt: only works with --to web, not onnx",
+        "card model.md --title Mine": "--title Mine: only works with --to web, not card",
         "web none.html --guess none.txt": "--guess none.txt: no such file",
-        "web none.html --guess runs/first/config.yaml": "has no 200 characters from the beginning of a line",
     }.items():
         one_line(export("first", "--to", *arguments.split()), 2, said, program="export.py")
         assert not Path("none.html").exists()
+    # A text without a passage costs the game, not the page.
+    ended = export("first", "--to", "web", "none.html", "--guess", "runs/first/config.yaml")
+    assert ended.status == 0 and passages("none.html") == []
+    assert "no game, because runs/first/config.yaml has no 200 characters from the beginning of a line" in ended.out
+    assert export("first", "--to", "web", "named.html", "--title", "My <words>").status == 0
+    assert '"title": "My \\u003cwords' in Path("named.html").read_text("utf-8")
 
 
 def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
@@ -108,9 +113,9 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
         if end == "\x03":
             assert found == expected
         assert "passages of texts to guess" in said
-    with pytest.raises(InputError, match="200 characters from the beginning of a document, all"):
-        Path("short.txt").write_text(lines[0])
-        game_passages("short.txt", Path("none/best.safetensors"), tokenizer, "\x03")
+    Path("short.txt").write_text(lines[0])
+    found, said = game_passages("short.txt", Path("none/best.safetensors"), tokenizer, "\x03")
+    assert found == [] and "200 characters from the beginning of a document, all" in said
 
 
 def test_a_page_in_two_bytes_a_weight_says_what_that_costs(trained: Path, export: Call) -> None:
@@ -129,8 +134,11 @@ def test_a_page_in_two_bytes_a_weight_says_what_that_costs(trained: Path, export
                 total += functional.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
         losses.append(total / len(tokens))
     facts = re.compile(r"weights in bf16: ([+-]0\.\d{5}) nats per character against fp32, on ([\d,]+) characters")
-    assert export("first", "--to", "web", "whole.html").status == 0 and "bf16:" not in Path("whole.html").read_text()
-    ended = export("first", "--to", "web", "page.html", "--precision", "bf16")
+    assert (
+        export("first", "--to", "web", "whole.html", "--precision", "fp32").status == 0
+        and "bf16:" not in Path("whole.html").read_text()
+    )
+    ended = export("first", "--to", "web", "page.html")
     said = facts.search(ended.out)
     assert ended.status == 0 and said and said[0] in Path("page.html").read_text("utf-8")
     assert float(said[1]) == pytest.approx(losses[1] - losses[0], abs=6e-6)
@@ -138,11 +146,11 @@ def test_a_page_in_two_bytes_a_weight_says_what_that_costs(trained: Path, export
     saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
     assert saved == pytest.approx(2 * model.num_parameters() * 4 / 3, abs=300)
     shutil.copy(trained, "alone.safetensors")
-    ended = export("alone.safetensors", "--to", "web", "alone.html", "--precision", "bf16")
+    ended = export("alone.safetensors", "--to", "web", "alone.html")
     assert ended.status == 0 and "weights in bf16, cost not measured (" in ended.out
     assert '"weights in bf16, cost not measured"' in Path("alone.html").read_text("utf-8")
     ended = export("first", "--to", "onnx", "model.onnx", "--precision", "bf16")
-    one_line(ended, 2, "--precision bf16: is for --to web, not onnx", program="export.py")
+    one_line(ended, 2, "--precision bf16: only works with --to web, not onnx", program="export.py")
 
 
 @pytest.mark.slow

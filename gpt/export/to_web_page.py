@@ -24,7 +24,12 @@ TEMPLATE = Path(__file__).with_name("web_page") / "index.html"
 
 
 def write_web(
-    model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None, bf16: str | None = None
+    model: GPT,
+    meta: dict[str, Any],
+    path: Path,
+    passages: Sequence[str] | None = None,
+    bf16: str | None = None,
+    title: str | None = None,
 ) -> None:
     """Write the page for a model.
 
@@ -34,6 +39,7 @@ def write_web(
         path: file to write.
         passages: texts to guess, which add the game.
         bf16: what it costs to store the weights in bf16 instead of fp32, in words that the page shows; None is fp32.
+        title: heading of the page instead of one that names the text and the size.
     """
     weights, unit = model.num_parameters(), tokenizer_from(meta["vocabulary"]).unit
     described = {
@@ -47,6 +53,7 @@ def write_web(
         "unit": unit,
         "facts": facts(model, meta) + ([] if bf16 is None else [bf16]),
         "passages": passages,
+        "title": title,
         "end": meta["documents"]["end"] if meta["documents"] else "",
     }
     page = fill(

@@ -115,6 +115,7 @@ function showGame(verdict) {
   element("exact").textContent = length ? (nats / Math.LN2 / length).toFixed(2) : "–";
   element("rough").hidden = length >= ROUGH;
   element("meaning").textContent = over ? sentence() : "";
+  Object.assign(element("copy"), { hidden: !over, textContent: "Copy this" });
   if (!over) return;
   element("meaning").focus({ preventScroll: true }); // a focused button would be pressed by a visitor who is still typing
   element("meaning").scrollIntoView({ block: "center" });
@@ -130,8 +131,9 @@ function sentence() {
   const better = certain ? `${lead > 0 ? "You" : "The model"} guessed more characters at once, and by more than chance: ${lead > 0 ? "you" : "it"} predicted the text better.`
     : mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
     : "The ranges overlap, so it is open who predicted the text better.";
+  const [yours, its] = [player, opponent].map((needed) => needed.filter((n) => n === 1).length);
   const about = player.length < ROUGH ? "Roughly, for" : "For";
-  return `${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
+  return `You had ${yours} of ${player.length} at once, the model ${its}. ${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
 }
 
 /** Set up the game, if the page has passages. */
@@ -139,6 +141,8 @@ function startGame(weights) {
   if (!passages) return;
   element("game").hidden = false;
   if (vocabulary.kind === "byte") return element("play").replaceWith("There is no game here: a token of this model is a byte, not a character.");
+  if (!passages.length) return element("play").replaceWith("There is no game here: no passage was found that the model could be asked to guess.");
+  element("how").open = !matchMedia("(max-width: 60rem)").matches;
   element("to-game").hidden = false;
   rival = new GPT(config, size, weights);
   element("model-bars").append(...Array.from({ length: Math.min(MAX_GUESSES, size) }, () => makeRow("div")));
@@ -159,7 +163,11 @@ function startGame(weights) {
   };
   const actions = {
     space: () => guess(" "), enter: () => guess("\n"), tab: () => guess("\t"), reveal: () => settle(MAX_GUESSES + 1, "Shown"),
-    finish: () => { over = true; showGame(""); }, again: nextRound,
+    finish: () => { [over, tried] = [true, []]; showGame(""); }, again: nextRound,
+    copy: () => { // works without a permission, and on a page that was opened from the disk
+      getSelection().selectAllChildren(element("meaning"));
+      if (document.execCommand("copy")) element("copy").textContent = "Copied";
+    },
   };
   for (const id in actions) element(id).onclick = () => {
     actions[id]();

@@ -48,9 +48,14 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     with pages(browser) as open_file:
 
         def open_page(
-            model: GPT, meta: dict[str, Any], passages: list[str] | None = None, bf16: str | None = None, **options: Any
+            model: GPT,
+            meta: dict[str, Any],
+            passages: list[str] | None = None,
+            bf16: str | None = None,
+            title: str | None = None,
+            **options: Any,
         ) -> Any:
-            write_web(model, meta, tmp_path / "model.html", passages, bf16)
+            write_web(model, meta, tmp_path / "model.html", passages, bf16, title)
             options = {"reduced_motion": "reduce"} | options
             page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
             if options["reduced_motion"] == "no-preference":
@@ -537,6 +542,7 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
     rng, you, them, nats = np.random.default_rng(2), [], [], []
     fill(page, temperature=0.3, top_k=2)  # of the writing part: the game has its own
     assert not page.is_visible("#plot"), "an empty plot"
+    assert page.is_visible("#rules") == (not touch)
     page.focus("#typed")
     for at in range(100, 200):
         wrong = [letter for letter in sorted(set(CHARACTERS) - {text[at]}) if letter not in " \n"]
@@ -570,6 +576,15 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
                 assert share == pytest.approx(100 * needed.count(1) / len(needed), abs=0.51)
             assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
     assert page.is_disabled("#typed") and "yes-or-no question" in page.text_content("#meaning")
+    said = f"You had {you.count(1)} of 100 at once, the model {them.count(1)}. For each character"
+    assert page.text_content("#meaning").startswith(said)
+    page.click("#copy")
+    assert page.text_content("#copy") == "Copied"
+    page.focus("#prompt")
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Control+v")
+    assert page.input_value("#prompt") == page.text_content("#meaning")
+    page.focus("#meaning")
     only = sum((one == 1) != (other == 1) for one, other in zip(you, them, strict=True))
     certain = abs(you.count(1) - them.count(1)) > 1.96 * only**0.5
     assert ("by more than chance" in page.text_content("#meaning")) == certain
@@ -580,8 +595,16 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
     page.keyboard.type("a \n")  # whoever types on keeps the score
     assert page.text_content("#progress") == "100 of 100"
     page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # Again
     assert page.text_content("#progress") == "0 of 100" and not page.is_visible("#model-bars")
+    assert not page.is_visible("#copy")
+    for _ in range(40):
+        page.click("#reveal")
+    page.keyboard.insert_text(next(letter for letter in "abcd" if letter != page.evaluate("passage[140]")))
+    assert page.locator("#tried s").count() == 1
+    page.click("#finish")
+    assert page.locator("#tried s").count() == 0 and page.text_content("#verdict") == ""
     page.click("#again")  # after the last passage the first
     assert page.evaluate("passage.join('')") == text and page.evaluate("document.activeElement.id") == "typed"
 
@@ -594,6 +617,10 @@ def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
     page = show(*make(tiny(), None), [])
     assert "There is no game here: a token of this model is a byte" in page.inner_text("#game")
+    page = show(*make(tiny()), [], title="My <words>")
+    assert "There is no game here: no passage was found" in page.inner_text("#game")
+    assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"
+    assert page.text_content("#facts").startswith("a language model of a text · ")
     assert page.locator("#typed").count() == 0
 
 
