@@ -36,7 +36,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--precision fp32] [--guess FILE|validation] [--overwrite]",
+        usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
+        "[--overwrite]",
         description="Write a model in a format that other programs load.",
         epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a folder for hf "
         "(transformers) and NAME.md for card. onnx, torch and hf also write a model card.",

@@ -68,12 +68,17 @@ def printable(text: object) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
+def visible(text: str) -> str:
+    """Replace control characters, which could move a cursor, and changes of direction by visible symbols."""
+    pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
+    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
+    turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # of the direction of the text
+    return text.translate(pictures | {code: f"\\u{code:x}" for code in turns})
+
+
 def for_output(text: str, out: TextIO) -> str:
-    """Replace control characters by visible symbols if `out` is a terminal: they could move its cursor."""
-    if not out.isatty():
-        return text
-    visible = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
-    return text.translate(visible | {code: f"\\x{code:x}" for code in range(128, 160)})
+    """Make text `visible` if `out` is a terminal."""
+    return visible(text) if out.isatty() else text
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:

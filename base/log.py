@@ -1,4 +1,4 @@
-"""The log: lines on the console and in a run's train.log. Imports nothing heavy."""
+"""The log: lines on the console and in a run's train.log, `visible` in both. Imports nothing heavy."""
 
 import logging
 import sys
@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from base import ranks
-from base.errors import for_output
+from base.errors import visible
 from base.progress import discard, hidden
 
 log = logging.getLogger("chargpt")
@@ -24,7 +24,7 @@ class _Console(logging.Handler):
         out = sys.stderr if error else sys.stdout
         try:
             with hidden():
-                print(for_output(record.getMessage(), out), file=out, flush=True)
+                print(visible(record.getMessage()), file=out, flush=True)
         except BrokenPipeError:  # the reader, such as `head`, has left; the run continues
             discard(out)
 
@@ -44,7 +44,7 @@ class _LogFile(logging.Handler):
             return
         with suppress(OSError) if record.levelno >= logging.ERROR else nullcontext():
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(record.getMessage() + "\n")
+                file.write(visible(record.getMessage()) + "\n")
 
 
 def to_console() -> None:

@@ -120,6 +120,12 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
+def watch(folder: Path) -> None:
+    """Log how to watch the runs in a folder: the command, and the page of TensorBoard that has the curves."""
+    log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
+    log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
+
+
 def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequence[str], report: Path | None) -> None:
     """Log the last lines of a run: a sample and what it copies, where everything is, and what to type next."""
     what = "continues lines from the middle of the validation text"
@@ -134,7 +140,6 @@ def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequenc
         log.info(f"report     {report}")
     log.info(f"more text  {command('python', 'sample.py', run)}")
     if "tensorboard" in config.logger:
-        log.info(f"watch      {command('tensorboard', '--logdir', run.parent)}")
-        log.info("           the curves are at the address that it prints, with #custom_scalars&_smoothingWeight=0")
+        watch(run.parent)
     if config.trainer.profiler:
         log.info(f"profile    {run / 'trace.json'}")

@@ -26,6 +26,7 @@ from conf.keys import is_launch
 from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
+from reports.log_lines import watch
 from reports.run_list import aligned
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
@@ -242,7 +243,7 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
             log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
-        log.info(f"watch      {command('tensorboard', '--logdir', table.parent)}")
+        watch(table.parent)
     log.info(f"table      {table}")
 
 

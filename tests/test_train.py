@@ -3,6 +3,7 @@ import dataclasses
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,7 +62,8 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"
     assert ended.out == (run / "train.log").read_text()
     speed = f"{found['characters_per_second']:,.0f} characters/s\n"
-    for said in (f"{found['val_loss']:.4f} nats", speed, "sample.py runs/first", "tensorboard --logdir runs"):
+    watch = f"tensorboard --logdir {shlex.quote(str(Path('runs').resolve()))}\n"
+    for said in (f"{found['val_loss']:.4f} nats", speed, "sample.py runs/first", watch):
         assert said in ended.out
     first, *others = [line for line in ended.out.splitlines() if re.match("step .*characters/s", line)]
     assert re.fullmatch(r"step 5/30  loss \d\.\d{4} nats \(\d\.\d+ bits\)  [\d,]+ characters/s  \d:\d\d left", first)
@@ -86,7 +88,7 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
         assert contents["format"] == CHECKPOINT_FORMAT and contents["data"]["name"] == "book.txt"
     accumulator, tags = board("first"), {
         "train": "loss bpc", "val": "loss bpc bpb", "optim": "lr grad_norm clip_share",
-        "perf": "chars_per_s memory_gib", "best": "val_loss val_bpc",
+        "perf": "chars_per_s memory_gib", "val_best": "loss bpc",
         "update": "embedding attention mlp norm head",
     }  # fmt: skip
     expected = {f"{group}/{name}" for group, names in tags.items() for name in names.split()}
@@ -111,7 +113,7 @@ def test_what_a_finished_run_reports(trained: Path, train: Call) -> None:
     assert numbers == [40, 0, OptimConfig().lr] and settings["data.path"].string_value == "book.txt"
     assert settings["optim.betas"].string_value.startswith("[0.9,")
     for key in ("val_loss", "val_bpc"):
-        points = [(point.step, point.value) for point in shown.Scalars(f"best/{key}")]
+        points = [(point.step, point.value) for point in shown.Scalars(f"val_best/{key.removeprefix('val_')}")]
         assert points == [(40, pytest.approx(summary("first")[key], rel=1e-6))], "the row of the 30 steps is gone"
 
 

@@ -147,7 +147,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
         log.info(f"           {sentence}")
     sample, summary.copies, copied = write_samples(plan, best.model)
     report = write_report(plan, summary, record, best.model, sample)
-    results = {"best/val_loss": best.score.loss, "best/val_bpc": best.score.bpc}
+    results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, plan.text, sample[2], copied, report)

@@ -88,23 +88,28 @@ def on_a_terminal(*command: str) -> str:
 
 
 def test_control_characters_reach_no_terminal() -> None:
-    letters = "".join(map(chr, range(0xA0)))
+    turns = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # of the direction of the text
+    letters = "".join(map(chr, [*range(0xA0), *turns]))
     Path(EVIL).write_bytes(of(std=0, vocabulary=chars(letters)))
     command = [str(ROOT / "sample.py"), EVIL, "--num-chars", "3000", "--seed", "0"]
     raw = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE).stdout.decode()
     assert set(raw) == set(letters)
     pictures = {code: chr(0x2400 + code) for code in range(32)} | {code: f"\\x{code:x}" for code in range(128, 160)}
+    pictures |= {code: f"\\u{code:x}" for code in turns}
     seen = raw.translate({**pictures, 127: "␡", 9: "\t", 10: "\r\n"})
     assert f"--- 1\r\n{seen}" in on_a_terminal(*command, "--num-samples", "2")
     prompt = "a\x1b]0;x\x07\x9b31m\x7f\r"
     assert "\na␛]0;x␇\\x9b31m␡␍" in on_a_terminal(*command[:2], "--num-chars", "1", "--prompt", prompt)
-    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(on_a_terminal(*command, "--json"))
+    raw_ones = {"\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"}
+    assert not raw_ones & set(on_a_terminal(*command, "--json"))
     subprocess.run([sys.executable, *command, "--output", "out.txt"], check=True, stderr=subprocess.DEVNULL)
     assert Path("out.txt").read_bytes().decode() == raw
     # Neither does training show those of its text.
     rng = np.random.default_rng(0)
-    odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f"), 200_000))
+    odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f\u202e\u2066"), 200_000))
     Path("odd.txt").write_text("ab \n" * 2**14 + odd, encoding="utf-8")  # which looks like text at its beginning
     shown = on_a_terminal(str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false")
-    assert all(each in shown for each in ("␛", "␇", "␡", "\\x9b"))
-    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(shown)
+    (log,) = Path("runs").glob("*/train.log")
+    for each in (shown, log.read_text("utf-8")):
+        assert all(symbol in each for symbol in ("␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"))
+        assert not raw_ones & set(each)

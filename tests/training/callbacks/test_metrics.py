@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_w
     assert [chart.title for chart in charts[:2]] == ["loss (nats per token)", "bits per character"]
     assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
     assert len(shown) == len(set(shown))
-    assert set(tags) - set(shown) == {"val/bpb", "best/val_loss", "best/val_bpc"}
+    assert set(tags) - set(shown) == {"val/bpb", "val_best/loss", "val_best/bpc"}
     assert "perf/mfu" not in tags and summary("first")["mfu"] is None, "the peak of a CPU is not known"
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
     for used in scalars("first", "perf/memory_gib").values():
