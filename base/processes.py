@@ -16,14 +16,27 @@ from base.errors import InputError
 # 35 % with 3,000 and 50 % with 1,000. But 1,000 rounds cost 4 to 17 % on a quiet machine (docs/experiments.md).
 SPINS = 3000
 
+CHECKOUT = Path(__file__).resolve().parents[1]
 CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
-def command(program: str, *arguments: object) -> str:
-    """Return a command to type for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`."""
-    local = Path(".venv") / ("Scripts" if sys.platform == "win32" else "bin") / program
-    ours = local.exists() and Path(sys.prefix) == local.parent.parent.absolute()
-    return " ".join([str(local) if ours else program, *(shlex.quote(str(each)) for each in arguments)])
+def from_here(name: str) -> str:
+    """Return the path of a file or folder of the checkout from a folder inside it; elsewhere, `name` itself."""
+    with suppress(OSError):  # the working directory has been removed
+        if CHECKOUT in Path.cwd().parents:
+            return os.path.relpath(CHECKOUT / name)
+    return name
+
+
+def command(program: str, script: str = "", *arguments: object) -> str:
+    """Return a command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`.
+
+    `script` is a script of the checkout, or an argument as the others.
+    """
+    local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
+    ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
+    words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []
+    return " ".join([str(local) if ours else program, *map(shlex.quote, words)])
 
 
 def cores() -> int:

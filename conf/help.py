@@ -26,11 +26,11 @@ group=preset takes all settings of conf/<group>/<preset>.yaml. These are the pre
 
 def usage(everything: bool) -> str:
     """Return the help: tasks and presets, and with `everything` each key with its default, meaning and range."""
-    tasks = TASKS.replace("python train.py", f"{command('python')} train.py")
+    tasks = TASKS.replace("python train.py", command("python", "train.py"))
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:
-        more = "train.py --help=all lists every key with its default, meaning and range"
-        return "\n".join([*lines, "", f"{command('python')} {more}"])
+        more = f"{command('python', 'train.py')} --help=all lists every key with its default, meaning and range"
+        return "\n".join([*lines, "", more])
     section = None
     for key, about in (KEYS | SEARCH_KEYS).items():
         if "help" not in about.metadata:

@@ -13,7 +13,7 @@ def run_list() -> str:
     """Return a table of all runs in the order in which they began, the newest last."""
     runs = run_directory.newest_first("summary.json")[::-1]
     rows = [("name", "status", "steps", "loss", "text"), *map(_row, runs)]
-    return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ of this folder yet"
+    return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ yet"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -53,7 +53,7 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
     """Check what concerns the whole sweep: where it runs, its varied keys and its name; return its directory."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
-            f"-m: torchrun starts the processes of one run; start the sweep with {command('python')} train.py"
+            f"-m: torchrun starts the processes of one run; start the sweep with {command('python', 'train.py')}"
         )
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from base import processes, ranks
 from base.errors import InputError, one_line
 
-RUNS = Path("runs")
+RUNS = Path(processes.from_here("runs"))
 
 
 def new_name(settings: str) -> str:
@@ -117,7 +118,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         raise InputError(f"resume={resume}: {one_line(error)}") from None
     run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
     if not found:
-        where = f"nor a run in {RUNS}/ of this folder{_known_runs()}"
+        where = f"nor a run in {RUNS}/{_known_runs()}"
         raise InputError(f"resume={resume}: no such checkpoint, {where}")
     if is_sweep(run):
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
@@ -129,8 +130,21 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
 def typed_path(resume: str) -> Path:
     """Return the path that `resume=` names: of a run or a checkpoint, also without the folder runs/."""
-    path = Path(resume)
-    return RUNS / path if not path.exists() and (RUNS / path).exists() else path
+    return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
+
+
+def _named(name: str, fits: Callable[[Path], bool]) -> Path:
+    """Return the path `name`, or that of the run with this name; what does not fit does not hide a run.
+
+    Raises:
+        InputError: both fit.
+    """
+    here, run = Path(name), RUNS / name
+    if name.startswith(("./", "../")) or not run.exists() or (here.exists() and here.samefile(run)):
+        return here
+    if fits(here) and fits(run):
+        raise InputError(f"{name}: could be ./{name} or the run {run}; write the one that you mean")
+    return here if fits(here) else run
 
 
 def check_writable() -> None:
@@ -203,20 +217,31 @@ def find_model(argument: str | None) -> Path:
         runs = [run for run in all_runs() if not is_debug(run.name)]
         if not runs:
             start = processes.command("python", "train.py")
-            raise InputError(f"no run in {RUNS}/ of this folder yet; make one with `{start}`, or name a model file")
+            raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
         return _best(runs[0])
-    path = Path(argument)
     try:
+        path = _named(argument, _has_model)
         if path.suffix == ".ckpt" and path.is_file():
             return _first_model(path, [path.with_name(f"{name}.safetensors") for name in ("last", "best")])
         if path.is_file():
             return path
-        found = [run for run in (path, RUNS / argument) if run.is_dir()]
+        found = path.is_dir()
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{argument}: {error.strerror}") from None
     if found:
-        return _best(found[0])
-    raise InputError(f"{argument}: no such model, nor a run in {RUNS}/ of this folder{_known_runs()}")
+        return _best(path)
+    raise InputError(f"{argument}: no such model, nor a run in {RUNS}/{_known_runs()}")
+
+
+def _has_model(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".safetensors", ".ckpt")
+    return is_sweep(path) or any(file.is_file() for file in _models_in(path))
+
+
+def _models_in(folder: Path) -> list[Path]:
+    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    return [folder / "best.safetensors", folder / "last.safetensors"]
 
 
 def _best(run: Path) -> Path:
@@ -225,8 +250,7 @@ def _best(run: Path) -> Path:
         if val_bpc_of(trial) == math.inf:
             raise InputError(f"{run}: no trial of this sweep has finished yet; name one of them")
         run = trial
-    folder = run / "checkpoints" if (run / "checkpoints").is_dir() else run
-    return _first_model(run, [folder / "best.safetensors", folder / "last.safetensors"])
+    return _first_model(run, _models_in(run))
 
 
 def _first_model(path: Path, files: list[Path]) -> Path:

@@ -7,7 +7,7 @@ from tests.conftest import Call
 
 
 def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> None:
-    assert train("--runs", defaults=False).out == "no run in runs/ of this folder yet\n"
+    assert train("--runs", defaults=False).out == "no run in runs/ yet\n"
     runs = {
         "second": {"status": "finished", "steps": 1200, "val_loss": 0.92734, "text": "book.txt"},
         "sweep/a\x1b": {"status": "diverged", "steps": 10, "val_loss": None, "text": None},

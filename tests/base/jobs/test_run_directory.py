@@ -1,11 +1,14 @@
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from base.errors import InputError, describe_os_error
 from base.jobs.run_directory import check_free, check_writable, find_model, new_name, to_resume, unfinished
-from tests.conftest import refusal
+from tests.conftest import ROOT, refusal
 from tests.stores import make
 
 
@@ -19,7 +22,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     for resume, name, said in (
         ("runs/first", "other", "name=other: cannot be given with resume=runs/first"),
         ("x" * 5000, None, f"resume={'x' * 5000}: "), ("loop", None, "resume=loop: "),
-        ("runs/none", None, "no such checkpoint, nor a run in runs/ of this folder; the newest are runs/first"),
+        ("runs/none", None, "no such checkpoint, nor a run in runs/; the newest are runs/first"),
         ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "is a sweep; repeat its command, or resume=runs/sweep/TRIAL for one trial"),
         ("auto", "sweep", "name=sweep: is a sweep"), ("auto", "first/x", "runs/first is a run and cannot contain"),
@@ -45,3 +48,38 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert "processes on several machines need one directory" in refusal(InputError, new_name, "settings")
+
+
+def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
+    Path("docs").mkdir()
+    Path("book").write_text("a text")
+    for name in ("docs", "book", "last.ckpt"):
+        Path("runs/first").rename(f"runs/{name}")
+        run = Path("runs", name)
+        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(name, None) == run
+        run.rename("runs/first")
+    make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
+    for find in (find_model, lambda name: to_resume(name, None)):
+        said = "first: could be ./first or the run runs/first; write the one that you mean"
+        assert said in refusal(InputError, find, "first")
+    assert find_model("./first") == Path("first/best.safetensors") and Path("first").samefile(
+        to_resume("./first", None) or ""
+    )
+    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Path("runs/first")
+
+
+def test_commands_of_a_folder_of_the_checkout_name_its_runs(tmp_path: Path) -> None:
+    """Import the project from a copy of base/, because its runs are those of the working directory in other tests."""
+    shutil.copytree(ROOT / "base", tmp_path / "base")
+    make(tmp_path, {"runs/first/checkpoints/best.safetensors": "", ".venv/bin/python": "", "docs/lessons/a.py": ""})
+    code = """
+import sys; sys.path.insert(0, "../.."); sys.prefix = sys.argv[1]
+from base import processes; from base.jobs.run_directory import find_model
+model = find_model("first"); print(model, processes.command("python", "sample.py", model.parents[1]))"""
+    for folder, up in (("docs/lessons", "../../"), ("docs", "../"), (".", "")):
+        there, code = tmp_path / folder, code.replace("../..", str(tmp_path))
+        found = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / ".venv"], cwd=there, text=True, capture_output=True
+        )
+        said = f"{up}runs/first/checkpoints/best.safetensors {up}.venv/bin/python {up}sample.py {up}runs/first\n"
+        assert found.stdout == said, found
