@@ -1,6 +1,7 @@
 """Export a model to another format: `python export.py MODEL --to onnx model.onnx`."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,9 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable

@@ -16,6 +16,9 @@ from typing import TextIO, cast
 
 import numpy as np
 
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from base.command_line import Parser, about_unknown, add_unknown, device, main, number, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.jobs import run_directory

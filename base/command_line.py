@@ -63,9 +63,14 @@ def main(
         discard(sys.stdout)
         status, reason = 1, describe_os_error(error, unnamed)
     except (RuntimeError, MemoryError, ImportError) as error:
-        if not is_out_of_memory(error):
+        if isinstance(error, RecursionError):
+            status, reason = 2, "a value or a file is nested too deeply"
+        elif "can't start new thread" in str(error):
+            status, reason = 1, "cannot start a thread: raise the limit of processes (ulimit -u)"
+        elif is_out_of_memory(error):
+            status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
+        else:
             raise
-        status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
     log.error(f"{program}: {shorten(one_line(reason), sys.argv[1:])}")
     return status
 

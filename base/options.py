@@ -5,7 +5,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from base.errors import InputError, nearest
@@ -26,6 +26,7 @@ def option(
     on_resume: str = "",
     literal: bool = False,
     launch: bool = False,
+    aliases: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Any:
     """Declare a dataclass field.
@@ -39,12 +40,13 @@ def option(
             Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
         literal: whether the value is used as it stands. Hydra's grammar for lists and quotes is not applied.
         launch: whether the option says where and how a run is started, not what it computes. It is free on resume.
+        aliases: other programs' words for the choices, for the error.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
     metadata: dict[str, Any] = {"help": meaning, "choices": tuple(choices), "auto": auto}
     metadata |= {"on_resume": "free" if launch else on_resume}
-    metadata |= {"literal": literal, "launch": launch, **limits}
+    metadata |= {"literal": literal, "launch": launch, "aliases": aliases or {}, **limits}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -110,5 +112,6 @@ def check(config: Any, group: str = "") -> None:
         value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata
         if "help" in metadata and not fits(value, hint, metadata):
             key = f"{group}.{field.name}" if group else field.name
-            near = nearest(str(value), metadata["choices"])
+            meant = metadata["aliases"].get(str(value))
+            near = f"; nearest: {meant}" if meant else nearest(str(value), metadata["choices"])
             raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")

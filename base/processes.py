@@ -17,6 +17,7 @@ from base.errors import InputError
 SPINS = 3000
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+STAT = Path("/proc/stat")
 CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
@@ -67,10 +68,11 @@ def _quota() -> float:
 def _used_elsewhere() -> float:
     """Return the CPU seconds that other processes have used since boot, on the cores this process may use."""
     ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    stat = Path("/proc/stat")
-    lines = [line.split() for line in stat.read_text().splitlines()] if stat.exists() else []
-    # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
-    ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
+    ticks = 0
+    with suppress(OSError, LookupError, ValueError):  # hidden, empty or shorter, as in some containers
+        lines = [line.split() for line in STAT.read_text().splitlines()]
+        # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
+        ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
     return ticks / os.sysconf("SC_CLK_TCK") - ours
 
 

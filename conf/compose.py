@@ -98,8 +98,13 @@ def read_config(run: Path) -> Config:
                 raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
             chosen.append(Setting(group, list(plugins), f"{group}=[{','.join(plugins)}]"))
         with _one_line():
-            config = OmegaConf.merge(_presets("resume", chosen), escaped(values))
-            return OmegaConf.to_object(config)  # type: ignore[return-value]
+            merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
+            config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        if missing := asdict(config).keys() - values.keys():
+            raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
+        return config
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply") from None
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: also a date that does not exist
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 

@@ -18,7 +18,9 @@ ALIASES = {
     "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
     "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
     "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
-    "n_embd": "model.dim", "dataset": "data.path", "corpus": "data", "eval_interval": "trainer.val_check_interval",
+    "n_embd": "model.dim", "dataset": "data.path", "val": "data.validation", "valid": "data.validation",
+    "val_path": "data.validation", "valid_path": "data.validation", "test_path": "data.test",
+    "corpus": "data", "eval_interval": "trainer.val_check_interval",
 }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """What a run that continues may change, and what a sweep's trials must have kept."""
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, nearest
@@ -60,7 +62,7 @@ def is_fixed(name: str) -> bool:
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
-def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str]) -> str:
+def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
     """Compare the conditions of a run with those of the process that resumes it; refuse differences not in `allow`.
 
     Return the differences as text; empty if the run continues bit for bit.
@@ -72,7 +74,9 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
     fixed = [name for name in differing if is_fixed(name)]
     listed = ", ".join(f"{name}={spell(now[name])} (the run has {spell(before.get(name))})" for name in differing)
     if fixed:
-        raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}")
+        start = shlex.quote(f"init_from={run}")
+        advice = f"; {start}, with data.path=, starts a new run from its model" if fixed == ["vocabulary"] else ""
+        raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}{advice}")
     for name in filter(is_fixed, allow):
         harm = "another value would make the weights unfit or change what they mean"
         raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")

@@ -37,6 +37,9 @@ REFUSED = {
     "min_steps": "use trainer.max_steps",
     "default_root_dir": "use name; runs are stored in runs/<name>",
 }
+# The words of other programs for a precision; 16-mixed needs loss scaling, and bf16-mixed has its place here.
+PRECISION_WORDS = dict.fromkeys(("bf16", "bfloat16", "16", "fp16", "float16", "half", "16-mixed", "amp"), "bf16-mixed")
+PRECISION_WORDS |= dict.fromkeys(("32", "fp32", "float32", "full"), "32-true") | {"64": "64-true", "float64": "64-true"}
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -55,8 +58,9 @@ class TrainerConfig:
     )
     timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
     precision: str = option(
-        "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS, on_resume="allow"
-    )
+        "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS,
+        on_resume="allow", aliases=PRECISION_WORDS,
+    )  # fmt: skip
     val_check_interval: Any = option(
         300, "steps between validations, samples and checkpoints; auto: 300, fewer for a short text or with minutes",
         auto=int, least=1, most=10**9,

@@ -22,6 +22,8 @@ TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versio
 FAILURES = {
     TimeoutError: "no answer in time",
     aiohttp.ClientPayloadError: "the connection was cut",
+    aiohttp.ClientConnectorCertificateError: "its TLS certificate is not trusted (SSL_CERT_FILE=)",
+    aiohttp.ClientSSLError: "no TLS connection",
     aiohttp.ClientConnectionError: "no connection",
     PermissionError: "access is denied",
     FileNotFoundError: "no such file, directory or bucket",

@@ -102,5 +102,9 @@ class DataConfig:
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder for encoded text and downloads."""
-    return Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt")).expanduser()
+    """Return the folder for encoded text and downloads; an `InputError` says that there is no such home directory."""
+    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no HOME and no entry of the user in the list of users
+        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None

@@ -113,7 +113,7 @@ def describe_table(name: str, text: str) -> str:
             row = next(csv.DictReader(text.splitlines(keepends=True), delimiter=_delimiter(kind, header)), {})
         else:
             row = json.loads(text.partition("\n")[0])
-    except (csv.Error, ValueError):  # the second is also that of JSON
+    except (csv.Error, ValueError, RecursionError):  # the last two are those of JSON
         return ""
     columns = [column for column in row if column] if isinstance(row, dict) else []
     if not columns:

@@ -8,6 +8,7 @@ only your own checkpoints; `gpt/model_file.py` reads models from strangers.
 import errno
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ import torch
 from base.errors import describe_os_error, is_out_of_memory, one_line
 from base.files import atomic
 from gpt import model_file
-from gpt.checkpoint import last_component, model_state
-from gpt.model_file import FORMAT, CheckpointError, other_format
+from gpt.checkpoint import PREFIX, last_component, model_state
+from gpt.model_file import FORMAT, CheckpointError, model_config, other_format
+from gpt.tokenizer import tokenizer_from
 
 CHECKPOINT_FORMAT = 1  # raise it when an old checkpoint would continue as another run
 
@@ -103,7 +105,31 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
         raise other_format(path, contents["format"], CHECKPOINT_FORMAT)
+    try:
+        check_parts(contents)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error)
+        raise CheckpointError(f"{path}: is damaged ({reason[:120]})") from None
     return contents
+
+
+def check_parts(contents: Mapping[str, Any]) -> None:
+    """Raise a `LookupError`, `TypeError` or `ValueError` if a part that a resumed run needs is missing or unfit."""
+    TrainingRecord.of(contents["callbacks"])
+    contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
+    config, (optimizer,) = model_config(contents["model_config"]), contents["optimizer_states"]
+    shapes = dict(config.shapes(tokenizer_from(contents["vocabulary"]).size))
+    moved = [state["momentum" if "momentum" in state else "exp_avg"] for state in optimizer["state"].values()]
+    updated = sum(len(group["params"]) for group in optimizer["param_groups"])
+    if updated != len(shapes) or Counter(tuple(each.shape) for each in moved) - Counter(shapes.values()):
+        raise ValueError("optimizer_states of another model")
+    if config.tied:
+        shapes["head.weight"] = shapes["embedding.weight"]
+    state = {name.removeprefix(PREFIX): tuple(value.shape) for name, value in contents["state_dict"].items()}
+    if state != shapes:
+        raise ValueError("state_dict of another model")
+    if not isinstance(contents["global_step"], int) or not isinstance(contents["conditions"], dict):
+        raise TypeError("global_step or conditions of a wrong type")
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:

@@ -65,15 +65,23 @@ def newest_unfinished() -> Path:
         elif run_directory.lacks_checkpoints(run):
             reason = "has a model but no checkpoint"
         else:
-            point, damaged = find_newest(run / "checkpoints")
-            if damaged and point is None:
-                reason = f"no checkpoint can be resumed: {'; '.join(damaged)}"
+            reason = damage_of(run)
         if not reason:
             for line in skipped:
                 log.info(f"resume: skips {line}")
             return run
         skipped.append(f"{run}: {reason}")
     raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
+
+
+def damage_of(run: Path) -> str:
+    """Say why a run is too damaged to resume; empty if it is not."""
+    try:
+        read_config(run)
+    except InputError as error:
+        return str(error)
+    point, damaged = find_newest(run / "checkpoints")
+    return f"no checkpoint can be resumed: {'; '.join(damaged)}" if damaged and point is None else ""
 
 
 class ResumePoint:
@@ -135,7 +143,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
     """Compare the conditions `now` with the checkpoint's, or else config.yaml's; refuse differences not in `allow`."""
     before = point.conditions if point else {**now, **settings(read_config(run))}
-    if differing := check_unchanged(before, now, allow):
+    if differing := check_unchanged(before, now, allow, run):
         log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
     remove_leftovers(run)
 

@@ -46,7 +46,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         return summary if isinstance(summary, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

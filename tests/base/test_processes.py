@@ -21,6 +21,16 @@ def test_threads_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.Monke
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
+@pytest.mark.parametrize("content", [None, "", "cpu 1 2", "cpu0 1 2\n", "cpu0 a b c d e f g h\n", "\n\n"])
+def test_times_of_cores_that_the_system_hides(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, {"stat": content} if content is not None else {"stat/x": ""})
+    monkeypatch.setattr(processes, "STAT", tmp_path / "stat")
+    assert processes.busy_cores() == 0
+
+
 @pytest.mark.parametrize(("files", "cores"), [
     ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "10000 100000"}, 1),
     ({"cpu.max": "1600000 100000"}, 8), ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
@@ -51,3 +61,11 @@ def test_other_processes_are_seen_and_this_one_is_not() -> None:
         finally:
             busy.kill()
     assert float(found.stdout.split()[0]) > 0.25, "half of the core, or less beside a third process"
+
+
+def test_commands_start_without_their_folder_on_the_path(tmp_path: Path) -> None:
+    for script, arguments, said in (("train", ["--runs"], "no run in runs/ yet"), ("sample", ["x"], "no such model")):
+        command = [sys.executable, ROOT / f"{script}.py", *arguments]
+        environment = os.environ | {"PYTHONSAFEPATH": "1"}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert said in ended.stdout + ended.stderr and "Traceback" not in ended.stderr, ended

@@ -123,3 +123,17 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
         assert f"{group}=" in short and " ".join(choices) in short and short.count("\n") < 30
     config = Config(optim=OptimConfig(lr=1e-5))
     assert stored(tmp_path, config) == config
+
+
+def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workplace: Path) -> None:
+    words = {
+        "bf16": "bf16-mixed",
+        "bfloat16": "bf16-mixed",
+        "16": "bf16-mixed",
+        "half": "bf16-mixed",
+        "fp32": "32-true",
+    }
+    for typed, meant in (words | {"fp32": "32-true", "float32": "32-true", "32": "32-true", "64": "64-true"}).items():
+        one_line(train(f"trainer.precision={typed}"), 2, f"trainer.precision={typed}: must be", f"; nearest: {meant}\n")
+    for typed in ("data.val", "data.valid", "val_path", "data.val_path", "valid"):
+        one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; it is data.validation here\n")

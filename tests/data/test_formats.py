@@ -78,9 +78,14 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
     damaged[200] ^= 255
     locked = bytearray(zipped({"a.txt": TEXT}))
     locked[locked.index(b"PK\1\2") + 8] |= 1  # the bit that says that it is encrypted
+    unknown = bytearray(zipped({"a.txt": TEXT}))
+    for place in (8, unknown.index(b"PK\1\2") + 10):  # the compression method
+        unknown[place] = 97
+    make(tmp_path, {"unknown.zip": bytes(unknown)})
     make(tmp_path, {"damaged.zip": bytes(damaged), "locked.zip": bytes(locked), "empty.zip": zipped({})})
     for name, reason in {
         "damaged.zip": "damaged.zip/a.txt: cannot be unpacked: ",
+        "unknown.zip": "unknown.zip/a.txt: cannot be unpacked: That compression method is not supported",
         "locked.zip": "locked.zip: a.txt needs a password; ", "empty.zip": "empty.zip: the zip file holds no files",
     }.items():  # fmt: skip
         assert refusal(InputError, opened, name).startswith(reason)
@@ -128,7 +133,7 @@ def test_a_table_that_is_read_as_text_names_its_columns(tmp_path, opened):
     rows = [{"id": number, "body": "日本, ok " * 9, "label": "x"} for number in range(50)]
     jsonl = "".join(json.dumps(row) + "\n" for row in rows)
     csv = "id,text,label\n" + '1,"a, b",long label\n' * 50
-    make(tmp_path, {"rows.jsonl": jsonl, "rows.csv": csv, "rows.tsv": csv.replace(",", "\t"), "bad.jsonl": "[" * 300})
+    make(tmp_path, {"rows.jsonl": jsonl, "rows.csv": csv, "rows.tsv": csv.replace(",", "\t"), "bad.jsonl": "[" * 3000})
     make(tmp_path, {"rows.csv.gz": gzip.compress(csv.encode()), "list.ndjson": "[1]\n[2]\n" * 99, "empty.csv": ""})
     ends = "data.field=text makes each row a document"
     for name in ("rows.csv", "rows.tsv", "rows.csv.gz"):

@@ -153,6 +153,11 @@ SAMPLE = {
 }  # fmt: skip
 
 
+def test_values_that_are_nested_deeply_and_folders_of_nobody(train: Call) -> None:
+    one_line(train(f"data.split={800 * '['}1{800 * ']'}"), 2, "nested too deeply")
+    one_line(train("data.cache_dir=~nosuch/x"), 2, "data.cache_dir=~nosuch/x: there is no such home directory")
+
+
 def test_every_option_of_sample(trained: Path, sample: Call, train: Call) -> None:
     for argument, said in SAMPLE.items():
         ended = sample("first", argument) if argument.startswith("-") else sample(argument)
