@@ -26,10 +26,12 @@ from data.documents import Documents, Rule, check_end_mark, contents
 from data.hash_order import HashOrder
 from data.likeness import describe_likeness, likeness
 from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
+from gpt.model_file import share_read
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
+SEEN = "the model that this run starts from has read its held-out text: the loss says nothing about new text"
 # Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any.
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
 
@@ -46,9 +48,20 @@ class Text:
     fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
     extra_chars: str  # added to the vocabulary, whether the corpus has them or not
-    hashes: Sequence[str]  # SHA-256 of each file that was trained on; empty if many are divided among the splits
+    sha256: str  # of the file; of several files, a hash of their names and hashes
+    hashes: Sequence[str]  # SHA-256 of each file that was trained on; `sha256` if many are divided among the splits
+    split_hash: str  # hexadecimal; equal for equal content that is split in the same way
+    held_out: Mapping[str, float]  # by hash of a file, the share of it after which some text is held out
+    before: Sequence[Mapping[str, Any]]  # what the model that a run starts from has read, see `model_file`
     documents: Documents | None = None  # what the text was divided into; None if it is one long text
     notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
+
+    def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
+        """Return the text of a run whose first model has read `texts`; add a note if held-out text is among them."""
+        others = [each for each in texts if each["split"] != self.split_hash]
+        if any(share_read(others, sha256) > share for sha256, share in self.held_out.items()):
+            return replace(self, before=texts, notes=(*self.notes, SEEN))
+        return replace(self, before=texts)
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -69,7 +82,6 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
     shares = [float(share) for share in config.split]
     settings = [FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
-    settings += [extra_chars] if extra_chars else []
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
     own = config.validation is not None
@@ -77,6 +89,8 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     alike = dict[str, str]()  # by name of the document, if equal ones must share a split
     if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
         alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
+    split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
@@ -86,9 +100,17 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     )
     check_lengths(arrays, config, context, corpus)
     trained = [digest for digest, each in zip(digests, corpus.documents, strict=True) if each.split in ("", "train")]
+    sha256 = digests[0] if len(digests) == 1 else corpus.digest(digests)
+    if own:
+        held_out = {sha: 0.0 for sha, each in zip(digests, corpus.documents, strict=True) if each.split != "train"}
+    elif rule or len(digests) < BY_FILE:
+        held_out = dict.fromkeys(digests, 0.0 if rule else shares[0])
+    else:
+        held_out = {sha256: 0.0}
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
-        extra_chars=extra_chars, hashes=trained if rule or own or len(trained) < BY_FILE else [],
+        extra_chars=extra_chars, hashes=trained if rule or own or len(trained) < BY_FILE else [sha256],
+        sha256=sha256, split_hash=split_hash, held_out=held_out, before=(),
         documents=Documents(rule, **found) if rule else None,
         notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
     )  # fmt: skip
@@ -125,7 +147,8 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
         train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
-    return replace(text, train=train, validation=part, test=part, characters=characters)
+    changed = replace(text, train=train, validation=part, test=part, characters=characters)
+    return replace(changed, split_hash="", held_out={})  # of which no text is held out
 
 
 def _load(folder: Path) -> Encoded | None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,14 +27,16 @@ from gpt.tokenizer import tokenizer_from
 FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
-# `trained_on` has the hashes of the files of which the first `share` was trained on; `documents` is null, or the rule
+# `trained_on` has the hashes of the files of which the first `share` was trained on, `split`, a hash of the text and of
+# how it was split, and `before`, the same of the models that training started from; `documents` is null, or the `kind`
+# how it was split, and `before`, the same of the models that training started from; `documents` is null, or the rule
 # by which the text was divided into documents (`data.documents.Rule`).
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
     "evaluation": dict | None, "text": str, "trained_on": dict, "documents": dict | None,
 }  # fmt: skip
 DOCUMENTS = {"kind": str, "end": str, "name": str}
-TRAINED_ON = {"sha256": list, "share": float}
+TRAINED_ON = {"sha256": list, "share": float, "split": str}
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
 MAX_END = 100  # characters of an end mark
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
@@ -98,7 +100,9 @@ def read(path: str | Path) -> Model:
             described = parse(text) if text else {}
             if described.get("format") == FORMAT:
                 check_fields(described, FIELDS)
-                check_fields(described["trained_on"], TRAINED_ON)
+                check_fields(described["trained_on"], TRAINED_ON | {"before": list})
+                for each in described["trained_on"]["before"]:
+                    check_fields(each, TRAINED_ON)
                 if (documents := described["documents"]) is not None:
                     check_fields(documents, DOCUMENTS)
                     tokenizer_from(described["vocabulary"]).encode(documents["end"])  # raises if it is not known
@@ -132,11 +136,15 @@ def read(path: str | Path) -> Model:
     raise other_format(path, described.get("format"))
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """Return the `FIELDS` of a model file that can be trusted, from its header: the weights are not read."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    return json.loads(header["__metadata__"]["chargpt"])
+def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return `TRAINED_ON` of each text that a model was trained on, its own first."""
+    own = {key: meta["trained_on"][key] for key in TRAINED_ON}
+    return [own, *(each for each in meta["trained_on"]["before"] if each != own)]
+
+
+def share_read(texts: Iterable[Mapping[str, Any]], sha256: str) -> float:
+    """Return how much of the file with this hash is in `texts`, each a `TRAINED_ON`: a share from its beginning."""
+    return max((text["share"] for text in texts if sha256 in text["sha256"]), default=0.0)
 
 
 def to_device(thing: Any, name: str) -> Any:

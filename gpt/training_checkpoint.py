@@ -144,7 +144,8 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     # Documents are shuffled, so those of training lie anywhere; with files of its own, training has all of its files.
     whole = data["divided"] or data.get("validation") or data.get("overfit")
     share = 1.0 if whole else data["split"][0]
-    described |= {"trained_on": {"sha256": data["hashes"], "share": share}, "documents": data["divided"]}
+    trained_on = {"sha256": data["hashes"], "share": share, "split": data["split_hash"], "before": data["before"]}
+    described |= {"trained_on": trained_on, "documents": data["divided"]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})
 
 

@@ -26,7 +26,7 @@ from data.text import text_of_run
 from gpt.analysis import Costs
 from gpt.checkpoint import load_checkpoint, with_context
 from gpt.evaluation import Score, make_score, totals
-from gpt.model_file import to_device
+from gpt.model_file import share_read, texts_read, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from reports.document_scores import print_documents
@@ -205,7 +205,7 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained = meta["trained_on"]["share"] if hashed in meta["trained_on"]["sha256"] else 0.0
+        trained = share_read(texts_read(meta), hashed)
         candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, meta["documents"]))
     return candidates
 

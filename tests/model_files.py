@@ -24,7 +24,8 @@ Header = dict[str, Any]
 def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> dict[str, Any]:
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
-        "evaluation": None, "text": "book.txt", "trained_on": {"sha256": [], "share": 0.9}, "documents": None,
+        "evaluation": None, "text": "book.txt", "documents": None,
+        "trained_on": {"sha256": [], "share": 0.9, "split": "", "before": []},
     }  # fmt: skip
     return described | changes
 

@@ -39,7 +39,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         config,
         text.tokenizer,
         data=vars(config.data)
-        | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "hashes")}
+        | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "hashes", "split_hash", "before")}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
         start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},

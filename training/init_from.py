@@ -1,6 +1,5 @@
-"""Start a run from a trained model (`init_from=`), and name one that fits a text."""
+"""Start a run from a trained model (`init_from=`)."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +8,8 @@ from base.errors import InputError, printable
 from base.jobs import run_directory
 
 if TYPE_CHECKING:
-    from data.text import Text
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
-
-DEMO = Path(__file__).parents[1] / "docs/demo/python.safetensors"
 
 
 @dataclass(frozen=True)
@@ -28,6 +24,13 @@ class InitModel:
     def characters(self) -> str:
         """The characters of the model's vocabulary; empty if its tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
+
+    @property
+    def texts_read(self) -> list[dict[str, Any]]:
+        """What it and the models before it were trained on, each a `gpt.model_file.TRAINED_ON`."""
+        from gpt.model_file import texts_read  # loads NumPy
+
+        return texts_read(self.meta)
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
@@ -59,16 +62,3 @@ def load_init_model(init_from: str) -> InitModel:
         return InitModel(path, *load_checkpoint(path))
     except InputError as error:
         raise InputError(f"init_from: {error}") from None
-
-
-def model_to_start_from(text: "Text") -> Path | None:
-    """Return the path of the model in docs/demo if it knows at least half of a text's characters.
-
-    None if it was trained on this text.
-    """
-    from gpt.model_file import read_meta  # loads NumPy
-
-    meta, wanted = read_meta(DEMO), set(text.tokenizer.vocabulary.get("characters", ""))
-    known = wanted & set(meta["vocabulary"]["characters"])
-    its_own = set(text.hashes) & set(meta["trained_on"]["sha256"])
-    return Path(os.path.relpath(DEMO)) if known and 2 * len(known) >= len(wanted) and not its_own else None

@@ -72,6 +72,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     keys = [*command.literals, *(each.key_or_group for each in command.overrides)]
     given = any(key.startswith("data.") for key in keys)
     text = open_run_text(config, given, extra_chars, resumed)
+    text = text.read_before(point.texts_read if point else start.texts_read if start else [])
     with Progress("loading PyTorch and Lightning"):
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose

@@ -1,22 +1,25 @@
 import math
-import os
+import random
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
 
+from data.config import DataConfig
+from data.text import SEEN, Text, open_text
 from gpt import model_file
 from gpt.checkpoint import load_checkpoint
+from reports.card import card
 from tests.conftest import Call, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
-from training.init_from import DEMO, model_to_start_from
+from tests.model_files import about
+from tests.reference.models import tiny
 
 BASE = "runs/first/checkpoints/best.safetensors"
 # What the next text has that the first one lacks: characters that sort before, between and after those.
@@ -58,17 +61,66 @@ def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
 
 
-def test_the_model_of_the_project_is_named_for_a_text_that_it_can_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    meta = model_file.read_meta(DEMO)
-    assert model_file.read(DEMO).meta.items() <= meta.items()
-    own = meta | {"trained_on": {"sha256": ["own"], "share": 0.9}}
-    monkeypatch.setattr(model_file, "read_meta", lambda path: own)
-    for characters, hashes, fits in (
-        ("abcd", [], True), ("abяж", [], True), ("aбяж", [], False), ("", [], False), ("abcd", ["other"], True),
-        ("abcd", ["other", "own"], False),
+def trained_on(text: Text, *before: dict[str, Any], share: float = 1.0) -> dict[str, Any]:
+    own = {"sha256": text.hashes, "share": share, "split": text.split_hash, "before": list(before)}
+    return about(tiny(), trained_on=own)
+
+
+def test_a_model_has_read_what_was_not_held_out_in_its_own_run(workplace: Path, prose: str) -> None:
+    lines = "".join(f"{random.Random(i).getrandbits(60):x}\n" for i in range(400))
+    for name, content in {"a": prose, "b": prose[:-1], "c": prose[:3000], "lines": lines}.items():
+        Path(f"{name}.txt").write_text(content, "utf-8")
+    for number in range(45):
+        Path("many").mkdir(exist_ok=True)
+        Path(f"many/{number}.txt").write_text(f"{number} {prose[number:2000]}", "utf-8")
+
+    def opened(path: str, *split: float, extra: str = "", **others: Any) -> Text:
+        return open_text(DataConfig(path=path, **({"split": list(split)} if split else {}), **others), 16, extra)
+
+    plain, divided = opened("a.txt"), opened("lines.txt", documents="line")
+    plain_meta, divided_meta = trained_on(plain, share=0.9), trained_on(divided)
+    cases = [
+        (plain, plain_meta, False),
+        (opened("a.txt", extra="é"), plain_meta, False),
+        (opened("a.txt", 0.95, 0.05, 0.0), plain_meta, False),
+        (opened("a.txt", 0.8, 0.1, 0.1), plain_meta, True),
+        (opened("[a.txt,b.txt]", 0.8, 0.2, 0.0), plain_meta, True),
+        (opened("b.txt", 0.8, 0.1, 0.1), plain_meta, False),
+        (opened("c.txt", validation="a.txt"), plain_meta, True),
+        (opened("a.txt", validation="c.txt"), plain_meta, False),
+        (opened("a.txt", overfit=100), plain_meta, False),
+        (plain, trained_on(opened("a.txt", overfit=100)), True),
+        (divided, divided_meta, False),
+        (opened("lines.txt", 0.8, 0.1, 0.1, documents="line"), divided_meta, True),
+        (opened("lines.txt"), divided_meta, True),
+        (opened("many"), trained_on(opened("many"), share=0.9), False),
+        (opened("many", 0.8, 0.1, 0.1), trained_on(opened("many"), share=0.9), True),
+        (opened("a.txt", 0.8, 0.1, 0.1), trained_on(opened("c.txt"), *model_file.texts_read(plain_meta)), True),
+    ]  # fmt: skip
+    for number, (text, meta, seen) in enumerate(cases):
+        assert (text.read_before(model_file.texts_read(meta)).notes != text.notes) is seen, number
+    twice = trained_on(plain, *model_file.texts_read(plain_meta), share=0.9)
+    assert len(model_file.texts_read(twice)) == 1, "the same text again is one text"
+
+
+@pytest.mark.slow
+def test_a_loss_on_text_that_the_model_has_read_is_said_everywhere(base: Call) -> None:
+    split, names = "data.split=[0.5,0.25,0.25]", ("between", "last", "kept")
+    for name, start, *others in (
+        ("between", "first", "data.path=new.txt"), ("last", "between", "data.path=book.txt", split),
+        ("kept", "between", "data.path=book.txt"),
     ):  # fmt: skip
-        text = Mock(hashes=hashes, tokenizer=Mock(vocabulary={"characters": characters} if characters else {}))
-        assert model_to_start_from(text) == (Path(os.path.relpath(DEMO)) if fits else None), (characters, hashes)
+        ended = base(f"name={name}", f"init_from={start}", "trainer.max_steps=12", *others)
+        assert ended.status == 0 and (SEEN in ended.out) is (name == "last"), ended
+    assert SEEN in base("resume=runs/last", "trainer.max_steps=14", defaults=False).out
+    for name in names:
+        run = Path("runs") / name
+        assert (
+            (SEEN in summary(name)["notes"]) is (SEEN in (run / "report.html").read_text("utf-8")) is (name == "last")
+        )
+        (model, meta), file = load_checkpoint(run), run / "checkpoints/best.safetensors"
+        assert (SEEN in card(model, meta, file)) is (name == "last")
+        assert len(model_file.texts_read(meta)) == {"between": 2, "last": 3, "kept": 2}[name], meta["trained_on"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig
 from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compiled_marker
-from training.choosing.text_length import PATIENCE, WHOLE, about_short_text, dropout_for, interval_for, steps_for
+from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
 from training.choosing.time_budget import COMPILED, MIN_STEPS, TRAINING, Budget, time_step
 from training.launch import rows_per_device
 from training.machine import Machine, untrained
@@ -85,7 +85,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         trainer = replace(trainer, val_check_interval=interval)
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
-        notes += about_short_text(text, adapted, started)
+        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
     if asked.max_steps != "auto" and steps < MIN_STEPS and not started:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
         notes.append(f"trainer.max_steps={steps}: {too_few(int(steps))}; {enough}")

@@ -1,9 +1,7 @@
 """What the length of a text asks for: steps, dropout, validations, and an end when the model memorises."""
 
 from conf.schema import TrainerConfig
-from data.text import Text
 from gpt.config import ModelConfig
-from training.init_from import model_to_start_from
 from training.machine import untrained
 
 # What the default model gets, by training characters. docs/experiments.md, "Short texts", has the runs behind it.
@@ -39,12 +37,3 @@ def interval_for(tokens: int, started: bool, steps: int) -> int:
     """Return the steps between validations of a run with `steps` on a short text."""
     rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
-
-
-def about_short_text(text: Text, chosen: list[str], started: bool) -> list[str]:
-    """Return the lines about a short text, and what was chosen for it, for the introduction of its run."""
-    lines = [f"short text {len(text.train):,} training {text.tokenizer.unit}s: {', '.join(chosen)}"]
-    if not started and (model := model_to_start_from(text)):
-        way = f"init_from={model} would start from what that model knows: lower and sooner (docs/tasks.md)"
-        lines.append(f"           {way}")
-    return lines
