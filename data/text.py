@@ -100,7 +100,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     )
     check_lengths(arrays, config, context, corpus)
     trained = [digest for digest, each in zip(digests, corpus.documents, strict=True) if each.split in ("", "train")]
-    sha256 = digests[0] if len(digests) == 1 else corpus.digest(digests)
+    sha256 = corpus.sha256(digests)
     if own:
         held_out = {sha: 0.0 for sha, each in zip(digests, corpus.documents, strict=True) if each.split != "train"}
     elif rule or len(digests) < BY_FILE:

@@ -28,7 +28,6 @@ FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
 # `trained_on` has the hashes of the files of which the first `share` was trained on, `split`, a hash of the text and of
-# how it was split, and `before`, the same of the models that training started from; `documents` is null, or the `kind`
 # how it was split, and `before`, the same of the models that training started from; `documents` is null, or the rule
 # by which the text was divided into documents (`data.documents.Rule`).
 FIELDS = {

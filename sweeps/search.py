@@ -23,7 +23,7 @@ from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
 from conf.keys import KEYS, is_launch
 from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
-from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, literal_settings, run_sweep
+from sweeps.sweep import Candidate, Sweep, check_inputs, check_same_texts, check_sweep, literal_settings, run_sweep
 from sweeps.trial import Trial, make_trial, sweep_name
 
 try:
@@ -163,9 +163,11 @@ def begin_search(config: SearchConfig, command: Command) -> int:
         for corner in corners:
             chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)]
             runs.append(Candidate(chosen, compose(chosen, literals)))
-        text = check_inputs(runs, literals)
+        texts = check_inputs(runs, literals)
     except InputError as error:
         raise InputError(f"among the values of the search: {error}") from None
+    check_same_texts(directory, texts)
     directory.mkdir(parents=True, exist_ok=True)
     lock(directory)
-    return run_sweep(Search(name, config, space, fixed, [*same, f"text={text}"]), runs[0].config.workers)
+    same += [f"text={text}" for text in texts]
+    return run_sweep(Search(name, config, space, fixed, same), runs[0].config.workers)

@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.errors import InputError
+from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory, run_lock, slurm
 from base.log import log
@@ -89,12 +89,12 @@ def has_finished(trial: Trial, config: Config) -> bool:
     return finished and (steps == "auto" or steps <= old.trainer.max_steps)
 
 
-def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> str:
-    """Check the text, the batch size and the model of `init_from` of each run; return the last text's fingerprint."""
+def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
+    """Check the text, batch size and model of `init_from` of each run; return the sorted hashes of the texts."""
     from data.corpus import open_corpus
     from data.text import open_text
 
-    text = ""
+    texts = set()
     distinct = {}  # reading a text takes time
     for run in runs:
         config = run.config
@@ -104,15 +104,25 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
         if isinstance(config.trainer.devices, int):
             rows_per_device(config.data, config.trainer.devices)
         if config.init_from is None:
-            text = open_text(config.data, config.model.context).fingerprint
+            texts.add(open_text(config.data, config.model.context).sha256)
         else:  # the context, which the fingerprint depends on, may be that model's
             from gpt import model_file
 
             model, _, meta = model_file.read(run_directory.find_model(config.init_from))
             trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
             check_trained(compose(run.settings, literals, trained), trained)
-            open_corpus(config.data)
-    return text
+            corpus = open_corpus(config.data)
+            texts.add(corpus.sha256(corpus.digests()))
+    return sorted(texts)
+
+
+def check_same_texts(directory: Path, texts: Collection[str]) -> None:
+    """Raise an `InputError` if a trial of an earlier command has another text: losses on it cannot be compared."""
+    for file in sorted(directory.glob("*/summary.json")):
+        old = run_directory.summary_of(file.parent)
+        if old.get("text_sha256") not in (None, *texts):
+            had = f"{file.parent} has another text ({printable(old['text'])}), and losses on different texts"
+            raise InputError(f"name={directory.name}: {had} cannot be compared; use another name=")
 
 
 @dataclass
@@ -260,7 +270,7 @@ def begin_sweep(command: Command) -> int:
     finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
     by_name = {trial.name: trial for trial in trials}
     sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
-    check_inputs(runs, literals)
+    check_same_texts(directory, check_inputs(runs, literals))
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     return run_sweep(sweep, runs[0].config.workers)

@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import hashlib
 import math
 import os
 import re
@@ -50,13 +51,14 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert sorted(os.listdir(run / "checkpoints")) == names
     found = summary("first")
     keys = (
-        "status begun text notes val_loss val_bpc val_bpb guessing_loss counting_loss counting_order copies best_step "
-        "last_val_loss test_loss test_bpc evaluation steps characters epochs seconds characters_per_second mfu "
-        "init_from parameters precision device seed versions"
+        "status begun text text_sha256 notes val_loss val_bpc val_bpb guessing_loss counting_loss counting_order "
+        "copies best_step last_val_loss test_loss test_bpc evaluation steps characters epochs seconds "
+        "characters_per_second mfu init_from parameters precision device seed versions commit"
     )
     assert list(found) == keys.split()
     assert found["status"] == "finished" and found["steps"] == 30 and found["characters"] == 30 * 8 * 32
     assert found["val_bpc"] == pytest.approx(found["val_loss"] / math.log(2))
+    assert found["text_sha256"] == hashlib.sha256(Path("book.txt").read_bytes()).hexdigest()
     assert 0 < found["seconds"] < 600 and found["characters_per_second"] > 0 and found["mfu"] is None
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"

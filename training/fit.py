@@ -72,5 +72,5 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             raise InputError(f"logger: {type(logger).__name__} cannot start: {one_line(error)}") from None
     write_text(run / "config.yaml", to_yaml(plan.config))  # from here on the directory is a run
     (run / "checkpoints").mkdir(exist_ok=True)
-    write_summary(run, Summary("running", text=plan.text.name))
+    write_summary(run, Summary("running", text=plan.text.name, text_sha256=plan.text.sha256))
     introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)

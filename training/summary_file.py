@@ -1,7 +1,9 @@
 """Write summary.json, also when training ends early; choose the hyperparameters that TensorBoard compares."""
 
 import json
+import os
 import platform
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -25,21 +27,25 @@ from training.run_plan import RunPlan
 if TYPE_CHECKING:
     import lightning as L
 
+CODE = Path(__file__).parents[1]
+
 
 @dataclass
 class Summary:
     """The fields of summary.json, null if unknown.
 
-    `notes` are lines about the text. Losses are in nats per token, bpc and bpb in bits per character and per byte.
-    `guessing_loss` and `counting_loss` are yardsticks, see `data.ngrams`. `copies` describes the longest passages that
-    samples of the best model share with the training text: `median` and `longest` in tokens, of `samples` texts of
-    `length` tokens at `temperature`.
+    `text_sha256` is of the text's file, or of the names and hashes of several; `notes` are lines about the text.
+    Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
+    are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share
+    with the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
+    `commit` is the git commit of the code, with `-dirty` if its files differ from it.
     `score.py --split test` adds `test_loss` and `test_bpc`.
     """
 
     status: str
     begun: str | None = None
     text: str | None = None
+    text_sha256: str | None = None
     notes: list[str] | None = None
     val_loss: float | None = None
     val_bpc: float | None = None
@@ -65,6 +71,7 @@ class Summary:
     device: str | None = None
     seed: int | None = None
     versions: dict[str, str] | None = None
+    commit: str | None = None
 
     def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
         """Set the fields about training, after `step` steps."""
@@ -76,11 +83,12 @@ class Summary:
         self.epochs = self.characters / len(plan.text.train)
         self.characters_per_second = speed
         self.mfu = speed * model.flops_per_token() / record.peak if speed and record.peak else None
-        self.text, self.notes = plan.text.name, list(plan.text.notes)
+        self.text, self.text_sha256, self.notes = plan.text.name, plan.text.sha256, list(plan.text.notes)
         self.init_from, self.precision, self.seed = config.init_from, config.trainer.precision, config.seed
         self.parameters, self.device = model.num_parameters(), plan.machine.device
         self.versions = {"python": platform.python_version()}
         self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
+        self.commit = commit()
 
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
         """Set the fields about the scores of the best and the last model on the validation split."""
@@ -88,6 +96,18 @@ class Summary:
         self.best_step, self.last_val_loss = best_step, last.loss
         split = {"split_characters": plan.text.characters["validation"]}
         self.evaluation = measured(best, plan.config.model.context) | split
+
+
+def commit() -> str | None:
+    """Return the git commit of this code, None if there is none or git cannot tell."""
+    git = ["git", "-C", str(CODE), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # write nothing, not even a refreshed index
+    try:
+        return subprocess.run(
+            git, env=environment, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import hashlib
 import itertools
 import os
 import re
@@ -160,3 +161,18 @@ def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> N
     ):
         one_line(train("-m", "seed=1,2", *arguments.split(), "name=s"), 2, said)
         assert not Path("runs/s").exists(), arguments
+
+
+@pytest.mark.slow
+def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path) -> None:
+    text = Path("book.txt").read_bytes()
+    Path("other.txt").write_bytes(text[:-1])
+    Path("same.txt").write_bytes(text)
+    short = ["-m", "trainer.max_steps=2", "logger=none", "callbacks=[]", "name=abl"]
+    assert train(*short, "seed=1,2").status == 0
+    assert summary("abl/seed=1")["text_sha256"] == hashlib.sha256(text).hexdigest()
+    one_line(train(*short, "seed=3,4", "data.path=other.txt"), 2, said := "name=abl: runs/abl/seed=1 has another text")
+    Path("book.txt").write_bytes(text[1:])
+    one_line(train(*short, "seed=1,2"), 2, said, "(book.txt)", "use another name=")
+    assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
+    assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
