@@ -31,7 +31,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
     add("file", nargs="?", help="text file; - is standard input")
-    split = "score a split of the text that the run was trained on, instead of a file"
+    split = "score a split of the text that the run was trained on, instead of a file; of a sweep all trials"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
     window = "context of each character: disjoint or overlapping (strided) windows, or as sample.py reads (sample)"
@@ -54,6 +54,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> None:
     """Check the options and score; open the page's file before the slow work, so that a wrong name is found first."""
+    trials = run_directory.trials_of(options.checkpoint) if options.split else []
+    if trials and not any((options.compare, options.per_char, options.html, options.per_document, options.csv)):
+        return score_trials(trials, options)
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
@@ -83,6 +86,15 @@ def run(options: argparse.Namespace) -> None:
         print_scores(checkpoints, options, file)
     if out is not None:
         print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
+
+
+def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
+    """Score a split of all trials of a sweep and print its table, which then has the test losses."""
+    for trial in trials:
+        run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
+    from sweeps.table import leaderboard, write_table  # loads Hydra
+
+    print(f"\n{leaderboard(write_table(trials[0].parent))}")
 
 
 if __name__ == "__main__":

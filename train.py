@@ -17,7 +17,8 @@ from conf.compose import compose, show
 from conf.help import usage
 from conf.overrides import read_command
 from reports.run_list import run_list
-from sweeps.sweep import begin_sweep
+from sweeps.sweep import begin_sweep, combinations
+from sweeps.table import table_of_runs
 from training import run
 
 # The imports above count towards the time budget `minutes`: they took about as long as the CPU time used so far.
@@ -49,9 +50,10 @@ def dispatch(arguments: list[str]) -> int | None:
     if "--version" in arguments:
         return print(versions())
     if "--runs" in arguments:
-        if len(arguments) > 1:
-            raise InputError(f"--runs: cannot be combined with {' '.join(set(arguments) - {'--runs'})}")
-        return print(run_list())
+        others = [each for each in arguments if each != "--runs"]
+        if len(others) > 1 or any("=" in each or each.startswith("-") for each in others):
+            raise InputError(f"--runs: cannot be combined with {' '.join(others)}; it accepts a name such as 'abl-*'")
+        return print(table_of_runs(others[0]) if others else run_list())
     ranks.adopt_srun()
     command = read_command(arguments)
     if command.search:
@@ -59,7 +61,7 @@ def dispatch(arguments: list[str]) -> int | None:
 
         return begin_search(command.search, command)
     if command.sweep:
-        return begin_sweep(command)
+        return print(combinations(command)) if command.part else begin_sweep(command)
     (settings,) = command.runs()
     if command.part:
         return print(show(settings, command.literals, command.part, command.resolve), end="")

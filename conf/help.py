@@ -18,6 +18,7 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
   python train.py -m optim.lr=3e-3,6e-3      run every combination, then print a table
   python train.py hparams_search=default     search for settings with Optuna
   python train.py --runs                     list the runs with their losses
+  python train.py --runs 'abl-*'             compare these runs, with means over seeds
   python train.py model=small --cfg job      print all settings instead of training
   python train.py debug=overfit              check that the model can memorise a short text
 

@@ -94,8 +94,8 @@ def read_command(arguments: list[str]) -> Command:
     rest, literals = split_literals(typed)
     sweep = bool({"-m", "--multirun"} & flags)
     overrides = parse_overrides(rest, sweep, search is not None)
-    if part and (sweep or search):
-        raise InputError(f"--cfg={part}: shows the settings of one run; leave out -m and hparams_search")
+    if part and (search or (sweep and part != "job")):
+        raise InputError(f"--cfg={part}: shows the settings of one run; -m --cfg=job lists the runs of a sweep")
     if "--resolve" in flags and not part:
         raise InputError("--resolve: needs --cfg")
     return Command(overrides, literals, sweep, search, part, "--resolve" in flags)

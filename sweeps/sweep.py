@@ -3,36 +3,30 @@
 `runs/<sweep>/` holds the table `sweep.csv` and a run directory for each trial. This module does not load torch.
 """
 
-import csv
-import io
 import os
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from base.errors import InputError, printable
-from base.files import write_text
 from base.jobs import run_directory, run_lock, slurm
 from base.log import log
 from base.options import spell
 from base.processes import command
-from base.progress import Progress, clock
+from base.progress import Progress
 from conf.compose import compose, read_config
 from conf.keys import is_launch
 from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.log_lines import watch
-from reports.run_list import aligned
+from sweeps.table import leaderboard, write_table
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
-
-RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
-MAX_ROWS = 20  # max trials on the leaderboard
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
     log.info(f"{sweep.kind:10} {directory}: {sweep.count} trials; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
         log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")
-    results = write_table(sweep.name, sweep.trials.values(), sweep.outcomes)
+    results = write_table(directory, sweep.trials.values(), sweep.outcomes)
     received: list[int] = []
     for each in slurm.STOPS:  # the process ends with its sweep, so nobody needs the former handlers
         signal.signal(each, lambda number, _: received.append(number))
@@ -170,7 +164,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
         for trial, status in run_trials(sweep, workers, received):
             outcome, line = ending(trial, status, bool(received))
             sweep.tell(trial, outcome)
-            results = write_table(sweep.name, sweep.trials.values(), sweep.outcomes)
+            results = write_table(directory, sweep.trials.values(), sweep.outcomes)
             progress.update(1)
             log.info(f"{sweep.label(trial)}  {line}")
     show_results(results, directory / "sweep.csv")
@@ -210,43 +204,6 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
             process.kill()
 
 
-def write_table(sweep: str, trials: Iterable[Trial], outcomes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Write `sweep.csv` with these trials and those of earlier commands; return its rows, the best trial first."""
-    path = run_directory.RUNS / sweep / "sweep.csv"
-    varied = dict[str, dict[str, str]]()
-    with suppress(OSError), open(path, encoding="utf-8", newline="") as file:
-        varied = {row["directory"]: row for row in csv.DictReader(file) if Path(row["directory"]).is_dir()}
-    varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
-    settings = [key for row in varied.values() for key in row if key not in RESULTS]
-    columns = dict.fromkeys([*settings, *RESULTS], "")
-    table = []
-    for directory, own in varied.items():
-        summary = run_directory.summary_of(Path(directory))
-        status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
-        results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
-        table.append(columns | own | results | {"status": str(status), "directory": directory})
-    table.sort(key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    write_text(path, text.getvalue())
-    return table
-
-
-def leaderboard(table: list[dict[str, str]]) -> str:
-    """Format the best trials, with their settings and results, as aligned columns."""
-    settings = [key for key in table[0] if key not in RESULTS]
-    lines = [[*settings, "loss", "bpc", "parameters", "time"]]
-    for row in table[:MAX_ROWS]:
-        loss = f"{float(row['val_loss']):.4f}" if row["val_loss"] else row["status"]
-        bits = f"{float(row['val_bpc']):.4f}" if row["val_bpc"] else ""
-        weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
-        seconds = clock(float(row["seconds"])) if row["seconds"] else ""
-        lines.append([*(row[key] for key in settings), loss, bits, weights, seconds])
-    return aligned(lines) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
-
-
 def show_results(results: list[dict[str, str]], table: Path) -> None:
     """Log the leaderboard, the path of `table` and commands to look at the results."""
     if results:
@@ -255,6 +212,13 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
             log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
         watch(table.parent)
     log.info(f"table      {table}")
+
+
+def combinations(command: Command) -> str:
+    """Return the settings of each run of a sweep, a line each, once Hydra has composed them all."""
+    literals, fixed = command.literals, literal_settings(command.literals)
+    runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
+    return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
 
 
 def begin_sweep(command: Command) -> int:

@@ -193,6 +193,13 @@ def is_sweep(directory: Path) -> bool:
     return (directory / "sweep.csv").exists()
 
 
+def trials_of(argument: str) -> list[Path]:
+    """Return the trials with a result of the sweep `argument`, a directory or a name; none if it is not a sweep."""
+    sweep = next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
+    trials = (file.parent for file in sweep.glob("*/summary.json")) if sweep else ()
+    return sorted(trial for trial in trials if val_bpc_of(trial) < math.inf)
+
+
 def name_of(run: Path) -> str:
     """Return the name that `name=` gave to a run; SWEEP/TRIAL for a trial."""
     whole, inside = run.resolve(), RUNS.resolve()

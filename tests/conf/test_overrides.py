@@ -96,6 +96,14 @@ def test_what_cfg_shows(train: Call) -> None:
         assert re.match(said, refused(*typed.split()))
 
 
+def test_cfg_lists_the_runs_of_a_sweep(train: Call, workplace: Path) -> None:
+    ended = train("-m", "seed=1,2", "data.path=a b.txt", "model.heads=2,4", "--cfg", "job", defaults=False)
+    lines = [f"seed={seed} model.heads={heads} 'data.path=a b.txt'" for seed in (1, 2) for heads in (2, 4)]
+    assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path("runs").exists()
+    one_line(train("-m", "model.heads=2,x", "-c", "job", defaults=False), 2, "model.heads=x")
+    one_line(train("-m", "seed=1,2", "-c", "all", defaults=False), 2, "-m --cfg=job lists the runs of a sweep")
+
+
 def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
     for value in ("it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"):
         rest, _ = split_literals([f"data.path={value}", "seed=3"])

@@ -1,3 +1,4 @@
+import csv
 import hashlib
 import itertools
 import os
@@ -5,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conf.overrides import read_command
@@ -176,3 +178,30 @@ def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path
     one_line(train(*short, "seed=1,2"), 2, said, "(book.txt)", "use another name=")
     assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
     assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
+
+
+@pytest.mark.slow
+def test_where_the_seed_varies_the_table_has_means(
+    train: Call, score: Call, workplace: Path, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["-m", "optim.lr=1e-3,3e-3", "seed=1,2,3", "trainer.max_steps=2", "logger=none", "name=abl"]
+    ended = train(*given, "callbacks=[]")
+    assert ended.status == 0, ended
+    for split, column in (("", "val_loss"), ("test", "test_loss")):
+        if split:
+            ended = score("abl", "--split", split)
+            assert ended.status == 0, ended
+        rows = list(csv.DictReader(Path("runs/abl/sweep.csv").read_text().splitlines()))
+        averages, runs = rows[:2], rows[2:]
+        assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 6
+        for row in averages:
+            own = [float(each[column]) for each in runs if each["optim.lr"] == row["optim.lr"]]
+            assert (row["runs"], row["seed"], row["directory"]) == ("3", "", "")
+            assert float(row[column]) == pytest.approx(np.mean(own))
+            assert float(row[f"{column}_spread"]) == pytest.approx(np.std(own, ddof=1))
+            line = rf"^{row['optim.lr']} +3 .*{np.mean(own):.4f} +{np.std(own, ddof=1):.4f}"
+            assert re.search(line, ended.out, re.MULTILINE), ended.out
+    table = train("--runs", "abl/*", defaults=False)
+    averages = ended.out[ended.out.index("optim.lr  runs") :].partition("\n\n")[0]
+    assert table.out.partition("\n\n")[0] == averages
+    one_line(train("--runs", "ab-*", defaults=False), 2, "--runs ab-*: no run in runs/ has such a name")

@@ -1,0 +1,114 @@
+"""The table of several runs: `sweep.csv`, the leaderboard, and the means where only the seed differs."""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from base.errors import InputError
+from base.files import write_text
+from base.jobs import run_directory
+from base.options import spell
+from base.progress import clock
+from conf.compose import read_config
+from conf.keys import is_launch, leaves
+from conf.schema import to_dict
+from reports.run_list import aligned
+from sweeps.trial import Trial
+
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
+MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns with a mean; a spread is the standard deviation
+SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns of sweep.csv where `seed` varies
+MAX_ROWS = 20  # max runs on the leaderboard
+Row = dict[str, str]
+
+
+def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
+    """Write `sweep.csv` with these trials and those of earlier commands; return their rows, the best trial first."""
+    varied = dict[str, Row]()
+    with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["directory"]]
+        varied = {row["directory"]: row for row in rows if Path(row["directory"]).is_dir()}
+    table = rows_of(varied | {str(trial.directory): dict(trial.varied) for trial in trials}, outcomes or {})
+    settings, averages = means(table)
+    text = io.StringIO()
+    columns = [*settings, *(SEEDS if averages else ()), *RESULTS]
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*averages, *table])
+    write_text(directory / "sweep.csv", text.getvalue())
+    return table
+
+
+def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
+    """Return a row for each run directory, with its varied settings and its results, the best run first."""
+    settings = [key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS)]
+    columns, table = dict.fromkeys(settings, ""), []
+    for directory, own in varied.items():
+        summary = run_directory.summary_of(Path(directory))
+        status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
+        results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
+        own = {key: own.get(key, "") for key in columns}
+        table.append(own | results | {"status": str(status), "directory": directory})
+    return sorted(table, key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
+
+
+def means(table: list[Row]) -> tuple[list[str], list[Row]]:
+    """Return the varied keys and, where `seed` varies, a row of means for each other setting, the best one first."""
+    settings = [key for key in table[0] if key not in RESULTS] if table else []
+    groups = dict[tuple[str, ...], list[Row]]()
+    for row in table if "seed" in settings else ():
+        groups.setdefault(tuple(row[key] for key in settings if key != "seed"), []).append(row)
+    averages = []
+    for rows in groups.values():
+        row = {key: value for key, value in rows[0].items() if key in settings} | {"seed": "", "directory": ""}
+        for key in MEANS:
+            values = [float(each[key]) for each in rows if each[key]]
+            row[key] = str(statistics.fmean(values)) if values else ""
+            row[f"{key}_spread"] = str(statistics.stdev(values)) if len(values) > 1 else ""
+            row["runs"] = str(len(values)) if key == "val_loss" else row["runs"]
+        kept = {*settings, *RESULTS, *SEEDS}
+        averages.append({key: value for key, value in row.items() if key in kept} | {"status": "mean"})
+    return settings, sorted(averages, key=lambda row: float(row["val_bpc"] or "inf"))
+
+
+def leaderboard(table: list[Row]) -> str:
+    """Format the best runs, with their settings and results, as aligned columns; above them the means over seeds."""
+    settings, averages = means(table)
+    tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
+    lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
+    for row in table[:MAX_ROWS]:
+        loss = figure(row["val_loss"]) or row["status"]
+        weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
+        seconds = clock(float(row["seconds"])) if row["seconds"] else ""
+        tests = [figure(row[key]) for key in tested]
+        lines.append([*(row[key] for key in settings), loss, figure(row["val_bpc"]), *tests, weights, seconds])
+    said = aligned(lines) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
+    if not averages:
+        return said
+    others, columns = [key for key in settings if key != "seed"], ["val_loss", *tested]
+    head = [*others, "runs", "mean loss", "spread", *(["mean test", "spread"] if tested else [])]
+    cells = [[figure(row[f"{key}{end}"]) for key in columns for end in ("", "_spread")] for row in averages]
+    rows = [[*(row[key] for key in [*others, "runs"]), *own] for row, own in zip(averages, cells, strict=True)]
+    return f"{aligned([head, *rows])}\n\n{said}"
+
+
+def figure(number: str) -> str:
+    """Format a cell of the table with four decimals; an empty one stays empty."""
+    return f"{float(number):.4f}" if number else ""
+
+
+def table_of_runs(pattern: str) -> str:
+    """Return the leaderboard of the runs whose names match `pattern`, such as `abl-*`."""
+    runs = [
+        run for run in run_directory.newest_first("config.yaml") if fnmatchcase(run_directory.name_of(run), pattern)
+    ]
+    if not runs:
+        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ has such a name")
+    values = [{key: spell(value) for key, value in leaves(to_dict(read_config(run)))} for run in runs]
+    varied = [key for key in values[0] if not is_launch(key) and len({each.get(key) for each in values}) > 1]
+    rows = {str(run): {key: own.get(key, "") for key in varied} for run, own in zip(runs, values, strict=True)}
+    return leaderboard(rows_of(rows, {}))
