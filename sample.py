@@ -9,6 +9,7 @@ import secrets
 import select
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from base.command_line import Parser, about_unknown, add_unknown, device, main, number, writing_to
+from base.command_line import Parser, about_unknown, add_unknown, device, main, number, say_adapted, writing_to
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
@@ -197,19 +198,12 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
         except UnknownCharacter as error:
             raise InputError(f"{error}; {about_unknown(option)}") from None
         return prompt
+    prompt = tokenizer.canonical(prompt)
     adapted = tokenizer.adapt(prompt, replace=unknown == "replace")
     if adapted != prompt:
-        forms = {letter: tokenizer.adapt(letter, replace=unknown == "replace") for letter in dict.fromkeys(prompt)}
-        replaced = [f"{letter!r} by {form!r}" for letter, form in forms.items() if form not in ("", letter)]
-        dropped = [repr(letter) for letter, form in forms.items() if not form]
-        done = [f"{verb} {listed(what)}" for verb, what in (("replaced", replaced), ("dropped", dropped)) if what]
-        print(f"{option} {unknown}: {'; '.join(done)}", file=sys.stderr)
+        forms = ((letter, tokenizer.adapt(letter, replace=unknown == "replace")) for letter in prompt)
+        say_adapted(f"{option} {unknown}", Counter(change for change in forms if change[0] != change[1]))
     return adapted
-
-
-def listed(what: list[str]) -> str:
-    """Join the first 10 of several things."""
-    return ", ".join(what[:10]) + (f" and {len(what) - 10} more" if len(what) > 10 else "")
 
 
 def continuations(

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from base import processes, ranks
 from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line, shorten
 from base.files import atomic
 from base.log import log, to_console
-from base.progress import discard
+from base.progress import count, discard
 
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
 
@@ -185,6 +186,17 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 def about_unknown(option: str = "--unknown") -> str:
     """Return the advice at the end of an error about an unknown character."""
     return f"{option} skip drops it, {option} replace takes the nearest"
+
+
+def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
+    """Print on standard error what `option` has replaced or dropped; `changes` counts (character, what it became)."""
+    said = []
+    for verb, is_dropped in (("replaced", False), ("dropped", True)):
+        found = [(old, new, times) for (old, new), times in changes.most_common() if (not new) == is_dropped]
+        each = [f"{old!r}{f' by {new!r}' * bool(new)} ({count(times, 'time')})" for old, new, times in found[:10]]
+        each += [f"{len(found) - 10} more"] if len(found) > 10 else []
+        said += [f"{verb} {', '.join(each)}"] if each else []
+    print(f"{option}: {'; '.join(said)}", file=sys.stderr)
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

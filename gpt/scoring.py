@@ -1,6 +1,7 @@
 """Score a text with a model: by windows, as training does, or as sampling reads it; as a whole or by character."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,13 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
     stride: int  # tokens from one strided window to the next
     trained: float  # fraction of the text, from its beginning, that the model was trained on
+    bytes: int  # of the text's file, by which bits per byte divide; 0: those of the tokens
     documents: dict[str, str] | None = None  # `kind` and `end` mark of the documents that the model was trained on
+
+    def per_byte(self, score: Score) -> Score:
+        """Return the score with bits per byte of the file: CR and a byte order mark count for each model."""
+        size = self.bytes or score.bytes
+        return replace(score, bpb=score.bpb * score.bytes / size, bytes=size)
 
     @property
     def page_name(self) -> str:
@@ -70,7 +77,7 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 def measure(candidate: Candidate, mode: str) -> Score:
     """Score the text as a whole."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
-    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
+    return candidate.per_byte(reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes))
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:

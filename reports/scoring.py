@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any, TextIO
 import numpy as np
 import torch
 
-from base.command_line import about_unknown
+from base.command_line import about_unknown, say_adapted
 from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory
@@ -28,7 +29,7 @@ from gpt.checkpoint import load_checkpoint, with_context
 from gpt.evaluation import Score, make_score, totals
 from gpt.model_file import share_read, texts_read, to_device
 from gpt.scoring import Candidate, measure, pieces
-from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from reports.document_scores import print_documents
 from reports.score_page import Columns, page
 
@@ -100,7 +101,7 @@ def score_in_detail(
         if page_file:
             text.write(characters)
         position += len(characters)
-    scores = [make_score(total) for total in sums]
+    scores = [one.per_byte(make_score(total)) for one, total in zip(candidates, sums, strict=True)]
     if page_file:
         models = [
             {"name": one.page_name, "mode": describe(one, mode, page=True)}
@@ -186,12 +187,9 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
     with source as file, Progress("reading", size, "B") as progress:
         if options.per_document and not options.split:
             file = marked(file, Rule(**loaded[0][1]["documents"]), tokenizers[0], options)
-        texts, unknown = encode_text(file, tokenizers, options, progress)
+        texts, size = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
-    if unknown:
-        done = {"skip": "skipped", "replace": "replaced by the nearest or skipped"}[options.unknown]
-        print(f"{unknown:,} characters outside the vocabulary: {done}", file=sys.stderr)
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
     candidates = []
@@ -206,7 +204,8 @@ def read(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
         trained = share_read(texts_read(meta), hashed)
-        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, meta["documents"]))
+        documents = meta["documents"]
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, size, documents))
     return candidates
 
 
@@ -225,45 +224,74 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, options: argparse.
 
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
-) -> tuple[list[bytearray], int]:
+) -> tuple[list[bytes | bytearray], int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
-    As in training, a byte-order mark is dropped and line ends become LF. If all models are byte models, the bytes stay
-    unchanged. A character that one tokenizer lacks is skipped or replaced for all tokenizers, so that all models score
-    the same text; see `--unknown`. Return the tokens, and the number of characters that were skipped or replaced.
+    As in training, a byte model reads the bytes unchanged; for a character model a byte-order mark is dropped and line
+    ends become LF. A character that one tokenizer lacks is skipped or replaced for all, see `--unknown`: then, and
+    where `--per-char` or `--html` compares character by character, all models read the text of the character models.
+    Return the tokens, and the number of the file's bytes, 0 if characters were skipped or replaced.
     """
-    texts, models = [bytearray() for _ in tokenizers], [options.checkpoint]
-    models += [] if options.compare is None else [options.compare]
-    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
-        if options.encoding != "utf-8":
-            raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
+    models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
+    is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
+    raw, size = bytearray(), 0
+    if any(is_byte):
         while chunk := file.read(CHUNK):
             progress.update(len(chunk))
-            texts[0] += chunk
-        return texts[:1] * len(tokenizers), 0
-    position, line, unknown = 0, 1, 0
-    chunks: Iterable[str] = decode(file, display_name(options), options.encoding, progress.update, "--encoding ")
+            raw += chunk
+    if all(is_byte):
+        if options.encoding != "utf-8":
+            raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
+        return [raw] * len(tokenizers), len(raw)
+
+    def tick(read: int) -> None:
+        nonlocal size
+        size += read
+        if not raw:
+            progress.update(read)
+
+    texts = [bytearray() for _ in tokenizers]
+    position, line, changes = 0, 1, Counter[tuple[str, str]]()
+    source: IO[bytes] = io.BytesIO(raw) if raw else file
+    chunks: Iterable[str] = decode(source, display_name(options), options.encoding, tick, "--encoding ")
     if isinstance(file, io.BytesIO):  # has been decoded; in short documents, many U+0003 would look like a binary file
-        chunks = [file.read().decode()]
+        text = source.read()
+        chunks, size = [text.decode()], len(text)
     for piece in whole_words(chunks):
         for tokenizer in tokenizers:
             piece = tokenizer.canonical(piece)
         if options.unknown != "error":
-            known = set(piece).intersection(*(t.characters for t in tokenizers if isinstance(t, CharTokenizer)))
-            unknown += sum(piece.count(character) for character in set(piece) - known)
-            for replace in [True, False] if options.unknown == "replace" else [False]:
-                for tokenizer in tokenizers:
-                    piece = tokenizer.adapt(piece, replace=replace)
-        for model, text, tokenizer in zip(models, texts, tokenizers, strict=True):
+            adapted = adapt_for_all(piece, tokenizers, options.unknown)
+            if adapted != piece:
+                for letter, times in Counter(piece).items():
+                    if (form := adapt_for_all(letter, tokenizers, options.unknown)) != letter:
+                        changes[letter, form] += times
+            piece = adapted
+        for model, encoded, tokenizer in zip(models, texts, tokenizers, strict=True):
             try:
-                text += tokenizer.pack(piece).tobytes()
+                encoded += tokenizer.pack(piece).tobytes()
             except UnknownCharacter as error:
                 line += piece.count("\n", 0, error.position)
                 in_text = UnknownCharacter(error.character, position + error.position, error.nearest)
                 whose = f"{printable(model)}: " if options.compare else ""
                 raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
         position, line = position + len(piece), line + piece.count("\n")
-    return texts, unknown
+    if changes:
+        say_adapted(f"--unknown {options.unknown}", changes)
+        return [*texts], 0
+    if not (options.per_char or options.html):
+        return [raw if own else text for own, text in zip(is_byte, texts, strict=True)], size
+    if any(own and text != raw for own, text in zip(is_byte, texts, strict=True)):
+        print("the byte model reads the text of the character model, without CR and byte order mark", file=sys.stderr)
+    return [*texts], size
+
+
+def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
+    """Skip or replace the characters that one of the tokenizers lacks."""
+    for replace in [True, False] if unknown == "replace" else [False]:
+        for tokenizer in tokenizers:
+            text = tokenizer.adapt(text, replace=replace)
+    return text
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:

@@ -133,12 +133,13 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     said = ("'é' (U+00E9) at position 1", "nearest: 'e'; --unknown skip drops it")
     one_line(sample("--prompt", "né", *settings), 2, *said, program="sample.py")
     assert sample("--prompt", "né ﬁ日", "--unknown", "replace", *settings).out.startswith("ne fi")
-    said = "--unknown replace: replaced 'é' by 'e', 'ﬁ' by 'fi'; dropped '日'\n"
+    said = "--unknown replace: replaced 'é' by 'e' (1 time), 'ﬁ' by 'fi' (1 time); dropped '日' (2 times)\n"
     assert sample("--prompt", "né ﬁ日日", "--unknown", "replace", *settings).err.startswith(said)
     ended = sample("--prompt", "né ﬁ日", "--unknown", "skip", *settings)
-    assert ended.out.startswith("n ") and ended.err.startswith("--unknown skip: dropped 'é', 'ﬁ', '日'\n")
+    said = "--unknown skip: dropped 'é' (1 time), 'ﬁ' (1 time), '日' (1 time)\n"
+    assert ended.out.startswith("n ") and ended.err.startswith(said)
     ended = sample("--prompt", "n" + "".join(map(chr, range(0x4E00, 0x4E0C))), "--unknown", "skip", *settings)
-    assert "dropped '一', " in ended.err and " and 2 more\n" in ended.err
+    assert "dropped '一' (1 time), " in ended.err and ", 2 more\n" in ended.err
     assert "--unknown" not in sample("--prompt", "ne", "--unknown", "replace", *settings).err
     said = "sample.py: --prompt -: is empty, must have at least one character\n"
     assert subprocess.run([*command, "--prompt", "-"], input="", capture_output=True, text=True).stderr == said

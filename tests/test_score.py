@@ -1,4 +1,5 @@
 import csv
+import gzip
 import io
 import json
 import math
@@ -286,13 +287,41 @@ def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path,
     Path("strange.txt").write_text("aΩbïжΩc" * 9, encoding="utf-8")
     said = "is not in the vocabulary of this model; --unknown skip drops it, --unknown replace takes the nearest"
     one_line(score("model.st", "strange.txt"), 2, said, program="score.py")
-    for choice, same, count in (("skip", "abc" * 9, 36), ("replace", "abic" * 9, 36)):
+    dropped = "dropped 'Ω' (18 times), 'ж' (9 times)"
+    for choice, same, done in (
+        ("skip", "abc" * 9, f"{dropped}, 'ï' (9 times)"),
+        ("replace", "abic" * 9, f"replaced 'ï' by 'i' (9 times); {dropped}"),
+    ):
         Path("same.txt").write_text(same, encoding="utf-8")
         both = ["--compare", "less.st", "--window", "disjoint"]
         ended = score("model.st", "strange.txt", *both, "--unknown", choice)
         expected = score("model.st", "same.txt", *both)
         assert ended.status == 0 and figures(ended.out) == figures(expected.out)
-        assert f"{count} characters outside the vocabulary: {choice}" in ended.err
+        assert f"--unknown {choice}: " in ended.err
+        assert all(part in ended.err for part in done.replace("dropped ", "").replace("; ", ", ").split(", "))
+
+
+def test_each_model_reads_the_text_as_when_it_is_alone_and_bits_per_byte_are_of_the_file(
+    files: Path, score: Call
+) -> None:
+    raw = "\ufeffNaïve text\r\nΩλ abc\r\n".encode() * 9
+    Path("windows.txt").write_bytes(raw)
+    Path("windows.txt.gz").write_bytes(gzip.compress(raw))
+    write("marked.st", CharTokenizer(TEXT + "\ufeff"))
+    alone = [figures(score(name, "windows.txt").out) for name in ("marked.st", "bytes.st")]
+    for name, other in (("windows.txt", False), ("windows.txt.gz", True)):
+        models = ["marked.st", "bytes.st"][:: -1 if other else 1]
+        ended = score(models[0], name, "--compare", models[1])
+        table = figures(ended.out)
+        for label, expected in zip("BA" if other else "AB", alone, strict=True):
+            assert {row: table[f"{label}  {row}"] for row in expected} == expected
+        assert f", {len(raw)} bytes\n" in ended.out
+    mean = alone[0]["disjoint windows of 7"]  # a model of 9 characters less for each line end, and the first mark
+    characters = len(raw.decode()) - 1 - 2 * 9
+    assert mean[3] == pytest.approx(mean[2] * characters / len(raw), abs=1e-5)
+    ended = score("marked.st", "windows.txt", "--compare", "bytes.st", "--per-char")
+    assert "the byte model reads the text of the character model, without CR" in ended.err
+    assert len(ended.out.splitlines()) == characters
 
 
 def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files: Path, score: Call) -> None:
@@ -302,7 +331,10 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files:
     for form in ("NFC", "NFD"):
         Path(f"{form}.txt").write_text(unicodedata.normalize(form, text), encoding="utf-8")
     expected, ended = (score("wide.st", f"{form}.txt", "--window", "disjoint") for form in ("NFC", "NFD"))
-    assert ended.status == 0 and figures(ended.out) == figures(expected.out) and "outside" not in ended.err
+    assert ended.status == 0 and "--unknown" not in ended.err
+    (found,), (wanted,) = figures(ended.out).values(), figures(expected.out).values()
+    sizes = [Path(f"{form}.txt").stat().st_size for form in ("NFC", "NFD")]
+    assert found[:3] == wanted[:3] and found[3] * sizes[1] == pytest.approx(wanted[3] * sizes[0], abs=1)
     assert len(text) != len(unicodedata.normalize("NFD", text))
 
 
