@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import sysconfig
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -235,6 +236,9 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         folder = Path(typed).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         near = printable(nearest(Path(typed).name, others))
+        bare = path[1:-1]
+        if path[:1] in ("'", '"') and path.endswith(path[0]) and bare and os.path.exists(os.path.expanduser(bare)):
+            near = f"; the quotes are part of this name, without them: {shlex.quote(f'data.path={printable(bare)}')}"
         raise InputError(f"no such file or directory{near}", key)
     matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
     if not matches:
@@ -248,15 +252,21 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
     """Find the files of several entries or of an address, each once; name them by what their directories differ in."""
     found: dict[str, Document] = {}  # by absolute path or address
+    times = Counter[str]()
     for entry in entries:
         if "://" in entry:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
             fetched = fetch(address, downloads, notes, sha256)
-            found |= {where: Document("", path, address=where) for where, path in fetched.items()}
+            named = {where: Document("", path, address=where) for where, path in fetched.items()}
         else:
-            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
+            named = {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
+        found |= named
+        times.update(named.keys())
+    if repeated := [each for each in found if times[each] > 1]:
+        more = f", as are {len(repeated) - 1:,} others that the list repeats" if len(repeated) > 1 else ""
+        notes.append(f"{found[repeated[0]].label} is named {times[repeated[0]]:,} times but read once{more}")
     parts = {where: where.split("/") for where in sorted(found)}
     shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
     return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
@@ -332,13 +342,13 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return a line if three files are named like published splits, such as `ptb.valid.txt`."""
+    """Return a line if the files are named like two or three published splits, such as `ptb.valid.txt`."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()
         for document in documents
         if re.search(rf"(?<![a-z])({words})(?![a-z])", Path(document.name).name.lower())
     }
-    if len(documents) != 3 or len(found) != 3:
+    if len(documents) != len(found) or not {"path", "validation"} <= found.keys():
         return []
     return [f"these look like published splits, but each file is divided; to keep them: {' '.join(found.values())}"]

@@ -54,7 +54,7 @@ def decode(
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
-    codec = codecs.lookup(encoding).name
+    codec, fix = codecs.lookup(encoding).name, ""
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     elif order := utf16_order(first):
@@ -62,14 +62,18 @@ def decode(
     elif is_binary(first) or is_binary(chunk):
         way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
         raise NotText(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
-    elif codec == "utf-8" and (damaged := damage(file, wrong)):
-        line, bad = damaged
-        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
-        where = f"{printable(name)}, line {line:,}: {what}"
-        raise InputError(f"{where}: {number} in a text that is UTF-8 otherwise; correct that line")
+    elif codec == "utf-8":
+        likely = "cp1252 or latin-1"
+        if damaged := damage(file, wrong):
+            line, bad, is_utf8 = damaged
+            name = f"{name}, line {line:,}"
+            number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
+            if is_utf8:
+                raise InputError(f"{printable(name)}: {what}: {number} in a text that is UTF-8 otherwise; correct it")
+            fix = "correct that byte, the only one that is not ASCII, or " * (bad == 1)
     else:
-        likely = "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
+        likely = "utf-8"
     if likely.startswith("utf-16") and codec.startswith("utf-16"):
         raise InputError(f"{printable(name)}: {what}: the file is damaged there")
-    way = f"name its encoding with {option.rstrip()}, such as {likely}"
+    way = f"{fix}name its encoding with {option.rstrip()}, such as {likely}"
     raise InputError(f"{printable(name)}: {what}", advice=way)

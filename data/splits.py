@@ -1,10 +1,12 @@
 """Divide a text that is not a list of documents into training, validation and test; say what was divided how."""
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from types import MappingProxyType
 
 from base.errors import InputError
+from base.options import spell
 from data.config import DataConfig
 from data.corpus import Corpus
 from data.documents import Rule
@@ -18,22 +20,31 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
     """Raise `InputError` if train or validation holds no window, or if a wanted test split has no two tokens."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
+    own = config.validation is not None
+    if config.overfit is not None and whole > context:  # makes each split the beginning of the whole text
+        return
+    largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
+    ways = [f"set model.context={largest}"] if 0 < largest < context else []
+    if not own and Rule.of(config) is None and len(corpus.documents) == 1:
+        for percent in range(1, 51):
+            shares = [(100 - percent) / 100, percent / 100, 0.0]
+            begin, end = split_within(whole, shares)
+            if min(begin, end - begin) > context:
+                ways.append(shlex.quote(f"data.split={spell(shares)}"))
+                break
+    ways.append("name a longer text")
     if whole <= context:
         raise InputError(
             f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
-            f"needs {context + 1:,} in train and in validation; lower model.context or name a longer text"
+            f"needs {context + 1:,} in train and in validation; {' or '.join(ways)}"
         )
-    if config.overfit is not None:  # makes each split the beginning of the whole text
-        return
-    own = config.validation is not None
     shares = [1, 1, float(config.test is not None)] if own else config.split
     for split, share in zip(SPLITS, shares, strict=True):
         length = len(arrays[split])
         # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
         needed = context + 1 if split != "test" else 2 if share > 0 else 0
         if length < needed:
-            way = f"lower model.context={context} or " if split != "test" else ""
-            way += "name a longer text" if own else f"give it a larger share than {share:g} with data.split="
+            way = " or ".join(ways)
             if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
                 way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
             if split != "test":

@@ -130,7 +130,10 @@ def text_of_run(model: Path) -> Text:
     contents = read(model.with_name("last.ckpt"))
     saved = contents["data"]
     config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
-    text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
+    try:
+        text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
+    except InputError as error:
+        raise InputError(str(error), advice="if the text has moved, put it or a link to it there") from None
     if text.fingerprint != saved["fingerprint"]:
         run = model.resolve().parent.parent
         raise InputError(f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits")

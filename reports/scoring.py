@@ -20,6 +20,7 @@ from base.command_line import about_unknown, say_adapted
 from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory
+from base.processes import command
 from base.progress import Progress, count, hidden
 from data.corpus import CHUNK, Document, decode
 from data.documents import WHITESPACE, Rule, divide
@@ -130,7 +131,8 @@ def split_of_run(model: Path, split: str) -> bytes:
     try:
         text = text_of_run(model)
     except InputError as error:
-        raise InputError(f"--split {split}: {error}") from None
+        whole = command("python", "score.py", run_directory.name_of(run_of(model)))
+        raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     tokens = getattr(text, split)
     if not len(tokens):
         raise InputError(f"--split {split}: {run_of(model)} has an empty {split} split (data.split)")

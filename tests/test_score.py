@@ -568,7 +568,7 @@ def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None
     assert "trained on" not in score("first", "other.txt", "--window", "disjoint").out
 
 
-def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
+def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, export: Call) -> None:
     Path("alone.safetensors").write_bytes(trained.read_bytes())
     for arguments, said in {
         "first": "name either a text file or --split", "first book.txt --split test": "either a text file or --split",
@@ -576,6 +576,17 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call) -> None:
         "first --split test --encoding latin-1": "--encoding latin-1",
     }.items():  # fmt: skip
         one_line(score(*arguments.split()), 2, said, program="score.py")
+    Path("book.txt").rename("moved.txt")
+    said = "data.path=book.txt: no such file or directory; nearest: moved.txt; "
+    said += "if the text has moved, put it or a link to it there"
+    more = f"{said}; python score.py first FILE scores a whole file"
+    one_line(score("first", "--split", "test"), 2, more, program="score.py")
+    one_line(sample("first", "--novelty"), 2, said, program="sample.py")
+    game = ("--to", "web", "page.html", "--guess", "validation")
+    one_line(export("first", *game), 2, f"{said}; name a text file instead", program="export.py")
+    Path("book.txt").symlink_to("moved.txt")
+    assert score("first", "--split", "test", "--window", "disjoint").status == 0
+    Path("book.txt").unlink()
     Path("book.txt").write_text("Another text.\n" * 1000)
     one_line(score("first", "--split", "test"), 2, "has changed since", program="score.py")
 

@@ -104,6 +104,10 @@ def test_what_is_not_there(tmp_path):
     near = tmp_path / "books" / "shakespear.txt"
     assert refusal(InputError, read, near) == f"data.path={near}: no such file or directory; nearest: shakespeare.txt"
     assert refusal(InputError, read, "").endswith("no such file or directory")
+    (tmp_path / "two words.txt").touch()
+    for quote in "'\"":
+        message = refusal(InputError, read, f"{quote}{tmp_path / 'two words.txt'}{quote}")
+        assert message.endswith(f"the quotes are part of this name, without them: 'data.path={tmp_path}/two words.txt'")
     for name, reason in {
         "book": "; nearest: books", "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
         "*.pdf": "no file matches", "*books": "no file matches",  # a directory is no file

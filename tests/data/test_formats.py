@@ -147,6 +147,11 @@ def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
     make(tmp_path, {"windows.txt": b"it\x92s \x93here\x94\n" * 200, "one.txt": b"plain\n" * 200 + b"it\x92s"})
     for name in ("windows.txt", "one.txt"):
         assert refusal(InputError, opened, name).endswith("data.encoding=, such as cp1252 or latin-1")
+    once = (
+        "one.txt, line 201: byte 1,202 is not utf-8 (invalid start byte); correct that byte, the only one that is not "
+    )
+    assert refusal(InputError, opened, "one.txt").startswith(f"{once}ASCII, or name its encoding")
+    assert refusal(InputError, opened, "windows.txt").startswith("windows.txt, line 1: byte 2 is not utf-8")
     text = ("größe und Öl\n" * 20_000).encode()
     for at, line in ((0, 1), (11, 1), (CHUNK + 8, (CHUNK + 8) // 16 + 1)):
         for more, said in ((b"", "one damaged byte"), (b"\xfe\xfd", "the first of 3 damaged bytes")):

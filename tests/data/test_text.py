@@ -243,3 +243,21 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
     assert len(opened(context=49).validation) == 50
     assert len(opened(split=[0.9, 0.1, 0.0]).test) == 0
     assert len(opened(split=[0.9, 0.098, 0.002]).test) == 2
+
+
+def test_the_ways_to_train_on_a_short_text_work_as_they_are_printed(tmp_path, opened):
+    for size, context, tokenizer in ((100, 31, "char"), (40, 32, "char"), (640, 32, "byte"), (3, 1, "char")):
+        (tmp_path / "short.txt").write_text(("abcde " * size)[:size], encoding="utf-8")
+        message = refusal(InputError, opened, "short.txt", context=context, tokenizer=tokenizer)
+        largest = re.search(r"set model\.context=(\d+) or ", message)
+        assert bool(largest) == (size > 20), message
+        if largest:
+            opened("short.txt", context=int(largest[1]), tokenizer=tokenizer)
+            refusal(InputError, opened, "short.txt", context=int(largest[1]) + 1, tokenizer=tokenizer)
+        share = re.search(r"'data\.split=\[(\S+),(\S+),0\.0\]' or name a longer text", message)
+        assert bool(share) == (size >= 2 * (context + 1)), message
+        if share:
+            train, validation = float(share[1]), float(share[2])
+            opened("short.txt", context=context, tokenizer=tokenizer, split=[train, validation, 0.0])
+            less = [train + 0.01, validation - 0.01, 0.0]
+            refusal(InputError, opened, "short.txt", context=context, tokenizer=tokenizer, split=less)
