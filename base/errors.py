@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
+HIDDEN = "***"  # stands for a password or a token
+SECRET = "token|sig|credential|password|passwd|secret|key"  # in the name of a query's field
 LONGEST = 80  # characters of an argument in a message
 
 
@@ -63,9 +65,20 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"; nearest: {close[0]}" if close else ""
 
 
+def redacted(text: str) -> str:
+    """Replace user, password and tokens in addresses, such as `https://USER:PASSWORD@a.org/b.txt?token=…`, by `***`."""
+    text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
+    return re.sub(rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+
+
+def public(text: str) -> str:
+    """Return a `redacted` text that can be written as UTF-8: bytes of a file name that are not become U+FFFD."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
+
+
 def printable(text: object) -> str:
-    """Replace line breaks and characters that cannot be printed, such as undecodable bytes of a file name."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+    """Replace line breaks and characters that cannot be printed in a `redacted` text."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
 def visible(text: str) -> str:

@@ -100,6 +100,10 @@ class DataConfig:
         if self.micro_batch is not None and self.batch != "auto" and self.batch % self.micro_batch:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
+    def places(self) -> dict[str, str | None]:
+        """Return the settings that name texts: only config.yaml has the passwords of their addresses."""
+        return {"path": self.path, "validation": self.validation, "test": self.test}
+
 
 def cache_dir(config: DataConfig) -> Path:
     """Return the folder for encoded text and downloads; an `InputError` says that there is no such home directory."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from filelock import FileLock
 
-from base.errors import InputError, printable
+from base.errors import HIDDEN, InputError, printable
 from base.files import atomic, remove_unfinished, write_text
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
@@ -130,6 +131,9 @@ def text_of_run(model: Path) -> Text:
     contents = read(model.with_name("last.ckpt"))
     saved = contents["data"]
     config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
+    if any(HIDDEN in (value or "") for value in config.places().values()):
+        own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
+        config = replace(config, **{key: own[key] for key in config.places()})
     try:
         text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     except InputError as error:

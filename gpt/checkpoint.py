@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from base.errors import printable
+from base.errors import printable, redacted
 from base.jobs import run_directory
 from gpt import model_file
 from gpt.config import ModelConfig
@@ -28,6 +28,7 @@ def last_component(name: str) -> str:
     """Return a text's name without its folder or URL query; "[a/b,c/d]" is a list of texts and becomes "b, d"."""
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(last_component, name[1:-1].split(",")))
+    name = redacted(name)
     address = re.split(r"[?#]", name)[0] if "://" in name else name
     return printable(re.split(r"[/\\]", address.rstrip("/\\"))[-1])
 

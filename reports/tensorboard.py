@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from base.errors import public
 from base.options import spell
 from reports.glyphs import visible
 
@@ -46,7 +47,9 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-    plain = {key: value if isinstance(value, bool | int | float) else spell(value) for key, value in settings.items()}
+    plain = {
+        key: value if isinstance(value, bool | int | float) else public(spell(value)) for key, value in settings.items()
+    }
     _, *row = hparams(plain, {})  # the first summary would fix the columns for all runs
     for former in run.glob(f"events.out.tfevents.*{ROW_SUFFIX}"):  # of an interrupted finish, or of fewer steps
         former.unlink()

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
-from base.errors import InputError, is_out_of_memory, one_line
+from base.errors import InputError, is_out_of_memory, one_line, redacted
 from base.files import write_text
 from base.log import log
 from base.progress import Progress
@@ -39,6 +39,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         config,
         text.tokenizer,
         data=vars(config.data)
+        | {key: value and redacted(value) for key, value in config.data.places().items()}
         | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "hashes", "split_hash", "before")}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import lightning as L
 
 from base import ranks
-from base.errors import InputError, one_line
+from base.errors import InputError, one_line, public
 from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.log import to_file
@@ -61,9 +61,10 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             for left in set(run.iterdir()) - {run / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(run)
+    settings = {key: public(value) if isinstance(value, str) else value for key, value in leaves(to_dict(plan.config))}
     for logger in loggers:
         try:
-            logger.log_hyperparams(dict(leaves(to_dict(plan.config))))
+            logger.log_hyperparams(settings)
         except OSError:
             raise
         except Exception as error:  # whatever the library of a logger raises, such as W&B without a key

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from base import processes, ranks
-from base.errors import InputError, RunFailed, one_line
+from base.errors import InputError, RunFailed, one_line, public
 from base.files import atomic, write_text
 from base.jobs import run_directory
 from base.log import log, to_file
@@ -195,9 +195,9 @@ def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model:
             "sample": sample,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": verdict.verdict(vars(summary), record.losses),
-            "differences": differences(config),
-            "command": shlex.join(["python", "train.py", *overrides(config)]),
-            "config": to_yaml(config),
+            "differences": [tuple(map(public, each)) for each in differences(config)],
+            "command": public(shlex.join(["python", "train.py", *overrides(config)])),
+            "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)
         write_text(path, page(about, asdict(summary), record, model, tokens, text.tokenizer))

@@ -6,6 +6,7 @@ import threading
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -204,3 +205,30 @@ def test_a_zip_file_is_the_text_in_it(tmp_path, opened):
     make(tmp_path, {"book.zip": PAGES["one.zip"], "plain.txt": CONTENT, "no.zip": CONTENT})
     assert opened(tmp_path / "book.zip").fingerprint == opened(tmp_path / "plain.txt").fingerprint
     assert "no.zip: cannot be unpacked: File is not a zip file" in refusal(InputError, opened, tmp_path / "no.zip")
+
+
+def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score, sample, export):
+    address = f"{server.url.replace('://', '://ann:hunter2@')}/00.txt?X-Amz-Signature=hunter2&v=1"
+    ended = train(f"data.path={address}", "name=online", "logger=[tensorboard,csv]")
+    said = [ended, score("online", "--split", "validation"), sample("online", "--novelty")]
+    said.append(train("resume=runs/online", "trainer.max_steps=40", defaults=False))
+    for kind, out in (("card", "card.md"), ("web", "page.html")):
+        said.append(export("online", "--to", kind, out))
+    assert [each.status for each in said] == [0] * len(said), said
+    assert (
+        "ann" not in ended.out and f"{server.url.replace('://', '://***@')}/00.txt?X-Amz-Signature=***&v=1" in ended.out
+    )
+    said.append(train(f"data.path={address.replace('00', 'none')}", "name=none"))
+    said.append(train(f"data.path={address}", f"data.validation={address}", "data.split=[0.8,0.1,0.1]"))
+    said.append(train(f"data.paht={address}"))
+    assert [each.status for each in said[-3:]] == [2] * 3 and "hunter2" not in repr(said), said
+    files = [path for path in [*Path("runs").rglob("*"), Path("card.md"), Path("page.html")] if path.is_file()]
+    assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["config.yaml"], files
+    assert len(files) > 10 and not [path for path in files if b"hunter2" in unzipped(path)]
+
+
+def unzipped(path):
+    """What a checkpoint holds, in which the text is not compressed but may be."""
+    return (
+        b"".join(map(zipfile.ZipFile(path).read, zipfile.ZipFile(path).namelist())) if path.suffix == ".ckpt" else b""
+    )

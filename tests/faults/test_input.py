@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import typing
@@ -216,3 +217,21 @@ def test_sweeps_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest
                 patch.setenv(variable, "4")
             one_line(train("-m", *typed.split()), 2, said)
     assert not [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
+
+
+def test_a_file_name_that_is_not_utf8_works_from_start_to_export(
+    train: Call, score: Call, sample: Call, export: Call
+) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    Path("book.txt").rename(name)
+    assert train(f"data.path={name}", "name=cafe", "logger=tensorboard").status == 0
+    assert "text       caf\ufffd.txt: " in Path("runs/cafe/train.log").read_text("utf-8")
+    assert train("resume=runs/cafe", "trainer.max_steps=40", defaults=False).status == 0
+    assert summary("cafe")["steps"] == 40 and summary("cafe")["text"] == "caf\ufffd.txt"
+    for words in ((name,), ("--split", "validation")):
+        assert score("cafe", *words, "--window", "disjoint").status == 0
+    assert sample("cafe", "--prompt-file", name, "--num-chars", "9", "--novelty").status == 0
+    for kind, out in (("card", "card.md"), ("web", "page.html")):
+        assert export("cafe", "--to", kind, out).status == 0
+    for path in (*Path("runs/cafe").glob("*.html"), Path("card.md"), Path("page.html")):
+        assert "\\udce9" not in path.read_text("utf-8")
