@@ -249,8 +249,8 @@ def write(
         out.write("\n")
         if trained is not None:
             out.flush()
-            print(copies([written], trained, tokenizer)[0][0], file=sys.stderr)
-            report_new([rows[0][0] + written], trained, tokenizer, options)
+            print(copies([written.text], trained, tokenizer)[0][0], file=sys.stderr)
+            report_new(prompts or [""], [written], trained, tokenizer, options)
         return
 
     def work(part: slice) -> Iterator[list[Continuation]]:
@@ -284,8 +284,7 @@ def write(
         reached = f"reached --num-chars {options.num_chars} before the end of a {options.document}"
         print(f"{cut:,} of {count(len(rows), 'text')} {reached}", file=sys.stderr)
     if trained is not None:
-        whole = [prompt + text.text for (prompt, _), text in zip(rows, texts, strict=True)]
-        report_new(whole, trained, tokenizer, options)
+        report_new([prompt for prompt, _ in rows], texts, trained, tokenizer, options)
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
@@ -293,14 +292,23 @@ def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
-def report_new(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
-    """Say on standard error how many documents are not in the training text, unless a text may contain several."""
+def report_new(
+    prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
+    options: argparse.Namespace,
+) -> None:  # fmt: skip
+    """Say on standard error how many documents are not in the training text, unless a text may contain several.
+
+    Documents that were cut and blank ones, which training drops, do not count.
+    """
     from data.novelty import repeats
 
     if options.end and not options.no_stop:
-        documents = [tokenizer.encode(text.rpartition(options.end)[2]) for text in texts]
+        whole = (
+            given + text.text for given, text in zip(prompts, texts, strict=True) if options.end in text.stopped_by
+        )
+        documents = [tokenizer.encode(each) for text in whole if (each := text.rpartition(options.end)[2]).strip()]
         new = repeats(documents, trained, tokenizer.encode(options.end)).count(False)
-        what = count(len(texts), options.document)
+        what = count(len(documents), f"complete {options.document}")
         print(f"{new:,} of {what} {'is' if new == 1 else 'are'} new", file=sys.stderr)
 
 
@@ -315,7 +323,7 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
     return list(zip(lines, passages, strict=True))
 
 
-def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> str:
+def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
     """Print a prompt and its only text while it grows; return the text. `end` is the end mark of documents, or ""."""
     out.write(for_output(readable(prompt, end), out))
     out.flush()
@@ -325,7 +333,7 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
             out.write(for_output(readable(new, end), out))
             out.flush()
         printed = len(text.pieces)
-    return text.text
+    return text
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
