@@ -49,9 +49,8 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
                 way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
             if split != "test":
                 way += f"; data.overfit={whole} memorises all of it"
-            raise InputError(
-                f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs at least {needed:,}; {way}"
-            )
+            least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")
+            raise InputError(f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs {least}; {way}")
 
 
 def split_by_file(
