@@ -1,10 +1,11 @@
-"""Make training batches and evaluation windows of tokens.
+"""Make training batches of tokens.
 
 Training batch k depends on the text, the seed and k alone. So a run can be resumed at any step, and each rank takes a
-slice of the batch's rows. Evaluation counts every target exactly once.
+slice of the batch's rows. In a list of documents, windows begin where documents begin.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -46,17 +47,44 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
     return starts
 
 
-def train_batch(
-    tokens: np.ndarray, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
-) -> torch.Tensor:
+def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
+    """Move window starts back to the nearest end mark: (windows,) -> (windows,) int64.
+
+    A window then begins as texts of sample.py do: with the end mark `end`, (M,) tokens, and a beginning of a document.
+    A start without an end mark in the `context` tokens before it stays, as in the middle of a long document.
+    """
+    places = starts[:, None] - np.arange(context)  # (windows, context)
+    found = places >= 0
+    for offset, token in enumerate(end):
+        found &= tokens.take(places + offset, mode="clip") == token
+    return starts - found.argmax(1) * found.any(1)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a training text, by the step that reads them."""
+
+    tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
+    seed: int
+    batch: int  # windows of a step, over all micro-batches and ranks
+    context: int
+    end: np.ndarray | None = (
+        None  # end mark of the documents, see `at_documents`; None if the text is not a list of them
+    )
+
+    def starts(self, step: int, steps: int = 1) -> np.ndarray:
+        """Return where the windows of `steps` steps from `steps * step` on begin: (steps * batch,) int64."""
+        starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
+        return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
+
+
+def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
     """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
 
-    `tokens` is one-dimensional, of any integer type and longer than `context`. `batch` is the number of windows of a
-    step over all micro-batches and ranks. The result is (rows, context + 1) int64.
+    The result is (rows, context + 1) int64.
     """
-    starts = window_starts(len(tokens), seed, step, batch, context)[rows]
-    windows = np.asarray(tokens)[starts[:, None] + np.arange(context + 1)]  # (rows, context + 1)
-    return torch.from_numpy(windows.astype(np.int64))
+    places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
+    return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
@@ -72,15 +100,15 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
 
 
 def batches_on_device(
-    tokens: torch.Tensor, seed: int, step: int, batch: int, context: int, rows: slice = slice(None)
+    tokens: torch.Tensor, windows: Windows, step: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches of `train_batch` for `step`, `step` + 1 and so on, from a text on a GPU.
+    """Yield the batches of `train_batch` for `step`, `step` + 1 and so on, from the same tokens on a GPU.
 
     The windows are gathered on the GPU: only their starts are copied there, for `STEPS` steps at once.
     """
-    window = torch.arange(context + 1, device=tokens.device)  # (context + 1,)
+    window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)
     while True:
-        starts = window_starts(len(tokens), seed, step // STEPS, STEPS * batch, context).reshape(STEPS, batch)
+        starts = windows.starts(step // STEPS, STEPS).reshape(STEPS, windows.batch)
         mine = torch.tensor(starts[:, rows])  # (STEPS, rows)
         for first in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:
             yield tokens[first[:, None] + window].long()  # (rows, context + 1)

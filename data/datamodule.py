@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import batches_on_device, num_validated, on_device, train_batch
+from data.batches import Windows, batches_on_device, num_validated, on_device, train_batch
 from data.config import DataConfig
 from data.text import Text
 from gpt.evaluation import EVALUATION_BATCH, evaluation_windows
@@ -43,8 +43,10 @@ class TextDataModule(L.LightningDataModule):
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
         super().__init__()
-        self.text, self.config, self.context, self.seed = text, config, context, seed
+        self.text, self.config, self.context = text, config, context
         self.first_validation_token = int(text.validation[0])
+        end = text.tokenizer.pack(text.documents.rule.end) if text.documents else None
+        self.windows = Windows(text.train, seed, config.batch, context, end)
 
     def train_dataloader(self) -> DataLoader:
         """Load this device's rows of every batch, starting at the current step."""
@@ -56,10 +58,10 @@ class TextDataModule(L.LightningDataModule):
             tokens = on_device(self.text.train, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
 
         def batches() -> Iterator[Tensor]:
-            step, sizes = trainer.global_step, (self.config.batch, self.context, mine)
+            step, windows = trainer.global_step, self.windows
             if isinstance(tokens, Tensor):
-                return batches_on_device(tokens, self.seed, step, *sizes)
-            return (train_batch(tokens, self.seed, each, *sizes) for each in count(step))
+                return batches_on_device(tokens, windows, step, mine)
+            return (train_batch(windows, each, mine) for each in count(step))
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 

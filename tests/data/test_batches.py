@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import STEPS, batches_on_device, on_device, train_batch, window_starts, windows_per_epoch
+from data.batches import STEPS, Windows, batches_on_device, on_device, train_batch, window_starts, windows_per_epoch
 from gpt.evaluation import evaluation_windows  # fmt: skip
 
 
@@ -39,30 +39,31 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, 
         needed = len(tokens) * (1 if dtype == np.uint8 else 4)
         resident = on_device(tokens, torch.device(device), max_bytes=needed)
         assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
+        windows = Windows(tokens, 3, 8, 50)
         for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
-            found_from = batches_on_device(resident, 3, begin, 8, 50, rows)
+            found_from = batches_on_device(resident, windows, begin, rows)
             for step, found in enumerate(islice(found_from, STEPS + 5), begin):
                 assert found.dtype == torch.int64
-                assert torch.equal(found.cpu(), train_batch(tokens, 3, step, 8, 50, rows)), (dtype, step)
+                assert torch.equal(found.cpu(), train_batch(windows, step, rows)), (dtype, step)
         assert on_device(tokens, torch.device(device), max_bytes=needed - 1) is tokens
 
 
 def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere():
     tokens = np.random.default_rng(0).integers(200, size=1000).astype(np.uint8)
-    batch = train_batch(tokens, 3, 11, 6, 20)
+    batch = train_batch(Windows(tokens, 3, 6, 20), 11)
     assert batch.dtype == torch.int64 and batch.shape == (6, 21)
     for row, start in zip(batch.tolist(), window_starts(1000, 3, 11, 6, 20).tolist(), strict=True):
         assert row == tokens[start : start + 21].tolist()
     tokens = np.arange(500, dtype=np.uint16)
-    whole = train_batch(tokens, 1, 0, 240, 9)
+    whole = train_batch(Windows(tokens, 1, 240, 9), 0)
     for batch in (1, 7, 24, 60):
-        joined = torch.cat([train_batch(tokens, 1, step, batch, 9) for step in range(240 // batch)])
+        joined = torch.cat([train_batch(Windows(tokens, 1, batch, 9), step) for step in range(240 // batch)])
         assert torch.equal(joined, whole[: len(joined)])
-    third = train_batch(tokens, 1, 3, 24, 9)
+    third = train_batch(Windows(tokens, 1, 24, 9), 3)
     for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
-        rows = [train_batch(tokens, 1, 3, 24, 9, slice(at, at + size)) for at in range(0, 24, size)]
+        rows = [train_batch(Windows(tokens, 1, 24, 9), 3, slice(at, at + size)) for at in range(0, 24, size)]
         assert torch.equal(torch.cat(rows), third)
-    assert not torch.equal(third, train_batch(tokens, 2, 3, 24, 9)), "they depend on the seed"
+    assert not torch.equal(third, train_batch(Windows(tokens, 2, 24, 9), 3)), "they depend on the seed"
     # Written down once: a change here means that old runs can no longer be resumed exactly.
     assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [52834, 520482, 558242, 584226]
     assert window_starts(100, 1337, 3, 12, 16).tolist() == [60, 12, 76, 44, 74, 58, 42, 26, 10, 73, 41, 57]
@@ -114,3 +115,25 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
             assert len(found) > most - stride or len(found) == len(windows[0])  # no window more fits
             gaps = np.diff([*starts, max(windows) + stride])
             assert gaps.max() - gaps.min() <= stride
+
+
+@pytest.mark.parametrize("end", [[0], [1, 1]])
+def test_windows_of_documents_begin_at_the_nearest_end_mark(end):
+    random_ = np.random.default_rng(1)
+    tokens = random_.integers(40, size=3000).astype(np.uint16)
+    for place in (0, 50, 51, 53, *range(100, 3000, 70), 2990):
+        tokens[place : place + len(end)] = end
+    context, moved = 20, 0
+    windows = Windows(tokens, 4, 6, context, np.array(end, np.uint16))
+    whole = tokens.tolist()
+    for step in range(20):
+        plain = window_starts(3000, 4, step, 6, context)
+        for start, row in zip(plain.tolist(), train_batch(windows, step).tolist(), strict=True):
+            marks = [p for p in range(max(0, start - context + 1), start + 1) if whole[p : p + len(end)] == end]
+            begin = max(marks, default=start)
+            assert row == whole[begin : begin + context + 1]
+            moved += begin != start
+    assert moved > 20
+    resident = torch.from_numpy(tokens.astype(np.int32))
+    for step, batch in enumerate(islice(batches_on_device(resident, windows, 3), 70), 3):
+        assert torch.equal(batch, train_batch(windows, step))
