@@ -26,7 +26,7 @@ from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from gpt.inference.continuation import Continuation, beginning, readable
 from gpt.inference.generate import generate_many, stream
-from gpt.inference.sampling import SamplingParams, log_probabilities
+from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilities
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
@@ -64,8 +64,8 @@ def make_parser() -> Parser:
     length = "length of each text in characters, or in bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 1, 10**9), default=500, metavar="N", help=length)
     add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
-    heat = "sampling temperature; 0: always take the most likely character (default 0.8)"
-    add("--temperature", type=number(float, 0, 1000), default=0.8, metavar="T", help=heat)
+    heat = f"sampling temperature; 0: always take the most likely character (default {TEMPERATURE:g})"
+    add("--temperature", type=number(float, 0, 1000), default=TEMPERATURE, metavar="T", help=heat)
     add("--top-k", type=number(int, 1, 2**31), metavar="K", help="sample from the K most likely characters")
     nucleus = "nucleus sampling: keep the smallest set of characters with total probability P"
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)

@@ -16,6 +16,7 @@ from conf.resume_rules import PATHS
 from gpt.checkpoint import last_component
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import generate
+from gpt.inference.sampling import TEMPERATURE
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from reports.log_lines import describe_copies, epochs, in_nats
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
 tokens = tokenizer("The ", return_tensors="pt")
-print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200, do_sample=True, temperature=0.8)[0]))
+print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200, do_sample=True, temperature=HEAT)[0]))
 ```
 
 """
@@ -67,12 +68,12 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     tokenizer = tokenizer_from(meta["vocabulary"])
     end = meta["documents"]["end"] if meta["documents"] else ""
     begin = tokenizer.encode(beginning(tokenizer, end))
-    written = tokenizer.decode(generate(model, begin, 400, temperature=0.8, seed=0)[len(begin) :].numpy())
+    written = tokenizer.decode(generate(model, begin, 400, temperature=TEMPERATURE, seed=0)[len(begin) :].numpy())
     sample = readable(complete_documents(written, end), end).strip("\n")
     name = escape(run_directory.name_of(run) if command else file.stem)
     title = f"# {name}\n\nA GPT that reads and writes single {tokenizer.unit}s, trained with chargpt.\n\n"
-    body = f"| | |\n|---|---|\n{table}\n{command}## A sample, at temperature 0.8\n\n{fenced(sample)}\n\n"
-    return f"{HEAD if hf else ''}{title}{body}{USE if hf else ''}{END}"
+    body = f"| | |\n|---|---|\n{table}\n{command}## A sample, at temperature {TEMPERATURE:g}\n\n{fenced(sample)}\n\n"
+    return f"{HEAD if hf else ''}{title}{body}{USE.replace('HEAT', f'{TEMPERATURE:g}') if hf else ''}{END}"
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:

@@ -126,15 +126,19 @@ def watch(folder: Path) -> None:
     log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
 
-def conclude(run: Path, config: Config, text: Text, sample: str, copied: Sequence[str], report: Path | None) -> None:
-    """Log the last lines of a run: a sample and what it copies, where everything is, and what to type next."""
-    what = "continues lines from the middle of the validation text"
-    if text.documents:
-        what = f"writes {text.documents.rule.kind}s"
-    log.info(f"sample     the best checkpoint {what}")
-    log.info("\n" + sample.strip("\n") + "\n")
-    for number, line in enumerate(copied):
-        log.info(f"{'' if number else 'novelty':10} {line}")
+def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
+    """Log texts of the best model as [temperature, prompt, text], and what it copies from the training text."""
+    what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
+    log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
+    for *_, sample in samples:
+        log.info("\n" + sample.strip("\n"))
+    log.info(f"\nnovelty    {copied}")
+    if copies:
+        log.info(f"           {describe_copies(copies, text.tokenizer.unit)}")
+
+
+def conclude(run: Path, config: Config, report: Path | None) -> None:
+    """Log the last lines of a run: where everything is, and what to type next."""
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

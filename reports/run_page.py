@@ -39,7 +39,7 @@ def page(
 
     Args:
         about: `name` of the run; `text`, a line that describes the text; `notes`, lines about it; `verdict`, a list of
-            sentences; `sample`, a list of temperature, prompt and text; `copied`, what samples share with the training
+            sentences; `written`, lists of temperature, prompt and text; `copied`, what samples share with the training
             text, or None; `differences`, a list of [key, value, default] for each changed setting; `command`, which
             repeats the run; `config`, all settings as YAML.
         summary: contents of summary.json.

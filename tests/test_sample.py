@@ -250,7 +250,7 @@ def test_how_many_documents_are_new(train: Call, sample: Call, monkeypatch: pyte
     Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, "abc", "abc", " "]), encoding="utf-8")
     ended = train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60")
     assert "names.txt: 338 lines, 2 of them repeated; 1 blank line dropped\n" in ended.out
-    assert "\nsample     the best checkpoint writes lines\n" in ended.out
+    assert "\nsample     the best checkpoint writes lines, at temperature 0.9\n" in ended.out
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     trained = text.tokenizer.decode(text.train).split("\n")[:-1]
     ended = sample("a", "--novelty", "--num-samples", "40", "--seed", "1", "--temperature", "0.7")

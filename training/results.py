@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from base import processes, ranks
 from base.errors import InputError, RunFailed, one_line, public
 from base.files import atomic, write_text
@@ -21,24 +19,25 @@ from conf.schema import to_yaml
 from data.batches import num_validated
 from data.ngrams import yardsticks
 from data.novelty import describe, longest_copies, skipped
-from data.passages import as_shown, passage, prompt
+from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, last_component, model_state
 from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
 from gpt.inference.continuation import complete_documents
-from gpt.inference.generate import generate
+from gpt.inference.sampling import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
 from reports import log_lines, verdict
 from reports.run_page import page
 from reports.tensorboard import log_result
-from training.callbacks.watch import FINAL_SAMPLE_LENGTH, FINAL_SAMPLE_TEMPERATURE
+from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
 from training.errors import rates_far_above
 from training.launch import device_kind
 from training.run_plan import RunPlan
 from training.summary_file import Summary, hyperparameters, write_summary
 
+FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
 
 
@@ -132,6 +131,8 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     """
     run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
     best, last = evaluate_models(plan, contents, scored)
+    samples, summary.copies, copied = write_samples(plan, best.model)
+    log_lines.show_samples(plan.text, samples, copied, summary.copies)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     if losses := record.losses:
         log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
@@ -145,46 +146,42 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     log.info(f"yardsticks {verdict.describe_yardsticks(vars(summary), plan.text.tokenizer.unit)}")
     for sentence in verdict.verdict(vars(summary), losses):
         log.info(f"           {sentence}")
-    sample, summary.copies, copied = write_samples(plan, best.model)
-    report = write_report(plan, summary, record, best.model, sample)
+    report = write_report(plan, summary, record, best.model, samples)
     results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
     log_result(run, hyperparameters(config), summary.best_step or 0, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
-    log_lines.conclude(run, config, plan.text, sample[2], copied, report)
+    log_lines.conclude(run, config, report)
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of guessing"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
 
-def write_samples(plan: RunPlan, model: GPT) -> tuple[list[Any], dict[str, Any] | None, list[str]]:
-    """Continue a prompt from the validation text, or write documents; find what is copied from the training text.
+def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
+    """Continue two prompts from the validation text, or write documents; find what is copied from the training text.
 
-    Return the first sample as [temperature, prompt, text], `Summary.copies`, and lines about the copies.
+    Return [temperature, prompt, text] of each, `Summary.copies`, and a line about the longest copy in these texts.
     """
-    given, tokenizer, config, heat = prompt(plan.text), plan.text.tokenizer, plan.config, FINAL_SAMPLE_TEMPERATURE
-    length, reason = config.watch.sample_length or FINAL_SAMPLE_LENGTH, skipped(plan.text.train, tokenizer.unit)
-
-    def continuations(number: int, length: int) -> np.ndarray:
-        prompts = given.expand(number, -1)
-        return generate(model, prompts, length, temperature=heat, seed=config.seed).numpy()[:, len(given) :]
-
+    tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
+    length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
+    reason = skipped(trained, tokenizer.unit)
     with Progress("writing samples"):
-        (text,) = continuations(1, length)
+        rows, samples = written(model, plan.text, given, length, plan.config.seed)
+        if reason:
+            return samples, None, reason
         short = min(length, FINAL_SAMPLE_LENGTH)
-        others = [] if reason else list(continuations(NUM_COMPARED, short))
-    sample = [heat, *as_shown(plan.text, given.numpy(), text)]
-    if documents := plan.text.documents:
-        text = tokenizer.encode(complete_documents(tokenizer.decode(text), documents.rule.end))
-    if reason:
-        return sample, None, [reason]
-    copy, *found = longest_copies([text, *others], plan.text.train)
-    sizes = [each.length for each in found]
+        others, _ = written(model, plan.text, given[:1].expand(NUM_COMPARED, -1), short, plan.config.seed)
+    end = plan.text.documents.rule.end if plan.text.documents else ""
+    shown = [tokenizer.encode(complete_documents(tokenizer.decode(row), end)) if end else row for row in rows]
+    found = longest_copies([*shown, *others], trained)
+    sizes = [each.length for each in found[len(shown) :]]
     copies = {"median": statistics.median(sizes), "longest": max(sizes), "samples": len(sizes), "length": short}
-    copies["temperature"] = heat
-    return sample, copies, [describe(copy, text, tokenizer), log_lines.describe_copies(copies, tokenizer.unit)]
+    longest = max(range(len(shown)), key=lambda number: found[number].length)
+    return samples, copies | {"temperature": TEMPERATURE}, describe(found[longest], shown[longest], tokenizer)
 
 
-def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, sample: list[Any]) -> Path | None:
+def write_report(
+    plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, samples: list[list[Any]]
+) -> Path | None:
     """Write report.html and return its path; log an error and return None, because the run itself has succeeded."""
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:
@@ -192,7 +189,7 @@ def write_report(plan: RunPlan, summary: Summary, record: TrainingRecord, model:
             "name": run_directory.name_of(plan.directory),
             "text": f"{last_component(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": text.notes,
-            "sample": sample,
+            "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": verdict.verdict(vars(summary), record.losses),
             "differences": [tuple(map(public, each)) for each in differences(config)],

@@ -9,6 +9,8 @@ import numpy as np
 
 from base.options import check, option
 
+TEMPERATURE = 0.9  # where none is set: the text then repeats itself about as often as the training text does
+
 
 @dataclass(frozen=True)
 class SamplingParams:

@@ -50,7 +50,7 @@ def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file
     about = {
         "name": "x</script><b>&{{data}}", "text": f"{TEXT}: 12 train", "verdict": ["Counting is better"],
         "notes": ["2 of 3 files are <copies>"],
-        "sample": [0.6, "Once\n", TEXT],
+        "written": [[0.9, "Once\n", TEXT], [0.9, "", TEXT[::-1]]],
         "differences": [("data.path", TEXT, "null"), ("compile", "true", "auto")],
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
@@ -124,9 +124,9 @@ def test_a_finished_run_is_reported(trained: Path) -> None:
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
     assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
-    passage, (_, prompt, text) = data["passage"]["letters"], data["sample"]
+    passage, (_, prompt, text) = data["passage"]["letters"], data["written"][1]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
-    assert prompt in book and len(text) == 500 and text.strip("\n") in log
+    assert prompt in book and len(text) == 250 and text.strip("\n") in log
     assert "report     runs/first/report.html" in log
     callbacks = last("first")["callbacks"]
     assert data["samples"] == callbacks["Watch"]["history"]["entries"] and "30 steps" in data["figures"][1][4]
@@ -204,8 +204,8 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
-    assert shown.locator("#sample pre").text_content() == whole
-    assert shown.locator("#sample .prompt").text_content() == "Once\n"
+    assert shown.locator("#sample pre").first.text_content() == whole
+    assert shown.locator("#sample .prompt").first.text_content() == "Once\n"
     shown.focus("#samples input")
     for step in (60, 40):
         assert shown.inner_text("#samples output") == f"step {step}"

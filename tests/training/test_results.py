@@ -11,7 +11,7 @@ import torch
 
 import gpt.training_checkpoint
 from data.config import DataConfig
-from data.passages import prompt
+from data.passages import prompts
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
@@ -42,14 +42,20 @@ def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None
     ended = train("name=a", "watch.sample_length=40", *STEPS)
     text, record = open_text(DataConfig(path="book.txt"), 32), summary("a")["copies"]
     model, meta = load_checkpoint("a")
-    given = prompt(text)
-    rows = generate(model, given.expand(20, -1), 40, temperature=0.6, seed=0)[:, len(given) :].tolist()
-    lengths = [longest_copy(row, text.train.tolist()) for row in rows]
+    given, trained = prompts(text), text.train.tolist()
+
+    def copied(begun: torch.Tensor) -> list[int]:
+        rows = generate(model, begun, 40, temperature=0.9, seed=0)[:, given.shape[1] :].tolist()
+        return [longest_copy(row, trained) for row in rows]
+
+    lengths = copied(given[:1].expand(20, -1))
     expected = {"median": statistics.median(lengths), "longest": max(lengths), "samples": 20, "length": 40}
-    assert record == expected | {"temperature": 0.6}
+    assert record == expected | {"temperature": 0.9}
     (own,) = re.findall(r'^novelty    longest copy: (\d+) of 40 characters, "', ended.out, re.MULTILINE)
-    assert int(own) == lengths[0] and ended.out.index("\nsample ") < ended.out.index("\nnovelty ")
-    words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.6)"
+    assert int(own) == max(copied(given))
+    places = [ended.out.index(f"\n{word}") for word in ("sample ", "novelty ", "validation loss")]
+    assert places == sorted(places)
+    words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.9)"
     assert words in ended.out and words in Path("runs/a/report.html").read_text("utf-8")
     row = f"| copied | the longest passage that a sample shares with the training text: {words} |"
     assert row in card(model, meta, MODELS[1]).splitlines()
@@ -63,25 +69,27 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     Path("names.txt").write_text("%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8")
     ended = train("name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS)
     count = re.search(r"names.txt: (\d+) parts", ended.out)
-    assert count and int(count[1]) == 210 and "\nsample     the best checkpoint writes parts\n" in ended.out
+    assert count and int(count[1]) == 210
+    assert "\nsample     the best checkpoint writes parts, at temperature 0.9\n" in ended.out
     model, meta = load_checkpoint("a")
 
-    def written(length: int, seed: int, heat: float) -> str:
-        tokens = generate(model, [0], length, temperature=heat, seed=seed)[1:]
+    def written(length: int, seed: int) -> str:
+        tokens = generate(model, [0], length, temperature=0.9, seed=seed)[1:]
         text = "".join(meta["vocabulary"]["characters"][token] for token in tokens)
         assert "\x03" in text
         return text[: text.rindex("\x03")].replace("\x03", "\n\n")
 
     assert meta["vocabulary"]["characters"][0] == "\x03"
-    assert f"\n\n{written(60, 0, 0.6).strip(chr(10))}\n\nnovelty " in ended.out
+    shown = "\n\n".join(written(60, seed).strip("\n") for seed in (0, 1))
+    assert f"\n\n{shown}\n\nnovelty " in ended.out
     step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
-    assert texts == [[heat, "", written(60, seed, heat)] for heat in (0.6, 1.0) for seed in (0, 1)]
+    assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
     report = Path("runs/a/report.html").read_text("utf-8")
     assert "names.txt: 210 parts; " in report and "the model wrote documents" in report
     lines = card(model, meta, MODELS[1])
     assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
-    assert f"```text\n{written(400, 0, 0.8).strip(chr(10))}\n```" in lines
+    assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in lines
 
 
 def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:

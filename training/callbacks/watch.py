@@ -4,22 +4,27 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from torch import Tensor
 
 from conf.schema import WatchConfig
 from data.passages import as_shown, prompts
 from data.text import Text
 from gpt.inference.generate import generate
+from gpt.inference.sampling import TEMPERATURE
 from gpt.model import GPT
 from reports.pictures import plots
 from reports.tensorboard import as_markdown
 from training.bounded_series import BoundedSeries
 from training.loggers import boards
 
-FINAL_SAMPLE_LENGTH = 500
-FINAL_SAMPLE_TEMPERATURE = 0.6
-TEMPERATURES = (0.6, 1.0)
 SAMPLE_LENGTH = 100  # tokens of each text during training
 MAX_SAVED = 20  # max validations whose texts a checkpoint holds
+
+
+def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
+    """Continue `prompts`, (B, T0); return the new tokens, (B, length), and [temperature, prompt, text] of each."""
+    given, rows = prompts.shape[1], generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
+    return rows[:, given:], [[TEMPERATURE, *as_shown(text, row[:given], row[given:])] for row in rows]
 
 
 class Watch(L.Callback):
@@ -42,17 +47,10 @@ class Watch(L.Callback):
         texts = self._write(model)
         self.history.add([step, texts])
         for board in boards(trainer):
-            for heat in TEMPERATURES:
-                shown = as_markdown([(prompt, text) for temperature, prompt, text in texts if temperature == heat])
-                board.experiment.add_text(f"samples/temperature_{heat:.1f}", shown, step)
+            board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
             for tag, picture in plots(model, self.text, self.config.heads(), step) if self.config.pictures else ():
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Continue each prompt at each of `TEMPERATURES`; return [temperature, prompt, text] for each."""
-        texts, given = [], self.prompts.shape[1]
-        for heat in TEMPERATURES:
-            length = self.config.sample_length or SAMPLE_LENGTH
-            rows = generate(model, self.prompts, length, temperature=heat, seed=0).numpy()
-            texts += [[heat, *as_shown(self.text, row[:given], row[given:])] for row in rows]
-        return texts
+        """Continue each prompt; return [temperature, prompt, text] for each."""
+        return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]

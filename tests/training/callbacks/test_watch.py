@@ -60,16 +60,15 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert train("name=a", "trainer.max_steps=10").status == 0
     model, meta = load_checkpoint("runs/a")
     ((step, texts),) = last("a")["callbacks"]["Watch"]["history"]["entries"]
-    assert step == 10 and [temperature for temperature, _, _ in texts] == [0.6, 0.6, 1.0, 1.0]
-    assert texts[0][1] == texts[2][1] != texts[1][1], "the prompts"
+    assert step == 10 and [temperature for temperature, _, _ in texts] == [0.9, 0.9]
+    assert texts[0][1] != texts[1][1], "the prompts"
     letters = meta["vocabulary"]["characters"]
     for number, (temperature, prompt, text) in enumerate(texts):
         assert prompt in Path("book.txt").read_text()
         tokens = torch.tensor([[letters.index(letter) for letter in prompt]])
         written = generate(model, tokens, len(text), temperature=temperature, seed=number % 2)
         assert "".join(letters[token] for token in written[0, len(prompt) :]) == text
-    for heat in (0.6, 1.0):
-        assert [text.step for text in board("a").Tensors(f"samples/temperature_{heat}/text_summary")] == [10]
+    assert [text.step for text in board("a").Tensors("samples/text_summary")] == [10]
 
 
 TEXTS = {  # and what is shown of them, where that is something else
