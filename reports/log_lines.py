@@ -130,8 +130,8 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
     """Log texts of the best model as [temperature, prompt, text], and what it copies from the training text."""
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
-    for *_, sample in samples:
-        log.info("\n" + sample.strip("\n"))
+    for number, (*_, sample) in enumerate(samples, 1):
+        log.info(("" if text.documents else f"--- {number}") + "\n" + sample.strip("\n"))
     log.info(f"\nnovelty    {copied}")
     if copies:
         log.info(f"           {describe_copies(copies, text.tokenizer.unit)}")
