@@ -22,7 +22,7 @@ TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versio
 FAILURES = {
     TimeoutError: "no answer in time",
     aiohttp.ClientPayloadError: "the connection was cut",
-    aiohttp.ClientConnectorCertificateError: "its TLS certificate is not trusted (SSL_CERT_FILE=)",
+    aiohttp.ClientConnectorCertificateError: "its TLS certificate is not trusted; SSL_CERT_FILE can name one that is",
     aiohttp.ClientSSLError: "no TLS connection",
     aiohttp.ClientConnectionError: "no connection",
     PermissionError: "access is denied",

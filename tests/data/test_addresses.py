@@ -2,6 +2,7 @@ import hashlib
 import io
 import os
 import re
+import ssl
 import threading
 import zipfile
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import trustme
 
 from base.errors import InputError
 from conf.groups import choice_values
@@ -84,6 +86,15 @@ def test_from_the_web(server, opened):
         assert refusal(InputError, opened, absent) == f"data.path={base}/good: no connection"
 
 
+def test_an_untrusted_certificate_is_named(server, opened):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    address = f"https://localhost:{server.server_port}/00.txt"
+    message = refusal(InputError, opened, address)
+    assert message == f"data.path={address}: its TLS certificate is not trusted; SSL_CERT_FILE can name one that is"
+
+
 def test_a_store_that_cannot_be_reached_is_not_needed_again(server, opened, monkeypatch):
     path, said = f"[{server.url}/00.txt,{server.url}/01.txt]", Mock()
     opened(path)
@@ -149,7 +160,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
         "s4://books/a.txt": "no such kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
-        "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 is not utf-8 .*data\.encoding=",
+        "BUCKET/latin": r"BUCKET/latin/1\.txt, line 1: byte 400 is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip
         message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
