@@ -1,3 +1,4 @@
+import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_wandb_gets_a_run(train: Call) -> None:
     needs("wandb", extra="wandb")
     ended = train("logger=wandb", "logger.wandb.offline=true", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and summary("a")["steps"] == 2 and list(Path().rglob("run-*.wandb")), ended
+    importlib.import_module("wandb").finish()  # a process has one run of wandb at a time
 
 
 def test_a_logger_that_cannot_start_leaves_nothing(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
