@@ -92,9 +92,11 @@ def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
     """Score a split of all trials of a sweep and print its table, which then has the test losses."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
-    from sweeps.table import leaderboard, write_table  # loads Hydra
+    from sweeps.table import leaderboard, write_page, write_table  # loads Hydra
 
-    print(f"\n{leaderboard(write_table(trials[0].parent))}")
+    table = write_table(trials[0].parent)
+    write_page(trials[0].parent, table)
+    print(f"\n{leaderboard(table)}")
 
 
 if __name__ == "__main__":

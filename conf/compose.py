@@ -149,7 +149,8 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
             if argument not in accepted:
                 listed = ", ".join(accepted) or "none"
                 raise InputError(f"{each.key}: no such key; {group}={name} takes {listed}")
-        OmegaConf.update(config, each.key, each.value)
+        literal = each.key in KEYS and KEYS[each.key].metadata.get("literal")
+        OmegaConf.update(config, each.key, escaped(each.value) if literal else each.value)
     for key, value in literals.items():
         OmegaConf.update(config, key, escaped(value))
     return config

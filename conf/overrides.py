@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 from hydra.errors import HydraException
 
-from base.errors import InputError, nearest, one_line
+from base.errors import InputError, nearest, one_line, printable
+from base.jobs.run_directory import RUNS
 from base.options import spell
 from conf.groups import add_folder, choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
-from conf.keys import ALIASES, KEYS, SEARCH_KEYS, is_plugins, nearest_key
+from conf.keys import ALIASES, KEYS, SEARCH_KEYS, is_launch, is_plugins, nearest_key
 from conf.schema import REFUSED, SearchConfig
 
 SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
@@ -25,9 +27,9 @@ HYDRA = (
     "-cn", "--config-name", "-cp", "--config-path", "-i", "--info", "-p", "--package", "-r", "--run", "--hydra-help",
 )  # fmt: skip
 MAX_VALUES = 10_000  # values of one key in a sweep
-
-
 MAX_RUNS = 10_000  # runs of one sweep
+# A value before a comma, and its quote, if it has one; a comma in brackets is not the end of the value.
+VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Command:
 
     overrides: list[Override]  # as Hydra has parsed them
     literals: dict[str, str | None]  # by key, the values that Hydra does not read: see `split_literals`
+    swept: dict[str, list[Setting]]  # those of which -m has several
     sweep: bool = False  # -m
     search: SearchConfig | None = None  # hparams_search
     part: str = ""  # the argument of --cfg; empty without --cfg
@@ -57,7 +60,7 @@ class Command:
 
     def runs(self) -> Iterator[list[Setting]]:
         """Yield the settings of each run: every combination of the values; of a repeated key the last one counts."""
-        choices = {each.key_or_group: settings(each) for each in self.overrides}
+        choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
         if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
             raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
         yield from (list(each) for each in itertools.product(*choices.values()))
@@ -91,14 +94,17 @@ def read_command(arguments: list[str]) -> Command:
             raise InputError(f"{argument}: no such flag{_as_setting(argument, others)}")
         else:
             typed.append(argument)
-    rest, literals = split_literals(typed)
     sweep = bool({"-m", "--multirun"} & flags)
+    rest, literals, swept = split_literals(typed, sweep or search is not None)
     overrides = parse_overrides(rest, sweep, search is not None)
     if part and (search or (sweep and part != "job")):
         raise InputError(f"--cfg={part}: shows the settings of one run; -m --cfg=job lists the runs of a sweep")
     if "--resolve" in flags and not part:
         raise InputError("--resolve: needs --cfg")
-    return Command(overrides, literals, sweep, search, part, "--resolve" in flags)
+    for key, values in swept.items() if search else ():
+        given = printable(",".join(each.text.removeprefix(f"{key}=") for each in values))
+        raise InputError(f"{key}={given}: must be one value in a search; quote a name with a comma: '{key}=\"…\"'")
+    return Command(overrides, literals, swept, sweep, search, part, "--resolve" in flags)
 
 
 def take_config_dir(arguments: list[str]) -> list[str]:
@@ -127,16 +133,32 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
     return f", must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}"
 
 
-def split_literals(arguments: list[str]) -> tuple[list[str], dict[str, str | None]]:
-    """Return the arguments for Hydra, and by key the values that its grammar must not read, such as paths."""
-    rest, literals = [], {}
+def split_literals(
+    arguments: list[str], sweep: bool = False
+) -> tuple[list[str], dict[str, str | None], dict[str, list[Setting]]]:
+    """Return the arguments for Hydra, and by key the values that its grammar must not read, such as paths.
+
+    With `sweep`, the third has the keys with several values, between commas; the name of a file or run, and what
+    is in brackets or quotes, is one value.
+    """
+    rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and key in KEYS and KEYS[key].metadata.get("literal"):
-            literals[key] = None if value == "null" else value
-        else:
+        if not equals or key not in KEYS or not KEYS[key].metadata.get("literal"):
             rest.append(argument)
-    return rest, literals
+            continue
+        literals.pop(key, None), swept.pop(key, None)  # the last one counts
+        whole = not sweep or is_launch(key) or os.path.exists(os.path.expanduser(value)) or os.path.exists(RUNS / value)
+        values = [value] if whole else [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{value},")]
+        if "" in values[1:] or values[0] == "" != value:
+            quoted = shlex.quote(f'{key}="{printable(value)}"')
+            raise InputError(f"{printable(argument)}: a value is empty; if the comma is part of the name: {quoted}")
+        found = [Setting(key, None if text == "null" else text, f"{key}={text}") for text in values]
+        if len(found) > 1:
+            swept[key] = found
+        else:
+            literals[key] = found[0].value
+    return rest, literals, swept
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:

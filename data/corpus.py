@@ -239,6 +239,8 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         bare = path[1:-1]
         if path[:1] in ("'", '"') and path.endswith(path[0]) and bare and os.path.exists(os.path.expanduser(bare)):
             near = f"; the quotes are part of this name, without them: {shlex.quote(f'data.path={printable(bare)}')}"
+        if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
+            near = f"; for a run with each: -m; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}"
         raise InputError(f"no such file or directory{near}", key)
     matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
     if not matches:

@@ -24,7 +24,7 @@ from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.log_lines import watch
-from sweeps.table import leaderboard, write_table
+from sweeps.table import leaderboard, write_page, write_table
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
 
@@ -39,7 +39,7 @@ class Candidate:
 
 def varied_keys(command: Command) -> list[str]:
     """Return the keys with several values; if there are none, all settings of the run."""
-    several = [each.key_or_group for each in command.overrides if each.is_sweep_override()]
+    several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
@@ -92,7 +92,8 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
     distinct = {}  # reading a text takes time
     for run in runs:
         config = run.config
-        distinct[repr((config.data, config.model.context, config.trainer, config.init_from and config.model))] = run
+        start = config.init_from and (config.init_from, config.model)
+        distinct[repr((config.data, config.model.context, config.trainer, start))] = run
     for run in distinct.values():
         config = run.config
         if isinstance(config.trainer.devices, int):
@@ -205,13 +206,15 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
 
 def show_results(results: list[dict[str, str]], table: Path) -> None:
-    """Log the leaderboard, the path of `table` and commands to look at the results."""
+    """Log the leaderboard, the paths of `table` and of the page beside it, and commands to look at the results."""
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
             log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
         watch(table.parent)
-    log.info(f"table      {table}")
+    different = write_page(table.parent, results)
+    log.info(f"report     {table.with_name('report.html')}")
+    log.info(f"table      {table}{different and f'; {different}'}")
 
 
 def combinations(command: Command) -> str:
@@ -224,6 +227,7 @@ def combinations(command: Command) -> str:
 def begin_sweep(command: Command) -> int:
     """Check all trials of a sweep before any file is written, and run them; return the exit status."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
+    overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
     varied, fixed = varied_keys(command), literal_settings(literals)
     name = literals.get("name") or sweep_name([*overrides, *fixed])

@@ -1,22 +1,24 @@
-"""The table of several runs: `sweep.csv`, the leaderboard, and the means where only the seed differs."""
+"""The table of several runs: `sweep.csv`, the leaderboard, the means where only the seed differs, and their page."""
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from base.errors import InputError
+from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory
 from base.options import spell
 from base.progress import clock
 from conf.compose import read_config
 from conf.keys import is_launch, leaves
-from conf.schema import to_dict
+from conf.schema import Config, to_dict
 from reports.run_list import aligned
+from reports.sweep_page import page
 from sweeps.trial import Trial
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
@@ -77,23 +79,68 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 def leaderboard(table: list[Row]) -> str:
     """Format the best runs, with their settings and results, as aligned columns; above them the means over seeds."""
+    *averages, runs = columns(table)
+    said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
+    return "\n\n".join([*map(aligned, averages), said])
+
+
+def columns(table: list[Row]) -> list[list[list[str]]]:
+    """Return the cells of the means, if `seed` varies, and those of the runs, each below a row of headings."""
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
     lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
-    for row in table[:MAX_ROWS]:
+    for row in table:
         loss = figure(row["val_loss"]) or row["status"]
         weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
         seconds = clock(float(row["seconds"])) if row["seconds"] else ""
         tests = [figure(row[key]) for key in tested]
         lines.append([*(row[key] for key in settings), loss, figure(row["val_bpc"]), *tests, weights, seconds])
-    said = aligned(lines) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
     if not averages:
-        return said
-    others, columns = [key for key in settings if key != "seed"], ["val_loss", *tested]
+        return [lines]
+    others, losses = [key for key in settings if key != "seed"], ["val_loss", *tested]
     head = [*others, "runs", "mean loss", "spread", *(["mean test", "spread"] if tested else [])]
-    cells = [[figure(row[f"{key}{end}"]) for key in columns for end in ("", "_spread")] for row in averages]
+    cells = [[figure(row[f"{key}{end}"]) for key in losses for end in ("", "_spread")] for row in averages]
     rows = [[*(row[key] for key in [*others, "runs"]), *own] for row, own in zip(averages, cells, strict=True)]
-    return f"{aligned([head, *rows])}\n\n{said}"
+    return [[head, *rows], lines]
+
+
+def write_page(directory: Path, table: list[Row]) -> str:
+    """Write report.html, the page that compares the runs of `table`; return what `caution` says about them."""
+    configs = []
+    for row in table:
+        with suppress(InputError):  # a run that has not begun, or has lost its config.yaml
+            configs.append(read_config(Path(row["directory"])))
+    settings, averages = means(table)
+    kinds = [[tuple(row[key] for key in settings if key != "seed") for row in rows] for rows in (averages, table)]
+    places = {kind: place for place, kind in enumerate(dict.fromkeys([*kinds[0], *kinds[1]]))}
+    units = {"byte" if config.data.tokenizer == "byte" else "character" for config in configs}
+    different = caution(configs)
+    about = {
+        "name": printable(directory.name),
+        "caution": different,
+        "unit": " or ".join(sorted(units)) or "character",
+        "tables": columns(table),
+        "colours": [[places[kind] for kind in own] for own in kinds if own],  # of the rows of each table
+        "runs": [[", ".join(f"{key}={row[key]}" for key in settings), curve(Path(row["directory"]))] for row in table],
+    }
+    write_text(directory / "report.html", page(about))
+    return different
+
+
+def curve(run: Path) -> list[tuple[int, float]]:
+    """Return step and loss of each validation of a run."""
+    validations = run_directory.summary_of(run).get("validations") or {}
+    return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
+
+
+def caution(runs: Iterable[Config]) -> str:
+    """Return a sentence for the table if the runs do not have the same held-out text, else an empty string."""
+    texts = set()
+    for data in (run.data for run in runs):
+        held_out = [data.validation] if data.validation else [data.path, data.split]
+        texts.add(repr([*held_out, data.documents, data.field]))
+    different = "the validation texts differ, so a lower loss does not mean a better model"
+    return different if len(texts) > 1 else ""
 
 
 def figure(number: str) -> str:
@@ -108,7 +155,8 @@ def table_of_runs(pattern: str) -> str:
     ]
     if not runs:
         raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ has such a name")
-    values = [{key: spell(value) for key, value in leaves(to_dict(read_config(run)))} for run in runs]
+    configs = [read_config(run) for run in runs]
+    values = [{key: spell(value) for key, value in leaves(to_dict(config))} for config in configs]
     varied = [key for key in values[0] if not is_launch(key) and len({each.get(key) for each in values}) > 1]
     rows = {str(run): {key: own.get(key, "") for key in varied} for run, own in zip(runs, values, strict=True)}
-    return leaderboard(rows_of(rows, {}))
+    return "\n\n".join(filter(None, [leaderboard(rows_of(rows, {})), caution(configs)]))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from base.errors import one_line
+from base.errors import one_line, printable
 from base.jobs import run_directory
 from base.processes import cores
 from base.progress import clock
@@ -28,7 +28,7 @@ class Trial:
     sweep: str  # name of the sweep
     name: str  # name within the sweep
     overrides: tuple[str, ...]  # the settings as typed, such as `optim.lr=0.01`
-    varied: Mapping[str, str]  # values of the keys that differ between trials, by key
+    varied: Mapping[str, str]  # by key, what to show of the values that differ between trials
 
     @property
     def directory(self) -> Path:
@@ -57,8 +57,8 @@ def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
 def trial_name(varied: Mapping[str, str]) -> str:
     """Name a trial by its varied settings; add a hash if the name is too long or unsafe for a file system."""
     parts = [f"{key}={value}" for key, value in varied.items()]
-    safe = (re.sub(r"[^\w.=+-]+", "-", re.sub(r"[][{}()'\"]", "", part), flags=re.ASCII).strip("-.") for part in parts)
-    name = ",".join(safe)
+    safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
+    name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
     if name == ",".join(parts) and len(name) <= MAX_NAME:
         return name
     return f"{name[:MAX_NAME]}_{_hash(parts)}"
@@ -73,7 +73,8 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if not setting.startswith("workers="))
-    return Trial(sweep, name or trial_name(dict(sorted(differing.items()))), own, differing)
+    shown = {key: printable(value) for key, value in differing.items()}
+    return Trial(sweep, name or trial_name(dict(sorted(differing.items()))), own, shown)
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:

@@ -38,6 +38,7 @@ class Summary:
     Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
     are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share
     with the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
+    `validations` has the loss of each validation by its step, for the page of a sweep.
     `commit` is the git commit of the code, with `-dirty` if its files differ from it.
     `score.py --split test` adds `test_loss` and `test_bpc`.
     """
@@ -72,6 +73,7 @@ class Summary:
     seed: int | None = None
     versions: dict[str, str] | None = None
     commit: str | None = None
+    validations: dict[int, float] | None = None
 
     def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
         """Set the fields about training, after `step` steps."""
@@ -89,6 +91,7 @@ class Summary:
         self.versions = {"python": platform.python_version()}
         self.versions |= {name: version(name) for name in ("torch", "lightning", "numpy")}
         self.commit = commit()
+        self.validations = {step: loss for step, loss, _ in record.validations}
 
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
         """Set the fields about the scores of the best and the last model on the validation split."""

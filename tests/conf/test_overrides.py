@@ -8,7 +8,7 @@ from base.errors import InputError
 from conf.compose import read_config
 from conf.groups import FOLDERS, groups
 from conf.help import usage
-from conf.keys import KEYS
+from conf.keys import KEYS, leaves
 from conf.overrides import read_command, split_literals
 from conf.schema import Config, to_dict, to_yaml
 from gpt.config import OptimConfig
@@ -64,11 +64,34 @@ def test_presets_of_ones_own(tmp_path: Path, train: Call, request: pytest.Fixtur
 
 
 def test_a_sweep_is_every_combination() -> None:
-    configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "data.path=a,b.txt")
+    configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
     assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
-    assert {each.optim.warmup for each in configs} == {7} and {each.data.path for each in configs} == {"a,b.txt"}
+    assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {"a,b"}
     (last,) = read_command(["-m", "optim.lr=1,2e-3", "optim.lr=3e-3"]).runs()
     assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
+
+
+def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
+    Path("a,b.txt").touch()
+    Path("runs/c,d").mkdir(parents=True)
+    for key, typed, values in (
+        ("data.path", "x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
+        ("init_from", "h,s", ["h", "s"]),
+        ("data.documents", "line,null,<|end|>", ["line", None, "<|end|>"]),
+        ("data.validation", "[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
+        ("data.path", "\"x,y.txt\",'z,'", ["x,y.txt", "z,"]),
+        ("data.path", '"x,y.txt"', ["x,y.txt"]),
+        ("data.path", "a,b.txt", ["a,b.txt"]),
+        ("init_from", "c,d", ["c,d"]),
+    ):
+        given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
+        assert [dict(leaves(to_dict(each)))[key] for each in composed("-m", *given, "seed=1")] == values
+        assert [dict(leaves(to_dict(each)))[key] for each in composed(*given, "seed=1")] == [typed]
+    both = composed("-m", "data.path=x,y", "data.path=z,w", "seed=1,2")
+    assert [(each.seed, each.data.path) for each in both] == [(1, "z"), (1, "w"), (2, "z"), (2, "w")]
+    for typed in ("x,,y", "x,"):
+        assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")
+    assert refused("hparams_search=default", "init_from=h,s").startswith("init_from=h,s: must be one value in a search")
 
 
 def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
@@ -97,8 +120,8 @@ def test_what_cfg_shows(train: Call) -> None:
 
 
 def test_cfg_lists_the_runs_of_a_sweep(train: Call, workplace: Path) -> None:
-    ended = train("-m", "seed=1,2", "data.path=a b.txt", "model.heads=2,4", "--cfg", "job", defaults=False)
-    lines = [f"seed={seed} model.heads={heads} 'data.path=a b.txt'" for seed in (1, 2) for heads in (2, 4)]
+    ended = train("-m", "seed=1,2", "data.path=a b.txt,c", "init_from=x", "--cfg", "job", defaults=False)
+    lines = [f"seed={seed} {path} init_from=x" for seed in (1, 2) for path in ("'data.path=a b.txt'", "data.path=c")]
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path("runs").exists()
     one_line(train("-m", "model.heads=2,x", "-c", "job", defaults=False), 2, "model.heads=x")
     one_line(train("-m", "seed=1,2", "-c", "all", defaults=False), 2, "-m --cfg=job lists the runs of a sweep")
@@ -106,7 +129,7 @@ def test_cfg_lists_the_runs_of_a_sweep(train: Call, workplace: Path) -> None:
 
 def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
     for value in ("it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"):
-        rest, _ = split_literals([f"data.path={value}", "seed=3"])
+        rest, *_ = split_literals([f"data.path={value}", "seed=3"])
         assert rest == ["seed=3"]
         (config,) = composed(f"data.path={value}", "seed=3")
         assert stored(tmp_path, config).data.path == config.data.path == value

@@ -11,8 +11,9 @@ import pytest
 
 from conf.overrides import read_command
 from sweeps.sweep import literal_settings, varied_keys
+from sweeps.table import caution
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
-from tests.conf.test_defaults import compose
+from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
@@ -40,7 +41,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     rates, path = [1e-12, 0.25], 'it\'s my [book], a=b (1)* {x}: "日本".txt'
     names = ["a b,c=d", "it's {x: [1]}", ' "q" #~&é😀', "", "null"]
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in names]
-    typed = ["optim.min_lr=choice(1e-12,0.25)", "optim.betas=[1e-7,0.5]", "optim.lr=1", f"data.path={path}"]
+    typed = ["optim.min_lr=choice(1e-12,0.25)", "optim.betas=[1e-7,0.5]", "optim.lr=1", f"data.path='{path}'"]
     typed += ["logger=wandb", f"logger.wandb.project={','.join(quoted)}"]
     command = read_command(["-m", *typed])
     fixed, varied = literal_settings(command.literals), varied_keys(command)
@@ -141,7 +142,7 @@ def test_workers_share_the_processor_and_a_second_command_is_refused(
     finally:
         first.kill()
     assert first.returncode == 0 and not processes_in(workplace), err
-    assert len(table("s")) == 3
+    assert [row["status"] for row in table("s")] == ["mean", *["finished"] * 3]
 
 
 @pytest.mark.slow
@@ -149,7 +150,7 @@ def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> No
     ended = run("-m", "init_from=first", "seed=range(1,2)", "trainer.devices=2", "trainer.max_steps=10", "name=s")
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
     assert {path.name for path in Path("runs").iterdir()} == {"first", "s"}
-    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv", ".lock"}
+    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv", "report.html", ".lock"}
     conditions = last("s/seed=1")["conditions"]
     assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
 
@@ -178,6 +179,48 @@ def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path
     one_line(train(*short, "seed=1,2"), 2, said, "(book.txt)", "use another name=")
     assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
     assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
+
+
+@pytest.mark.slow
+def test_a_sweep_of_texts_and_models(train: Call, trained: Path) -> None:
+    text = Path("book.txt").read_text("utf-8")
+    Path("more").mkdir()
+    Path("more/it's 2,5.txt").write_text(text[: len(text) // 2], "utf-8")
+    given = ["-m", 'data.path=book.txt,"more/it\'s 2,5.txt"', "trainer.max_steps=2", "logger=none", "callbacks=[]"]
+    ended = train(*given, "name=s")
+    assert ended.status == 0, ended
+    for row in (rows := table("s")):
+        assert last(f"s/{Path(row['directory']).name}")["data"]["name"].endswith(row["data.path"])
+    assert {row["data.path"] for row in rows} == {"book.txt", "more/it's 2,5.txt"}
+    names = {path.name.partition("_")[0] for path in Path("runs/s").iterdir() if path.is_dir()}
+    assert names == {"data.path=book.txt", "data.path=more-its-2-5.txt"}
+    warned = "table      runs/s/sweep.csv; the validation texts differ"
+    assert warned in ended.out
+    assert "the validation texts differ" in train("--runs", "s/*", defaults=False).out
+    ended = train("-m", "init_from=first,s/data.path=book.txt", "trainer.max_steps=2", "logger=none", "name=m")
+    assert ended.status == 0 and "differ" not in ended.out, ended
+    assert {row["init_from"] for row in table("m")} == {"first", "s/data.path=book.txt"}
+    ended = train("data.path=book.txt,more", "trainer.max_steps=2", "name=a")
+    one_line(ended, 2, "for a run with each: -m; for one text: 'data.path=[book.txt,more]'")
+
+
+def test_when_losses_cannot_be_compared() -> None:
+    for arguments, differ in (
+        (["data.path=a,b"], True),
+        (["data.path=a,b", "data.validation=c"], False),
+        (["data.path=a", "data.documents=line,null"], True),
+        (["data.path=a", "init_from=h,s", "seed=1,2"], False),
+    ):
+        assert caution(composed("-m", *arguments)).startswith("the validation texts differ") is differ, arguments
+
+
+def test_a_password_in_a_swept_address_is_not_in_names() -> None:
+    for value, shown in (("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt"), ("a\x1b\n", "a\ufffd\ufffd")):
+        trial = make_trial("s", ["data.path"], [f"data.path={value}"])
+        assert trial.varied == {"data.path": shown} and "pw" not in trial.name and trial.name.isprintable()
+        assert f"data.path={value}" in trial.command
+    one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
+    assert one.name != other.name
 
 
 @pytest.mark.slow

@@ -1,0 +1,84 @@
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.schema import Config, to_yaml
+from sweeps.table import write_page, write_table
+from sweeps.trial import make_trial
+from tests.conftest import Call, last, summary
+from tests.reports.test_run_page import data_of
+
+HOSTILE = "</script><b onclick=x>&{{data}}\N{RIGHT-TO-LEFT OVERRIDE}"
+CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)], "lr=3": []}
+
+
+def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)) -> None:
+    """Make a sweep of runs with these validation losses; those of the seed n are n / 10 higher."""
+    trials = []
+    for setting in curves:
+        for seed in seeds:
+            trial = make_trial(folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"])
+            trials.append(trial)
+            trial.directory.mkdir(parents=True)
+            entries = {step: loss + seed / 10 for step, loss in curves[setting]}
+            (trial.directory / "config.yaml").write_text(to_yaml(Config()))
+            best = (
+                {"val_loss": min(entries.values()), "val_bpc": min(entries.values()) / math.log(2)} if entries else {}
+            )
+            about = {"status": "finished", "validations": entries, **best}
+            (trial.directory / "summary.json").write_text(json.dumps(about))
+    write_page(folder, write_table(folder, trials))
+
+
+def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) -> None:
+    sweep(Path("runs/<i>&{{name}}"), CURVES | {HOSTILE: [(5, 4.0), (10, math.nan)]})
+    for width in (1280, 360):
+        shown = visit("runs/<i>&{{name}}/report.html", viewport={"width": width, "height": 800})
+        assert shown.title() == shown.inner_text("h1") == "<i>&{{name}}"
+        assert shown.locator("main b, main i, main script").count() == 0
+        assert shown.evaluate("document.documentElement.scrollWidth") == width
+        # Every run has a curve, and runs that differ only in the seed have one colour: that of their rows.
+        rows = shown.locator("#tables table").last.locator("tr").all()[1:]
+        names = [row.locator("td").nth(1).text_content() for row in rows]
+        assert names[:4] == ["lr=1", "lr=1", "lr=2", "lr=2"] and "</script><b onclick=x>&{{data}}\ufffd" in names
+        paths = shown.locator("#plot path.validation").all()
+        assert [path.get_attribute("d").count(" ") for path in paths] == [3, 3, 2, 2, 1, 1]
+        colours = [each.evaluate("e => getComputedStyle(e).stroke") for each in paths]
+        assert colours[0] == colours[1] != colours[2] == colours[3] != colours[4] == colours[5] != colours[0]
+        edge = "e => getComputedStyle(e).borderLeftColor"
+        assert [row.locator("td").first.evaluate(edge) for row in rows][:6] == colours
+        means = shown.locator("#tables table").first.locator("tr").all_text_contents()
+        assert means[:2] == ["data.pathrunsmean lossspread", "lr=121.65000.0707"]
+        # The heights are the losses.
+        heights = [float(re.findall(r" ([\d.]+)", path.get_attribute("d"))[0]) for path in paths]
+        losses = [3.1, 3.2, 3.6, 3.7, 4.1, 4.2]
+        np.testing.assert_allclose(heights, np.polyval(np.polyfit(losses, heights, 1), losses), atol=0.1)
+        assert heights == sorted(heights, reverse=True)
+        shown.focus("#plot")
+        shown.keyboard.press("ArrowLeft")
+        cards = shown.locator("#card tr").all_text_contents()
+        assert cards[0].endswith("data.path=lr=11.6000 nats(2.3083 bits)") and "lr=2, step 102.6000" in cards[2]
+
+
+def test_runs_without_a_loss(workplace: Path, visit: Callable[..., Any]) -> None:
+    sweep(Path("runs/s"), {"lr=1": []})
+    assert visit("runs/s/report.html").inner_text("#plot") == "No run has a validation loss."
+
+
+def test_a_sweep_ends_with_its_page(train: Call, score: Call, workplace: Path) -> None:
+    given = ["-m", "data.tokenizer=char,byte", "trainer.max_steps=4", "trainer.val_check_interval=2"]
+    ended = train(*given, "logger=none", "callbacks=[]", "name=s")
+    assert ended.status == 0 and "report     runs/s/report.html" in ended.out, ended
+    data = data_of(Path("runs/s/report.html").read_text("utf-8"))
+    assert (data["name"], data["unit"], data["caution"]) == ("s", "byte or character", "")
+    for name, entries in data["runs"]:
+        stored = last(f"s/{name}")["callbacks"]["Metrics"]["history"]["validations"]["entries"]
+        assert entries == [entry[:2] for entry in stored] and [step for step, _ in entries] == [2, 4]
+        assert summary(f"s/{name}")["validations"] == {str(step): loss for step, loss in entries}
+    assert score("s", "--split", "test").status == 0
+    assert "test" in data_of(Path("runs/s/report.html").read_text("utf-8"))["tables"][0][0]
