@@ -1,23 +1,24 @@
 """Lock the directories of runs, sweeps and searches: one process works in each at a time."""
 
-from contextlib import suppress
+import os
+import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from base.errors import InputError
 
-_held: dict[Path, Any] = {}  # the lock of each directory that this process has locked
+_held: dict[Path, ExitStack] = {}  # the locks of each directory that this process has locked
 
 
 def lock(run: Path) -> None:
     """Lock the directory of a run, a sweep or a search until `release` or the end of this process."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     if run in _held:
         return
     try:
         # `in_use` of another process, such as `train.py --runs`, may hold the lock for a moment: wait for that.
-        _held[run] = FileLock(run / ".lock", timeout=1).acquire().lock
+        _held[run] = _acquire(run, seconds=1)
     except Timeout:
         raise InputError(f"{run}: another process is training there; wait for it or stop it first") from None
 
@@ -25,13 +26,40 @@ def lock(run: Path) -> None:
 def release() -> None:
     """Unlock all directories that this process has locked."""
     while _held:
-        _held.popitem()[1].release()
+        _held.popitem()[1].close()
 
 
 def in_use(run: Path) -> bool:
     """Whether another process has locked the directory of `run`."""
+    from filelock import Timeout
+
+    try:
+        _acquire(run, seconds=0.1).close()  # not 0: two processes may try at once
+    except Timeout:
+        return True
+    return False
+
+
+def _acquire(run: Path, seconds: float) -> ExitStack:
+    """Lock the file `.lock` and the directory, which stays locked if someone removes the file.
+
+    Raises:
+        Timeout: another process holds one of the locks for more than `seconds`.
+    """
     from filelock import FileLock, Timeout
 
-    with suppress(Timeout), FileLock(run / ".lock", timeout=0.1):  # not 0: two processes may try at once
-        return False
-    return True
+    with ExitStack() as stack:
+        stack.enter_context(FileLock(run / ".lock", timeout=seconds))
+        if sys.platform != "win32":
+            import fcntl
+
+            directory = os.open(run, os.O_RDONLY)
+            stack.callback(os.close, directory)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.callback(fcntl.flock, directory, fcntl.LOCK_UN)
+            except BlockingIOError:
+                raise Timeout(str(run)) from None
+            except OSError:  # such as NFS, which locks only what is open for writing: the file has to do
+                pass
+        return stack.pop_all()
