@@ -18,14 +18,14 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         for written in (temporary, *temporary.rglob("*")):
-            _sync(written)
+            sync(written)
         os.replace(temporary, path)
     except BaseException as error:
         _remove(temporary)
         if isinstance(error, OSError) and error.errno and temporary.name in str(error.filename or temporary):
             error.filename = str(path)  # a failed write names no file, or the temporary one
         raise
-    _sync(path.parent)  # makes the rename survive a power cut
+    sync(path.parent)  # makes the rename survive a power cut
 
 
 def write_text(path: Path, text: str) -> None:
@@ -34,7 +34,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Flush a file or a folder to disk. Windows cannot flush a folder, and flushes a file only if it may be written."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":

@@ -1,10 +1,17 @@
 """The loggers of a run. TensorBoard shows the curves of its validation in another colour."""
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from base import ranks
+from base.files import sync
+
+EVENTS = "events.out.tfevents."  # the name of an event file begins so, then comes the second in which it was made
 
 
 class Curves(TensorBoardLogger):
@@ -14,6 +21,10 @@ class Curves(TensorBoardLogger):
         options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}
         super().__init__(save_dir, **options)
         self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
+        self.folders = Path(save_dir), Path(save_dir, "validation")
+        if purge_step and ranks.rank() == 0:
+            for folder in self.folders:
+                date_back(folder)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values of a step, each in its directory."""
@@ -22,14 +33,30 @@ class Curves(TensorBoardLogger):
             writers[tag.startswith("val/")].add_scalar(tag, value, step)
 
     def save(self) -> None:
-        """Flush what was logged to the disk."""
+        """Flush what was logged to the disk, so that it survives a power cut."""
         super().save()
         self.validation.experiment.flush()
+        if ranks.rank() == 0:
+            for folder in self.folders:
+                for path in (*folder.glob(f"{EVENTS}*"), folder):
+                    sync(path)
 
     def finalize(self, status: str) -> None:
         """Close the event files."""
         super().finalize(status)
         self.validation.experiment.close()
+
+
+def date_back(folder: Path) -> None:
+    """Rename the event files of `folder` that are dated at or after this second, after the clock was set back.
+
+    TensorBoard reads the files of a folder in the order of their names, and the resumed run must come last.
+    """
+    files, second = sorted(folder.glob(f"{EVENTS}*")), int(time.time())
+    if files and files[-1].name >= f"{EVENTS}{second:010d}":
+        for age, path in zip(range(len(files), 0, -1), files, strict=True):  # the oldest first: a kill keeps the order
+            rest = path.name.removeprefix(EVENTS).partition(".")[2]
+            path.rename(path.with_name(f"{EVENTS}{second - age:010d}.{rest}"))
 
 
 class Csv(CSVLogger):
