@@ -1,7 +1,10 @@
 """Say how good a run's loss is: yardsticks, and what helps a model that has memorised its text or learned little."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from base.processes import command
 
 FAR_BELOW = 0.8  # training loss / best validation loss
 RISEN = 1.02  # last validation loss / best validation loss
@@ -19,10 +22,11 @@ def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
     return f"{', '.join(parts)}, this model {summary['val_loss']:.2f} nats per {unit}"
 
 
-def verdict(summary: Mapping[str, Any], losses: Sequence[Sequence[float]]) -> list[str]:
+def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]]) -> list[str]:
     """Return a sentence for each thing that went wrong, with what helps.
 
     Args:
+        run: its directory.
         summary: contents of summary.json.
         losses: history of the training loss, [step, nats per token].
     """
@@ -32,7 +36,8 @@ def verdict(summary: Mapping[str, Any], losses: Sequence[Sequence[float]]) -> li
         read = f"The text was read {summary['epochs']:,.0f} times and memorised from step {step:,} on"
         said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
     if counting is not None and best > counting:
-        longer = "more steps, " if last == best else ""
+        more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={2 * summary['steps']}")
+        longer = f"more steps ({more}), " if last == best else ""
         said.append(f"Counting {summary['counting_order']}-grams predicts better. What helps: {longer}{HELP}")
     return said
 
