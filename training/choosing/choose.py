@@ -8,7 +8,7 @@ from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
-from gpt.config import ModelConfig
+from gpt.config import ModelConfig, OptimConfig
 from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compiled_marker
 from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
 from training.choosing.time_budget import COMPILED, MIN_STEPS, TRAINING, Budget, time_step
@@ -89,6 +89,12 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     if asked.max_steps != "auto" and steps < MIN_STEPS and not started:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
         notes.append(f"trainer.max_steps={steps}: {too_few(int(steps))}; {enough}")
+    if OptimConfig.warmup != config.optim.warmup >= steps and not by_clock:
+        unreached = f"the learning rates do not reach their values in {count(int(steps), 'step')}"
+        notes.append(f"optim.warmup={config.optim.warmup}: {unreached}")
+    here, reason = choose_precision("auto", machine.device)
+    if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
+        notes.append(f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}")
     flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else 60 * config.minutes
     compiled, why["compile"] = _choose_compile(config, model, data, trainer, machine, seconds)
