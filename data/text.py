@@ -1,4 +1,4 @@
-"""Split and encode a text once, then map it into memory from `<cache>/encoded/<fingerprint>/`.
+"""Split and encode a text once, then load it from `<cache>/encoded/<fingerprint>/`, or map it if it is large.
 
 The folder has `meta.json` and, with the tokens as uint8 or uint16, `train.bin`, `validation.bin` and `test.bin`. The
 fingerprint includes a hash of the text, which is computed at every start. So a changed text is encoded again.
@@ -30,6 +30,8 @@ from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, sp
 from gpt.model_file import share_read
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
+# Larger splits are mapped into memory: they may exceed it. But if a mapped file is cut, SIGBUS ends the process.
+MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
 SEEN = "the model that this run starts from has read its held-out text: the loss says nothing about new text"
@@ -41,7 +43,7 @@ Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]
 class Text:
     """An encoded corpus."""
 
-    train: np.ndarray  # one-dimensional, uint8 or uint16, mapped into memory
+    train: np.ndarray  # one-dimensional, uint8 or uint16, read-only
     validation: np.ndarray  # the same dtype
     test: np.ndarray  # the same dtype, empty if its fraction is 0
     tokenizer: Tokenizer  # has the characters of all splits
@@ -159,18 +161,20 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
 
 
 def _load(folder: Path) -> Encoded | None:
-    """Map the files of an encoded text into memory; return None if the folder is missing, incomplete or damaged."""
+    """Load an encoded text, or map it if it is large; return None if it is missing, incomplete or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
-        arrays = {}
+        arrays = dict[str, np.ndarray]()
         for split in SPLITS:
             path = folder / f"{split}.bin"
-            if _checksum(path) != meta["checksums"][split]:
+            if path.stat().st_size < MAPPED_FROM:
+                content = path.read_bytes()
+                checksum, arrays[split] = zlib.crc32(content), np.frombuffer(content, tokenizer.dtype)
+            else:
+                checksum, arrays[split] = _checksum(path), np.memmap(path, tokenizer.dtype, mode="r")
+            if checksum != meta["checksums"][split]:
                 return None
-            arrays[split] = np.zeros(0, tokenizer.dtype)
-            if meta["lengths"][split]:  # an empty file cannot be mapped
-                arrays[split] = np.memmap(path, tokenizer.dtype, mode="r")
         characters = {split: int(meta["characters"][split]) for split in SPLITS}
         return arrays, tokenizer, characters, meta.get("documents", {})
     except (OSError, ValueError, KeyError, TypeError):

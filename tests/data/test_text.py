@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_one_file_is_cut_at_its_shares_in_characters_or_bytes(tmp_path, opened):
             assert tokens.dtype == (np.uint8 if len(number) <= 256 else np.uint16)
             assert text.characters[split] == len(part)
         assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)} and text.name == "text"
-        assert isinstance(text.train, np.memmap) and not text.train.flags.writeable
+        assert not text.train.flags.writeable
     # Bytes are kept, and characters counted.
     whole = "\ufeff" + random_text(2000, "aé語\r\n")
     make(tmp_path, {"text": whole})
@@ -261,3 +262,18 @@ def test_the_ways_to_train_on_a_short_text_work_as_they_are_printed(tmp_path, op
             opened("short.txt", context=context, tokenizer=tokenizer, split=[train, validation, 0.0])
             less = [train + 0.01, validation - 0.01, 0.0]
             refusal(InputError, opened, "short.txt", context=context, tokenizer=tokenizer, split=less)
+
+
+def cut_and_read(config):
+    text = open_text(config, 8)
+    for file in Path(config.cache_dir).glob("encoded/*/*.bin"):
+        os.truncate(file, 0)
+    assert text.train[:8].tolist() == text.train[-8:].tolist() == list(range(8))
+
+
+def test_a_small_text_survives_that_its_encoded_file_is_cut(tmp_path):
+    """Reading a mapped file beyond its end kills the process (SIGBUS), so a small one is not mapped."""
+    make(tmp_path, {"text": "abcdefgh" * 5000})
+    process = fork(cut_and_read, DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache")))
+    process.join(60)
+    assert process.exitcode == 0
