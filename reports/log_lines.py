@@ -13,6 +13,7 @@ from data.batches import num_validated
 from data.documents import Documents
 from data.text import Text
 from gpt.evaluation import Score
+from reports.tensorboard import watch
 
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
 MEMORISED_NATS = 25  # with a margin
@@ -118,12 +119,6 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
-
-
-def watch(folder: Path) -> None:
-    """Log how to watch the runs in a folder: the command, and the page of TensorBoard that has the curves."""
-    log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
-    log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:

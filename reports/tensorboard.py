@@ -5,10 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import public
+from base.log import log
 from base.options import spell
+from base.processes import command
 from reports.glyphs import visible
 
 ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS: TensorBoard keeps the first row that it reads
+
+
+def watch(folder: Path) -> None:
+    """Log how to watch the runs in a folder: the command, and the page of TensorBoard that has the curves."""
+    log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
+    log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
 
 def _chart(*tags: str) -> list[Any]:

@@ -23,7 +23,7 @@ from conf.keys import is_launch
 from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
-from reports.log_lines import watch
+from reports.tensorboard import watch
 from sweeps.table import leaderboard, write_page, write_table
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from base.log import to_console
-from reports.log_lines import watch
+from reports.tensorboard import watch
 
 
 def test_the_command_to_watch_works_in_any_folder(
