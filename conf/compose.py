@@ -23,7 +23,7 @@ from base.options import spell
 from conf.groups import CONF, FOLDERS, groups
 from conf.keys import KEYS, has_auto, is_plugins, nearest_key
 from conf.overrides import Setting
-from conf.schema import Config
+from conf.schema import Config, Loader
 
 PLUGINS = tuple(key for key in KEYS if is_plugins(key))
 Literals = Mapping[str, str | None]
@@ -82,7 +82,7 @@ def read_config(run: Path) -> Config:
     """
     path = run / "config.yaml"
     try:
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = yaml.load(path.read_text("utf-8"), Loader)  # a SafeLoader
         if not isinstance(values, dict):
             raise InputError("must be a mapping of keys to values")
         for group, default in asdict(Config()).items():

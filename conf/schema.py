@@ -225,4 +225,17 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the configuration as the text of a config.yaml."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class Loader(yaml.SafeLoader):
+    """Reads 2e2 as a number, as the command line does; PyYAML wants a dot and a sign in it."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that `Loader` would read as a number."""
+
+
+for _each in (Loader, _Dumper):
+    _exponential = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", _exponential, list("-+0123456789"))

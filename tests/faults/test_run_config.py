@@ -3,6 +3,7 @@
 import importlib
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import conf.groups
 from conf.compose import read_config
 from conf.groups import CONF, FOLDERS
 from conf.instantiate import instantiate
-from conf.schema import to_dict
+from conf.schema import Loader, to_dict, to_yaml
 from tests.conftest import Call, one_line
 
 pytestmark = pytest.mark.usefixtures("trained")
@@ -141,6 +142,21 @@ def test_a_callback_that_cannot_be_made_is_one_line(
         shutil.rmtree("__pycache__", ignore_errors=True)
         one_line(train("--config-dir=own", "callbacks=mine", "name=a"), 2, "callbacks=mine: cannot be created: ", said)
     assert not Path("runs/a").exists()
+
+
+@pytest.mark.parametrize(("typed", "value"), [("3e-3", 0.003), ("2e2", 200.0), ("1E+1", 10.0), ("1_0.5e0", 10.5)])
+def test_numbers_are_read_as_on_the_command_line(train: Call, typed: str, value: float) -> None:
+    RUN.write_text(RUN.read_text().replace("clip: 1.0", f"clip: {typed}"))
+    changed(callbacks={})
+    config = read_config(RUN.parent)
+    assert config.optim.clip == value
+    config = replace(config, name=typed)
+    RUN.write_text(to_yaml(config))
+    assert read_config(RUN.parent) == config and config.name == typed, "a text that looks like a number stays one"
+    values = yaml.load(train(f"optim.clip={typed}", "--cfg", "job", defaults=False).out, Loader)
+    assert values["optim"]["clip"] == value
+    whole = f"trainer.max_steps={typed}"
+    one_line(train(*RESUME[:1], whole, defaults=False), 2, "trainer.max_steps=", "a whole number")
 
 
 def test_a_text_called_auto(train: Call) -> None:
