@@ -75,6 +75,10 @@ def test_published_splits_in_one_list_are_told(tmp_path, opened):
     (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt]").notes if "published" in note)
     assert line.endswith("data.path=ptb.train.txt data.validation=ptb.valid.txt data.test=ptb.test.txt")
     assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,latest.txt]").notes)
+    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt]").notes if "published" in note)
+    assert line.endswith("to keep them: data.path=ptb.train.txt data.validation=ptb.valid.txt")
+    assert "published" not in str(opened("[ptb.train.txt,ptb.test.txt]").notes)
+    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt,latest.txt]").notes)
 
 
 def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opened):
@@ -86,10 +90,6 @@ def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opene
     text = opened(context=100, overfit=size)
     assert decoded(text) == dict.fromkeys(SPLITS, poem) and np.array_equal(text.train, text.test)
     assert decoded(opened(overfit=size - 9))["validation"] == poem[:-9]
-    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt]").notes if "published" in note)
-    assert line.endswith("to keep them: data.path=ptb.train.txt data.validation=ptb.valid.txt")
-    assert "published" not in str(opened("[ptb.train.txt,ptb.test.txt]").notes)
-    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt,latest.txt]").notes)
 
 
 def test_a_file_that_a_list_repeats_is_read_once_and_said(tmp_path, opened):
