@@ -136,9 +136,12 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
     The model card is README.md in a folder for transformers, or else the file `beside`.
     """
     with Progress("loading the model"):
-        from gpt.checkpoint import load_checkpoint  # loads torch
+        from gpt.model_file import read
 
-        model, meta = load_checkpoint(file)
+        config, weights, meta = read(file)
+        from gpt.checkpoint import build  # loads torch
+
+        model = build(config, weights)
     game: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
     note, difference = f"step {meta['step']} of {file}", None
     if options.to == "web" and options.precision != "fp32":

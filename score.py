@@ -82,8 +82,14 @@ def run(options: argparse.Namespace) -> None:
     keep_freed_memory()
     with page as file:
         with Progress("loading the model"):
-            from reports.scoring import print_scores  # loads torch
-        print_scores(checkpoints, options, file)
+            from gpt.model_file import read
+            from reports.text_to_score import read_text
+
+            loaded = [read(path) for path in checkpoints]
+        encoded = read_text(checkpoints, loaded, options)
+        with Progress("loading PyTorch"):
+            from reports.scoring import print_scores
+        print_scores(checkpoints, loaded, encoded, options, file)
     if out is not None:
         print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
 

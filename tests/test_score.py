@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -25,8 +26,8 @@ from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
-from reports import scoring
-from tests.conftest import Call, one_line, pages
+from reports import scoring, text_to_score
+from tests.conftest import ROOT, Call, one_line, pages
 from tests.model_files import nats_of, write_model_file
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
@@ -224,7 +225,7 @@ def test_what_is_interrupted_keeps_its_lines_and_the_old_page(
         ("MAX_PAGE", len(TEXT) - 1, 2, "more characters than a page can show"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(scoring, name, value)
+            patched.setattr(text_to_score if name == "MAX_PAGE" else scoring, name, value)
             html = [] if name == "measure" else ["--html", "a.html", "--overwrite"]
             ended = score("model.st", "text.txt", "--per-char", *html)
         assert ended.status == status and said in ended.err, (name, ended)
@@ -601,3 +602,11 @@ def test_the_split_of_a_run_with_short_documents(train: Call, score: Call) -> No
     rows = list(csv.reader(Path("all.csv").read_text().splitlines()))[1:]
     assert {row[4] for row in rows} <= set(names) and 15 <= len(rows) <= 25 and {row[3] for row in rows} == {"7"}
     assert f"validation split of names: {len(rows)} documents, {7 * len(rows)} characters" in ended.out
+
+
+def test_wrong_text_is_answered_before_torch_is_loaded(files: Path) -> None:
+    Path("other.txt").write_text("Ж", encoding="utf-8")
+    code = "import sys, score; status = score.cli(['model.st', 'other.txt']); print(status, 'torch' in sys.modules)"
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path)
+    assert ended.stdout == "2 False\n" and "'Ж' (U+0416) at position 0 is not in the vocabulary" in ended.stderr

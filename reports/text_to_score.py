@@ -1,0 +1,197 @@
+"""Read and encode the text of score.py for its models, without torch: wrong input is answered at once."""
+
+import argparse
+import hashlib
+import io
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from base.command_line import about_unknown, say_adapted
+from base.errors import InputError, printable
+from base.jobs import run_directory
+from base.processes import command
+from base.progress import Progress
+from data.corpus import CHUNK, Document, decode
+from data.documents import WHITESPACE, Rule, divide
+from data.text import text_of_run
+from gpt.model_file import Model
+from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+
+MAX_PAGE = 10_000_000  # characters in an HTML page
+
+
+class EncodedText(NamedTuple):
+    """A text, encoded for each model."""
+
+    encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
+    size: int  # bytes of the file; 0 if characters were skipped or replaced
+    sha256: str  # of the file; "" if it is not a file
+
+
+def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
+    """Read and encode the text of score.py; raise an `InputError` if it, or an option, does not fit the models."""
+    for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
+        if options.per_document and meta["documents"] is None:
+            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
+            raise InputError(f"--per-document: {printable(path)} {why}")
+        context = options.context or config.context
+        if options.stride and options.stride > context:
+            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
+    source, size = open_source(checkpoints, options)
+    sha256 = ""
+    if options.file not in (None, "-") and Path(options.file).is_file():
+        with open(options.file, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    with source as file, Progress("reading", size, "B") as progress:
+        if options.per_document and not options.split:
+            file = marked(file, Rule(**loaded[0].meta["documents"]), tokenizers[0], options)
+        texts, size = encode_text(file, tokenizers, options, progress)
+    if not texts[0]:
+        raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
+    if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+        raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
+    return EncodedText(texts, size, sha256)
+
+
+def display_name(options: argparse.Namespace, path: bool = True) -> str:
+    """Return the name of the text for messages; without `path` only its last component, for pages."""
+    name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
+    if options.split:
+        return f"{options.split} split of {name}"
+    return "standard input" if options.file == "-" else file
+
+
+def split_of_run(model: Path, split: str) -> bytes:
+    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text."""
+    if not model.with_name("last.ckpt").is_file():
+        raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
+    try:
+        text = text_of_run(model)
+    except InputError as error:
+        whole = command("python", "score.py", run_directory.name_of(run_of(model)))
+        raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
+    tokens = getattr(text, split)
+    if not len(tokens):
+        raise InputError(f"--split {split}: {run_of(model)} has an empty {split} split (data.split)")
+    return text.tokenizer.utf8(tokens)
+
+
+def run_of(model: Path) -> Path:
+    """Return the run directory RUN of a model file, such as RUN/checkpoints/best.safetensors."""
+    return model.resolve().parent.parent
+
+
+def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
+    """Return the text as an open file, and the size in bytes; the size of standard input is unknown and given as 0."""
+    if options.split:
+        split = split_of_run(checkpoints[0], options.split)
+        return io.BytesIO(split), len(split)
+    if options.file == "-":
+        return nullcontext(sys.stdin.buffer), 0
+    texts = Document(display_name(options), Path(options.file)).unzip()
+    if len(texts) > 1:
+        raise InputError(f"{display_name(options)}: holds {len(texts):,} files; unpack it and score one of them")
+    return texts[0].open(), Path(options.file).stat().st_size
+
+
+def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, options: argparse.Namespace) -> IO[bytes]:
+    """Replace the separators of documents by end marks, as in a split of a run."""
+    if rule.kind in WHITESPACE:
+        return file
+    name = display_name(options)
+    if rule.kind != "row" and isinstance(tokenizer, ByteTokenizer):
+        text: Any = file.read()
+    else:
+        text = "".join(decode(file, name, options.encoding, option="--encoding "))
+    content = (each if isinstance(each, bytes) else each.encode() for each in divide(text, rule, name))
+    return io.BytesIO(b"".join(each + rule.end.encode() for each in content))
+
+
+def encode_text(
+    file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
+) -> tuple[list[bytes | bytearray], int]:
+    """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
+
+    As in training, a byte model reads the bytes unchanged; for a character model a byte-order mark is dropped and line
+    ends become LF. A character that one tokenizer lacks is skipped or replaced for all, see `--unknown`: then, and
+    where `--per-char` or `--html` compares character by character, all models read the text of the character models.
+    Return the tokens, and the number of the file's bytes, 0 if characters were skipped or replaced.
+    """
+    models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
+    is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
+    raw, size = bytearray(), 0
+    if any(is_byte):
+        while chunk := file.read(CHUNK):
+            progress.update(len(chunk))
+            raw += chunk
+    if all(is_byte):
+        if options.encoding != "utf-8":
+            raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
+        return [raw] * len(tokenizers), len(raw)
+
+    def tick(read: int) -> None:
+        nonlocal size
+        size += read
+        if not raw:
+            progress.update(read)
+
+    texts = [bytearray() for _ in tokenizers]
+    position, line, changes = 0, 1, Counter[tuple[str, str]]()
+    source: IO[bytes] = io.BytesIO(raw) if raw else file
+    chunks: Iterable[str] = decode(source, display_name(options), options.encoding, tick, "--encoding ")
+    if isinstance(file, io.BytesIO):  # has been decoded; in short documents, many U+0003 would look like a binary file
+        text = source.read()
+        chunks, size = [text.decode()], len(text)
+    for piece in whole_words(chunks):
+        for tokenizer in tokenizers:
+            piece = tokenizer.canonical(piece)
+        if options.unknown != "error":
+            adapted = adapt_for_all(piece, tokenizers, options.unknown)
+            if adapted != piece:
+                for letter, times in Counter(piece).items():
+                    if (form := adapt_for_all(letter, tokenizers, options.unknown)) != letter:
+                        changes[letter, form] += times
+            piece = adapted
+        for model, encoded, tokenizer in zip(models, texts, tokenizers, strict=True):
+            try:
+                encoded += tokenizer.pack(piece).tobytes()
+            except UnknownCharacter as error:
+                line += piece.count("\n", 0, error.position)
+                in_text = UnknownCharacter(error.character, position + error.position, error.nearest)
+                whose = f"{printable(model)}: " if options.compare else ""
+                raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
+        position, line = position + len(piece), line + piece.count("\n")
+    if changes:
+        say_adapted(f"--unknown {options.unknown}", changes)
+        return [*texts], 0
+    if not (options.per_char or options.html):
+        return [raw if own else text for own, text in zip(is_byte, texts, strict=True)], size
+    if any(own and text != raw for own, text in zip(is_byte, texts, strict=True)):
+        print("the byte model reads the text of the character model, without CR and byte order mark", file=sys.stderr)
+    return [*texts], size
+
+
+def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
+    """Skip or replace the characters that one of the tokenizers lacks."""
+    for replace in [True, False] if unknown == "replace" else [False]:
+        for tokenizer in tokenizers:
+            text = tokenizer.adapt(text, replace=replace)
+    return text
+
+
+def whole_words(text: Iterable[str]) -> Iterator[str]:
+    """Divide a text after spaces or line ends, if it has any: a letter stays with its accents."""
+    left = ""
+    for piece in text:
+        piece = left + piece
+        end = max(piece.rfind(" "), piece.rfind("\n")) + 1 or len(piece)
+        left = piece[end:]
+        yield piece[:end]
+    yield left
