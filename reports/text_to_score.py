@@ -126,11 +126,7 @@ def encode_text(
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
-    raw, size = bytearray(), 0
-    if any(is_byte):
-        while chunk := file.read(CHUNK):
-            progress.update(len(chunk))
-            raw += chunk
+    raw, size = read_bytes(file, progress) if any(is_byte) else bytearray(), 0
     if all(is_byte):
         if options.encoding != "utf-8":
             raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
@@ -176,6 +172,15 @@ def encode_text(
     if any(own and text != raw for own, text in zip(is_byte, texts, strict=True)):
         print("the byte model reads the text of the character model, without CR and byte order mark", file=sys.stderr)
     return [*texts], size
+
+
+def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
+    """Read a whole file."""
+    raw = bytearray()
+    while chunk := file.read(CHUNK):
+        progress.update(len(chunk))
+        raw += chunk
+    return raw
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:

@@ -1,6 +1,6 @@
 """Replace every `auto` of a configuration, once, before the first step; config.yaml stores what it became."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -86,15 +86,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    if asked.max_steps != "auto" and steps < MIN_STEPS and not started:
-        enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
-        notes.append(f"trainer.max_steps={steps}: {too_few(int(steps))}; {enough}")
-    if OptimConfig.warmup != config.optim.warmup >= steps and not by_clock:
-        unreached = f"the learning rates do not reach their values in {count(int(steps), 'step')}"
-        notes.append(f"optim.warmup={config.optim.warmup}: {unreached}")
-    here, reason = choose_precision("auto", machine.device)
-    if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
-        notes.append(f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}")
+    notes += _vain(config, None if by_clock else int(steps), machine)
     flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else 60 * config.minutes
     compiled, why["compile"] = _choose_compile(config, model, data, trainer, machine, seconds)
@@ -104,6 +96,20 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     )  # fmt: skip
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
+
+
+def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
+    """Yield a line about each setting that cannot do what it is for; `steps` is None while it is not chosen."""
+    asked = config.trainer
+    if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
+        enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
+        yield f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
+    if steps is not None and OptimConfig.warmup != config.optim.warmup >= steps:
+        unreached = f"the learning rates do not reach their values in {count(steps, 'step')}"
+        yield f"optim.warmup={config.optim.warmup}: {unreached}"
+    here, reason = choose_precision("auto", machine.device)
+    if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
+        yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
 
 
 def _fit_into_minutes(
