@@ -53,7 +53,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     keys = (
         "status begun text text_sha256 notes val_loss val_bpc val_bpb guessing_loss counting_loss counting_order "
         "copies best_step last_val_loss test_loss test_bpc evaluation steps characters epochs seconds "
-        "characters_per_second mfu init_from parameters precision device seed versions commit"
+        "characters_per_second mfu init_from parameters precision device seed versions commit validations"
     )
     assert list(found) == keys.split()
     assert found["status"] == "finished" and found["steps"] == 30 and found["characters"] == 30 * 8 * 32
