@@ -150,8 +150,8 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
     if options.guess is not None:
         from data.passages import game_passages  # loads torch
 
-        end = meta["documents"]["end"] if meta["documents"] else ""
-        game["passages"], said = game_passages(options.guess, file, tokenizer_from(meta["vocabulary"]), end)
+        tokenizer = tokenizer_from(meta["vocabulary"])
+        game["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
         note += f", {said}"
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":

@@ -70,8 +70,6 @@ class DataConfig:
             )
         if self.test is not None and self.validation is None:
             raise InputError(f"data.test={self.test}: needs data.validation=, the text for validation")
-        if self.validation is not None and self.path is None:
-            raise InputError(f"data.validation={self.validation}: needs data.path=, the text for training")
         if self.validation is not None and self.split != list(SPLIT):
             raise InputError(
                 f"data.split={spell(self.split)}: data.validation= has the validation text; leave data.split out"
@@ -91,8 +89,6 @@ class DataConfig:
                 f"data.field={self.field}: cannot be combined with data.documents={self.documents!r}: "
                 "each row is a document"
             )
-        if self.field is not None and self.path is None:
-            raise InputError(f"data.field={self.field}: needs data.path= with *.csv, *.tsv, *.jsonl or *.ndjson files")
         if self.tokenizer == "byte" and self.encoding != "utf-8":
             raise InputError(
                 f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"

@@ -322,6 +322,12 @@ def open_corpus(config: DataConfig) -> Corpus:
     """Find the text that `config` names, and look at how each file begins; download it if it is not on this machine."""
     encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
+        if config.field is not None:
+            raise InputError(
+                f"data.field={config.field}: needs data.path= with *.csv, *.tsv, *.jsonl or *.ndjson files"
+            )
+        if config.validation is not None:
+            raise InputError(f"data.validation={config.validation}: needs data.path=, the text for training")
         return _stdlib(encoding)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"

@@ -13,7 +13,8 @@ import numpy as np
 from base.errors import InputError
 from data.config import DOCUMENT_KINDS, DataConfig
 from data.corpus import Corpus, Document, Tick
-from data.tables import fields
+from data.formats import suffix
+from data.tables import TABLES, fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
 WHITESPACE = ("line", "paragraph")  # kinds of documents that whitespace divides; their end marks are in the text
@@ -114,13 +115,21 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
     """Return the documents of a file that are not blank, as in training; `label` is the name of the file."""
     if rule.kind == "row":
-        batch = _joined([value for _, value in fields([text], label, rule.name)], "")
+        values = list(fields([text], label, rule.name))
+        if line := next((line for line, value in values if END in value), 0):
+            raise InputError(f"{label}, line {line:,}: has the character U+0003, which ends a document; remove it")
+        batch = _joined([value for _, value in values], "")
     elif rule.kind == "file":
         batch = _joined([text], text[:0])
     else:
         batch, _ = _cut(rule)(text, True)
     full = ~are_blank(batch)
     return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
+
+
+def is_divided(rule: Rule, label: str) -> bool:
+    """Whether what divides the file `label` into documents is in its text, but not in the model's vocabulary."""
+    return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
 def _cut(rule: Rule) -> Cut:
@@ -144,13 +153,14 @@ def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
 
 
 def _cut_parts(separator: str) -> Cut:
-    """Return a function that cuts a text at a separator."""
+    """Return a function that cuts a text at a separator; a part has no line breaks at its ends."""
 
     def cut(text: Any, last: bool) -> tuple[Batch, Any]:
         *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
         if last and rest:
             parts.append(rest)
-        return _joined(parts, text[:0]), rest
+        edges = b"\r\n" if isinstance(text, bytes) else "\n"
+        return _joined([part.strip(edges) for part in parts], text[:0]), rest
 
     return cut
 

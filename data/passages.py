@@ -1,6 +1,7 @@
 """Choose passages of a text: prompts of samples, lines whose attention is plotted, text for the guessing game."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
-from data.documents import END
+from data.documents import END, Rule, divide, is_divided
 from data.text import Text, text_of_run
 from gpt.inference.continuation import complete_documents, readable
 from gpt.tokenizer import Tokenizer
@@ -86,12 +87,17 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
     return found
 
 
-def game_passages(source: str, file: Path, tokenizer: Tokenizer, end: str = "") -> tuple[list[str], str]:
+def game_passages(
+    source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
+) -> tuple[list[str], str]:
     """Choose the passages of the guessing game; return them, and what the last line says about them.
 
     A passage has only characters of the vocabulary and does not occur in the text that the model was trained on. It
-    begins with a line, or with a document if documents have the end mark `end`. None has U+0003, which nobody can type.
+    begins with a line, or with a document as the model's `documents` in `gpt.model_file.FIELDS` are found. None has
+    U+0003, which nobody can type.
     """
+    rule = Rule(**documents) if documents else None
+    end = rule.end if rule else ""
     mark = end or "\n"
     if tokenizer.unit == "byte":
         return [], "no game, because the model reads bytes"
@@ -106,7 +112,10 @@ def game_passages(source: str, file: Path, tokenizer: Tokenizer, end: str = "") 
     if source != "validation":
         try:
             corpus = open_corpus(DataConfig(path=source))
-            texts = ["".join(map(str, corpus.read(document))) for document in corpus.documents]
+            texts = list[str]()
+            for document in corpus.documents:
+                whole = "".join(map(str, corpus.read(document)))
+                texts += divide(whole, rule, document.label) if rule and is_divided(rule, document.label) else [whole]
         except InputError as error:
             raise InputError(f"--guess {source}: {error.reason}") from None
         guessed = mark.join(["", *texts])

@@ -10,6 +10,7 @@ from base.errors import InputError, nearest, one_line, printable
 from data.formats import suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
 MAX_COLUMNS = 10  # in a line about a table
 
 
@@ -32,7 +33,7 @@ def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int,
     try:
         for line, value in _delimited(lines, kind, field) if kind in (".csv", ".tsv") else _json_lines(lines, field):
             value.encode()  # raises if it has half of a surrogate pair
-            yield line, value
+            yield line, value.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
         raise InputError(f"{label}, line {line:,}: has half of a surrogate pair, not a character") from None
     except _BadRow as error:
@@ -69,15 +70,20 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is the process's
     rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
     try:
-        names = next(rows, [])
-        if field not in names:
+        names = [name.strip() for name in next(rows, [])]
+        if names.count(field) != 1:
             raise _BadRow(_no_field(field, names), 1)
         column = names.index(field)
         for row in rows:
+            if len(row) > len(names):
+                way = "put a field that contains the separator in double quotes"
+                raise _BadRow(f"has {len(row):,} fields, but the first row has {len(names):,}; {way}", rows.line_num)
+            if kind == ".tsv" and any("\t" in each and "\n" in each for each in row):
+                raise _BadRow(f"a field goes on over several rows; {QUOTES}", rows.line_num)
             if row:  # a blank line is not a row
                 yield rows.line_num, row[column] if len(row) > column else ""
     except csv.Error as error:
-        raise _BadRow(f"cannot be read as a table: {one_line(error)}", rows.line_num) from None
+        raise _BadRow(f"cannot be read as a table: {one_line(error)}; {QUOTES}", rows.line_num) from None
     finally:
         csv.field_size_limit(limit)
 
@@ -101,6 +107,8 @@ def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
 
 
 def _no_field(field: str, names: list[str]) -> str:
+    if field in names:
+        return f"data.field={printable(field)}: {names.count(field)} fields have this name; rename them"
     known = f"the fields are {', '.join(map(printable, names[:20]))}" if names else "there are no fields"
     return f"data.field={printable(field)}: no such field{nearest(field, names)}; {known}"
 

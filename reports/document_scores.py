@@ -2,7 +2,7 @@
 
 import csv
 import math
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -25,9 +25,11 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
     assert candidate.documents
     tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
     end, is_bytes = rule.end, tokenizer.unit == "byte"
-    if rule.kind not in WHITESPACE:
-        rule = Rule("part", end, end)
-    texts = divide(candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens), rule, name)
+    whole: Any = candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens)
+    if rule.kind in WHITESPACE:
+        texts = divide(whole, rule, name)
+    else:
+        texts = [text for text in whole.split(end.encode() if is_bytes else end) if text.strip()]
     if not texts:
         raise InputError(f"--per-document: {name} has only whitespace, which is not a document")
     mark = tokenizer.pack(end)

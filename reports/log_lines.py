@@ -91,7 +91,9 @@ def describe_documents(documents: Documents) -> str:
     """Say how many documents a text has, in words of their kind."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
-    said += f"; {count(documents.blank, f'blank {documents.rule.kind}')} dropped" if documents.blank else ""
+    blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
+    blank = blank or f"{count(documents.blank, 'row')} without {documents.rule.name}"
+    said += f"; {blank} dropped" if documents.blank else ""
     copied = f"{documents.copied:,} of those for validation and test are also in training: they are not held out"
     return said + (f"; {copied}" if documents.copied else "")
 

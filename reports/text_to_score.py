@@ -1,7 +1,6 @@
 """Read and encode the text of score.py for its models, without torch: wrong input is answered at once."""
 
 import argparse
-import hashlib
 import io
 import sys
 from collections import Counter
@@ -17,8 +16,8 @@ from base.errors import InputError, printable
 from base.jobs import run_directory
 from base.processes import command
 from base.progress import Progress
-from data.corpus import CHUNK, Document, decode
-from data.documents import WHITESPACE, Rule, divide
+from data.corpus import CHUNK, Corpus, Document, decode
+from data.documents import WHITESPACE, Rule, divide, is_divided
 from data.text import text_of_run
 from gpt.model_file import Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -44,14 +43,10 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
-    source, size = open_source(checkpoints, options)
-    sha256 = ""
-    if options.file not in (None, "-") and Path(options.file).is_file():
-        with open(options.file, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    source, size, label, sha256 = open_source(checkpoints, options)
     with source as file, Progress("reading", size, "B") as progress:
-        if options.per_document and not options.split:
-            file = marked(file, Rule(**loaded[0].meta["documents"]), tokenizers[0], options)
+        if (rule := rule_of(loaded)) and not options.split and (options.per_document or is_divided(rule, label)):
+            file = marked(file, rule, tokenizers[0], label, options)
         texts, size = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
@@ -88,24 +83,34 @@ def run_of(model: Path) -> Path:
     return model.resolve().parent.parent
 
 
-def open_source(checkpoints: list[Path], options: argparse.Namespace) -> tuple[AbstractContextManager[IO[bytes]], int]:
-    """Return the text as an open file, and the size in bytes; the size of standard input is unknown and given as 0."""
+def rule_of(loaded: list[Model]) -> Rule | None:
+    """Return how the models' texts were divided into documents; None if a model has learned none, or others."""
+    first, *others = (model.meta["documents"] for model in loaded)
+    return Rule(**first) if first is not None and all(other == first for other in others) else None
+
+
+def open_source(
+    checkpoints: list[Path], options: argparse.Namespace
+) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
+    """Return the text as an open file, its size in bytes, 0 if it is unknown, its name, and the hash of its content."""
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
-        return io.BytesIO(split), len(split)
+        return io.BytesIO(split), len(split), "", ""
     if options.file == "-":
-        return nullcontext(sys.stdin.buffer), 0
+        return nullcontext(sys.stdin.buffer), 0, display_name(options), ""
     texts = Document(display_name(options), Path(options.file)).unzip()
     if len(texts) > 1:
         raise InputError(f"{display_name(options)}: holds {len(texts):,} files; unpack it and score one of them")
-    return texts[0].open(), Path(options.file).stat().st_size
+    size, sha256 = Path(options.file).stat().st_size, ""
+    if Path(options.file).is_file():
+        (sha256,) = Corpus("", (texts[0],), None).digests()
+    return texts[0].open(), size, texts[0].label, sha256
 
 
-def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, options: argparse.Namespace) -> IO[bytes]:
+def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
     """Replace the separators of documents by end marks, as in a split of a run."""
     if rule.kind in WHITESPACE:
         return file
-    name = display_name(options)
     if rule.kind != "row" and isinstance(tokenizer, ByteTokenizer):
         text: Any = file.read()
     else:

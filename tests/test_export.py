@@ -100,21 +100,24 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
         "".join(random.Random(i).choices("abcd", k=length)) for i, length in enumerate((150, 320, 250, 60, 400))
     ]
     lines = [document[:100] + "\n" + document[100:] for document in documents]
-    Path("texts").mkdir()
-    for end, texts, expected in (
-        ("\n", ["\n".join(documents)], [("\n".join(documents[i:]))[:200] for i in range(5)]),
-        ("\n\n", ["\n\n\n".join(lines)], [("\n\n\n".join(lines[i:]))[:200] for i in range(5)]),
-        ("\x03", lines, [lines[i][:200] for i in (1, 2, 4)]),
+    for kind, end, texts, expected in (
+        ("line", "\n", ["\n".join(documents)], [("\n".join(documents[i:]))[:200] for i in range(5)]),
+        ("paragraph", "\n\n", ["\n\n\n".join(lines)], [("\n\n\n".join(lines[i:]))[:200] for i in range(5)]),
+        ("file", "\x03", lines, [lines[i][:200] for i in (1, 2, 4)]),
+        ("part", "\x03", ["%%\n".join(lines)], [lines[i][:200] for i in (1, 2, 4)]),
     ):
+        shutil.rmtree("texts", ignore_errors=True)
+        Path("texts").mkdir()
         for i, text in enumerate(texts):
             Path(f"texts/{i}.txt").write_text(text)
-        found, said = game_passages("texts", Path("none/best.safetensors"), tokenizer, end)
+        rule = {"kind": kind, "end": end, "name": "%%" * (kind == "part")}
+        found, said = game_passages("texts", Path("none/best.safetensors"), tokenizer, rule)
         assert found and set(found) <= set(expected), end
         if end == "\x03":
             assert found == expected
         assert "passages of texts to guess" in said
     Path("short.txt").write_text(lines[0])
-    found, said = game_passages("short.txt", Path("none/best.safetensors"), tokenizer, "\x03")
+    found, said = game_passages("short.txt", Path("none/best.safetensors"), tokenizer, rule)
     assert found == [] and "200 characters from the beginning of a document, all" in said
 
 

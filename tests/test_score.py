@@ -154,7 +154,7 @@ DOCUMENTS = {
     "line": ("\n", "abc\n\n  \nface fade bead\nabc\nédé", ["abc", "face fade bead", "abc", "édé"]),
     "paragraph": ("\n\n", "\nab\ncd\n\n\n\nface fade bead\n \né\n", ["ab\ncd", "face fade bead", "é"]),
     "file": ("\x03", "ab\n\ncd face fade\n", ["ab\n\ncd face fade\n"]),
-    "part": ("\x03", "ab\n\ncd%% %%face fade bead\n%%" + "bad " * 20, ["ab\n\ncd", "face fade bead\n", "bad " * 20]),
+    "part": ("\x03", "ab\n\ncd%% %%face fade bead\n%%" + "bad " * 20, ["ab\n\ncd", "face fade bead", "bad " * 20]),
     "row": ("\x03", 'id,%%\n1,"face\nfade"\n2,\n3,é bad\n', ["face\nfade", "é bad"]),
 }
 
@@ -193,6 +193,8 @@ def test_documents_cost_what_one_forward_for_each_token_says(
     assert lines[1].startswith(f"{name}: {len(documents)} document") and f" {size} characters with" in lines[1]
     assert float(lines[3].split()[0]) == pytest.approx(sum(one[1] * one[3] for one in expected) / size, abs=2e-6)
     assert [line.split(maxsplit=3)[3] for line in lines[4:]] == [row[4] for row in rows[1:]]
+    if kind in ("part", "row"):  # without the option, the text is divided, too
+        assert f"{name}: {size} characters, " in score("model.st", name).out
 
 
 def test_many_documents_and_what_does_not_go_with_them(files: Path, score: Call) -> None:
@@ -562,6 +564,8 @@ def test_splits_of_a_run(trained: Path, score: Call) -> None:
 
 
 def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None:
+    Path("again.txt.gz").write_bytes(gzip.compress(Path("book.txt").read_bytes()))
+    assert said in score("first", "again.txt.gz", "--window", "disjoint").out, "compressed, it is the same text"
     ended = score("first", "book.txt", "--window", "disjoint", "--html", "seen.html")
     said = "this is the text that the model was trained on; score.py runs/first --split validation scores what it"
     assert ended.status == 0 and ended.out.splitlines()[1].endswith(f"{said} has not seen"), ended

@@ -213,12 +213,29 @@ def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
     assert again.documents == typed.documents and splits(again) == splits(typed) and again.hashes
 
 
+def test_a_line_break_at_an_end_of_a_part_is_not_part_of_it():
+    for tokenizer in ("char", "byte"):
+        text = text_of({"a": "one\n%two%\none%\n\nthree\n%one\r\n"}, documents="%", tokenizer=tokenizer)
+        assert sorted(sum(splits(text).values(), [])) == ["one", "one", "one", "three", "two"], tokenizer
+        assert text.documents.repeated == 2
+
+
+def test_line_ends_in_rows_are_those_of_text():
+    text = text_of({"a.jsonl": "\n".join(json.dumps({"text": f"{i}\r\nsecond\r"}) for i in range(9))}, field="text")
+    assert "\r" not in text.tokenizer.characters and "\n" in text.tokenizer.characters
+
+
+def without_path(options):
+    open_text(DataConfig(**options), 4)
+
+
 def test_refusals_are_one_line(opened):
     numbered = {"text": "a\nb\n", "c.csv": "id,text\n1,a\n2\n", "d.jsonl": '{"text": "a"}\n\n{"text": 7}\n',
                 "e.jsonl": '{"a": 1}', "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
                 "i.csv": 'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
                 "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
-                "one": "abc\nabc\nabc\n", "m": "\n \n"}  # fmt: skip
+                "one": "abc\nabc\nabc\n", "m": "\n \n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
+                "q.tsv": 'id\ttext\n1\t"a\n2\tb"\n3\tc\n'}  # fmt: skip
     make(Path(), numbered)
     for path, options, said in [
         ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
@@ -231,6 +248,9 @@ def test_refusals_are_one_line(opened):
         ("i.csv", {"field": "text"}, "i.csv, line 3: has the character"),
         ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, \*.jsonl, \*.ndjson, but not text"),
         ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
+        ("n.csv", {"field": "text"}, "n.csv, line 3: has 2 fields, but the first row has 1; put a field that contains"),
+        ("p.csv", {"field": "text"}, "p.csv, line 1: data.field=text: 2 fields have this name; rename them"),
+        ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field goes on over several rows; a field that begins with a d"),
         ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, is int"),
         ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
         ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
@@ -243,7 +263,7 @@ def test_refusals_are_one_line(opened):
         ("text", {"field": "a", "documents": "file"}, "data.field=a: cannot be combined with data.documents='file'"),
         (None, {"field": "a"}, "data.field=a: needs data.path="),
     ]:
-        message = refusal(InputError, opened, path, **options) if path else refusal(InputError, DataConfig, **options)
+        message = refusal(InputError, opened, path, **options) if path else refusal(InputError, without_path, options)
         assert re.search(said, message), message
     assert [each.name for each in Path("cache").rglob("*")] == ["encoded", ".lock"]
     make(Path(), {"text": "a\nb\nc"})

@@ -21,7 +21,7 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
         return [text]
     if kind not in ("line", "paragraph"):
         parts = text.split(kind)
-        return parts if parts[-1] else parts[:-1]
+        return [part.strip("\r\n" if whitespace else "\n") for part in (parts if parts[-1] else parts[:-1])]
     lines = text.split("\n")
     lines = lines if lines[-1] else lines[:-1]
     if kind == "line":
