@@ -19,7 +19,9 @@ ALIASES = {
     "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
     "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
     "n_embd": "model.dim", "dataset": "data.path", "val": "data.validation", "valid": "data.validation",
-    "val_path": "data.validation", "valid_path": "data.validation", "test_path": "data.test",
+    "text": "data.path", "data.text": "data.path", "file": "data.path", "dev": "data.validation",
+    "data.dev": "data.validation", "data.eval": "data.validation", "val_path": "data.validation",
+    "valid_path": "data.validation", "test_path": "data.test",
     "corpus": "data", "eval_interval": "trainer.val_check_interval",
 }  # fmt: skip
 

@@ -46,16 +46,29 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
 
 
 def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each run directory, with its varied settings and its results, the best run first."""
-    settings = [key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS)]
-    columns, table = dict.fromkeys(settings, ""), []
-    for directory, own in varied.items():
+    """Return a row for each run directory, with its varied settings and its results, the best run first.
+
+    If commands have varied different keys, the values are those of each run's config.yaml.
+    """
+    keys, table = dict.fromkeys(key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS)), []
+    rows = {directory: {key: row.get(key, "") for key in keys} for directory, row in varied.items()}
+    if not all(all(row.values()) for row in rows.values()):
+        for directory, row in rows.items():
+            with suppress(InputError):  # the run has not begun
+                row |= {key: value for key, value in spelled(read_config(Path(directory))).items() if key in keys}
+    differing = [key for key in keys if len({row[key] for row in rows.values()}) > 1]
+    for directory, whole in rows.items():
+        own = {key: whole[key] for key in differing or keys}
         summary = run_directory.summary_of(Path(directory))
         status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
         results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
-        own = {key: own.get(key, "") for key in columns}
         table.append(own | results | {"status": str(status), "directory": directory})
     return sorted(table, key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
+
+
+def spelled(config: Config) -> Row:
+    """Return all settings by key, as on a command line."""
+    return {key: spell(value) for key, value in leaves(to_dict(config))}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
@@ -77,9 +90,15 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
     return settings, sorted(averages, key=lambda row: float(row["val_bpc"] or "inf"))
 
 
-def leaderboard(table: list[Row]) -> str:
-    """Format the best runs, with their settings and results, as aligned columns; above them the means over seeds."""
+def leaderboard(table: list[Row], *, named: bool = False) -> str:
+    """Format the best runs, with their settings and results, as aligned columns; above them the means over seeds.
+
+    The names of the runs are a column, too, if they are `named`.
+    """
     *averages, runs = columns(table)
+    if named:
+        names = ["run", *(run_directory.name_of(Path(row["directory"])) for row in table)]
+        runs = [[printable(name), *row] for name, row in zip(names, runs, strict=True)]
     said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
     return "\n\n".join([*map(aligned, averages), said])
 
@@ -106,15 +125,15 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 
 def write_page(directory: Path, table: list[Row]) -> str:
     """Write report.html, the page that compares the runs of `table`; return what `caution` says about them."""
-    configs = []
+    runs = []
     for row in table:
         with suppress(InputError):  # a run that has not begun, or has lost its config.yaml
-            configs.append(read_config(Path(row["directory"])))
+            runs.append((Path(row["directory"]), read_config(Path(row["directory"]))))
     settings, averages = means(table)
     kinds = [[tuple(row[key] for key in settings if key != "seed") for row in rows] for rows in (averages, table)]
     places = {kind: place for place, kind in enumerate(dict.fromkeys([*kinds[0], *kinds[1]]))}
-    units = {"byte" if config.data.tokenizer == "byte" else "character" for config in configs}
-    different = caution(configs)
+    units = {"byte" if config.data.tokenizer == "byte" else "character" for _, config in runs}
+    different = caution(runs)
     about = {
         "name": printable(directory.name),
         "caution": different,
@@ -133,11 +152,12 @@ def curve(run: Path) -> list[tuple[int, float]]:
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
-def caution(runs: Iterable[Config]) -> str:
+def caution(runs: Iterable[tuple[Path, Config]]) -> str:
     """Return a sentence for the table if the runs do not have the same held-out text, else an empty string."""
     texts = set()
-    for data in (run.data for run in runs):
-        held_out = [data.validation] if data.validation else [data.path, data.split]
+    for directory, config in runs:
+        data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
+        held_out = [data.validation] if data.validation else [sha256 or data.path, data.split]
         texts.add(repr([*held_out, data.documents, data.field]))
     different = "the validation texts differ, so a lower loss does not mean a better model"
     return different if len(texts) > 1 else ""
@@ -156,7 +176,8 @@ def table_of_runs(pattern: str) -> str:
     if not runs:
         raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ has such a name")
     configs = [read_config(run) for run in runs]
-    values = [{key: spell(value) for key, value in leaves(to_dict(config))} for config in configs]
+    values = [spelled(config) for config in configs]
     varied = [key for key in values[0] if not is_launch(key) and len({each.get(key) for each in values}) > 1]
     rows = {str(run): {key: own.get(key, "") for key in varied} for run, own in zip(runs, values, strict=True)}
-    return "\n\n".join(filter(None, [leaderboard(rows_of(rows, {})), caution(configs)]))
+    different = caution(zip(runs, configs, strict=True))
+    return leaderboard(rows_of(rows, {}), named=True) + (f"\n\n{different}" if different else "")

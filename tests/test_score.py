@@ -564,12 +564,12 @@ def test_splits_of_a_run(trained: Path, score: Call) -> None:
 
 
 def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None:
-    Path("again.txt.gz").write_bytes(gzip.compress(Path("book.txt").read_bytes()))
-    assert said in score("first", "again.txt.gz", "--window", "disjoint").out, "compressed, it is the same text"
     ended = score("first", "book.txt", "--window", "disjoint", "--html", "seen.html")
     said = "this is the text that the model was trained on; score.py runs/first --split validation scores what it"
     assert ended.status == 0 and ended.out.splitlines()[1].endswith(f"{said} has not seen"), ended
     assert '"trained": 0.9' in Path("seen.html").read_text()
+    Path("again.txt.gz").write_bytes(gzip.compress(Path("book.txt").read_bytes()))
+    assert said in score("first", "again.txt.gz", "--window", "disjoint").out, "compressed, it is the same text"
     Path("other.txt").write_bytes(Path("book.txt").read_bytes()[:-1])
     assert "trained on" not in score("first", "other.txt", "--window", "disjoint").out
 

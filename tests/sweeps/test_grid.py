@@ -211,7 +211,8 @@ def test_when_losses_cannot_be_compared() -> None:
         (["data.path=a", "data.documents=line,null"], True),
         (["data.path=a", "init_from=h,s", "seed=1,2"], False),
     ):
-        assert caution(composed("-m", *arguments)).startswith("the validation texts differ") is differ, arguments
+        runs = [(Path("none"), config) for config in composed("-m", *arguments)]
+        assert caution(runs).startswith("the validation texts differ") is differ, arguments
 
 
 def test_a_password_in_a_swept_address_is_not_in_names() -> None:
