@@ -20,10 +20,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
+from base.jobs import run_directory
 from base.progress import count
 from data.config import DataConfig, cache_dir
 from data.decoding import CHUNK, NotText, Tick, decode
@@ -182,6 +183,22 @@ def entries(path: str) -> list[str]:
     if not all(names):
         raise InputError("a name in the list is empty; write [a.txt,b.txt]", f"data.path={printable(path)}")
     return names
+
+
+def of_run(config: DataConfig) -> DataConfig:
+    """Return the settings of a run for a command in another folder: names that are not here are those beside runs/."""
+    root = run_directory.RUNS.parent
+
+    def seen(path: str | None) -> str | None:
+        names = [] if path is None else [os.path.expanduser(name) for name in entries(path)]
+        absent = [name for name in names if "://" not in name and not (os.path.exists(name) or glob.glob(name))]
+        if not absent or root == Path():
+            return path
+        found = [str(root / name) if name in absent else name for name in names]  # root / absolute is absolute
+        return found[0] if len(found) == 1 else f"[{','.join(found)}]"
+
+    places: dict[str, Any] = {key: seen(path) for key, path in config.places().items()}
+    return replace(config, **places)
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from base.errors import HIDDEN, InputError, printable
 from base.files import atomic, remove_unfinished, write_text
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
-from data.corpus import Corpus, Tick, open_corpus
+from data.corpus import Corpus, Tick, of_run, open_corpus
 from data.documents import Documents, Rule, check_end_mark, contents
 from data.hash_order import HashOrder
 from data.likeness import describe_likeness, likeness
@@ -137,7 +137,7 @@ def text_of_run(model: Path) -> Text:
         own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
         config = replace(config, **{key: own[key] for key in config.places()})
     try:
-        text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
+        text = open_text(of_run(config), contents["model_config"]["context"], saved["extra_chars"])
     except InputError as error:
         raise InputError(str(error), advice="if the text has moved, put it or a link to it there") from None
     if text.fingerprint != saved["fingerprint"]:

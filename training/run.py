@@ -97,10 +97,12 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
 
 def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
     """Open the text of a run; if a resumed run does not find it and no key of data is `given`, name the path."""
+    from data.corpus import of_run
     from data.text import open_text
 
+    data = of_run(config.data) if resumed and not given else config.data
     try:
-        return open_text(config.data, config.model.context, extra_chars=extra_chars)
+        return open_text(data, config.model.context, extra_chars=extra_chars)
     except InputError as error:
         if resumed is None or given:
             raise

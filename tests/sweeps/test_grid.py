@@ -249,3 +249,9 @@ def test_where_the_seed_varies_the_table_has_means(
     averages = ended.out[ended.out.index("optim.lr  runs") :].partition("\n\n")[0]
     assert table.out.partition("\n\n")[0] == averages
     one_line(train("--runs", "ab-*", defaults=False), 2, "--runs ab-*: no run in runs/ has such a name")
+    assert "\nrun " in table.out and "\nabl/optim.lr=0.001,seed=1 " in table.out
+    ended = train("-m", "optim.lr=1e-3", "seed=7", "trainer.max_steps=2", "logger=none", "name=abl", "callbacks=[]")
+    rows = list(csv.DictReader(Path("runs/abl/sweep.csv").read_text().splitlines()))
+    found = [(row["optim.lr"], row["runs"]) for row in rows if row["status"] == "mean"]
+    assert sorted(found) == [("0.001", "4"), ("0.003", "3")] and "optim.lr  seed  loss" in ended.out, ended
+    assert sorted(row["seed"] for row in rows if row["status"] != "mean") == ["1", "1", "2", "2", "3", "3", "7"]
