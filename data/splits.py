@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from types import MappingProxyType
 
-from base.errors import InputError
+from base.errors import InputError, printable
 from base.options import spell
 from data.config import DataConfig
 from data.corpus import Corpus
@@ -47,9 +47,12 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             way = " or ".join(ways)
             if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
                 way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
-            if split != "test":
+            if split != "test" and not own:
                 way += f"; data.overfit={whole} memorises all of it"
             least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")
+            if own:
+                given = printable(config.places()["path" if split == "train" else split] or "")
+                raise InputError(f"{given}: {split} holds {length:,} {unit} but needs {least}; {way}")
             raise InputError(f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs {least}; {way}")
 
 
