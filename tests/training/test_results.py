@@ -86,7 +86,7 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
     report = Path("runs/a/report.html").read_text("utf-8")
-    assert "names.txt: 210 parts; " in report and "the model wrote documents" in report
+    assert "names.txt: 210 parts, 30 of them repeated; " in report and "the model wrote documents" in report
     lines = card(model, meta, MODELS[1])
     assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in lines
