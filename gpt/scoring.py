@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     stride: int  # tokens from one strided window to the next
     trained: float  # fraction of the text, from its beginning, that the model was trained on
     bytes: int  # of the text's file, by which bits per byte divide; 0: those of the tokens
-    documents: dict[str, str] | None = None  # `kind` and `end` mark of the documents that the model was trained on
+    documents: dict[str, str] | None = None  # `data.documents.Rule` of those that the model was trained on
 
     def per_byte(self, score: Score) -> Score:
         """Return the score with bits per byte of the file: CR and a byte order mark count for each model."""

@@ -67,8 +67,8 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, as on a command line."""
-    return {key: spell(value) for key, value in leaves(to_dict(config))}
+    """Return all settings by key, as on a command line, but without passwords and control characters."""
+    return {key: printable(spell(value)) for key, value in leaves(to_dict(config))}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:

@@ -11,7 +11,7 @@ import pytest
 
 from conf.overrides import read_command
 from sweeps.sweep import literal_settings, varied_keys
-from sweeps.table import caution
+from sweeps.table import caution, spelled
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
@@ -220,6 +220,7 @@ def test_a_password_in_a_swept_address_is_not_in_names() -> None:
         trial = make_trial("s", ["data.path"], [f"data.path={value}"])
         assert trial.varied == {"data.path": shown} and "pw" not in trial.name and trial.name.isprintable()
         assert f"data.path={value}" in trial.command
+    assert spelled(compose("data.path=https://me:pw@a.org/b"))["data.path"] == "https://***@a.org/b"
     one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
     assert one.name != other.name
 
