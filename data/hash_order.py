@@ -179,7 +179,7 @@ class HashOrder:
         """
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
-        self.held_out = np.zeros(0, np.uint64)  # hashes of the documents of own files for validation and test
+        self.held_out = [np.zeros(0, np.uint64)]  # hashes of the documents of own files for validation and test
         # For `Documents`; complete when all is encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
@@ -187,6 +187,8 @@ class HashOrder:
         """Yield (split, tokens) of documents whose files belong to a split, in the order of their hashes in each."""
         for split in ORDER:
             if part := tuple(each for each in corpus.documents if each.split == split):
+                if split == "train":
+                    self.held_out = [np.sort(np.concatenate(self.held_out))]
                 of_split = replace(corpus, documents=part, name=f"{corpus.name} ({split})")
                 yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
@@ -258,10 +260,10 @@ class HashOrder:
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
         """Count the held-out documents that are among the sorted `hashes` of training; remember held-out ones."""
         if own in ("validation", "test"):
-            self.held_out = np.sort(np.append(self.held_out, hashes.repeat(copies)))
+            self.held_out.append(hashes.repeat(copies))
         elif own:
-            distinct = hashes[_differs(hashes)]
-            found = np.searchsorted(self.held_out, distinct, "right") - np.searchsorted(self.held_out, distinct)
+            distinct, (held_out,) = hashes[_differs(hashes)], self.held_out
+            found = np.searchsorted(held_out, distinct, "right") - np.searchsorted(held_out, distinct)
             self.found["copied"] += int(found.sum())
 
 

@@ -220,7 +220,7 @@ def test_a_password_in_a_swept_address_is_not_in_names() -> None:
         trial = make_trial("s", ["data.path"], [f"data.path={value}"])
         assert trial.varied == {"data.path": shown} and "pw" not in trial.name and trial.name.isprintable()
         assert f"data.path={value}" in trial.command
-    assert spelled(compose("data.path=https://me:pw@a.org/b"))["data.path"] == "https://***@a.org/b"
+    assert spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
     one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
     assert one.name != other.name
 
