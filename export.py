@@ -170,9 +170,13 @@ def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
 
     Return what the page says about it, and what only the last line adds: why it could not be measured.
     """
-    from data.batches import VALIDATION_CHARACTERS
-    from gpt.export.to_web_page import scores_in_bf16
+    from torch import equal
 
+    from data.batches import VALIDATION_CHARACTERS
+    from gpt.export.to_web_page import rounded, scores_in_bf16
+
+    if all(map(equal, model.parameters(), rounded(model).parameters())):
+        return "weights in bf16, exactly those of the model file", ""
     try:
         text = text_of_run(file)
     except InputError as error:

@@ -58,6 +58,21 @@ def test_every_other_command_is_taken() -> None:
         assert arguments[:-1] == ["tinyshakespeare.txt", "--only"] and arguments[-1] in ("loss", "speed")
 
 
+def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export: Call, tmp_path: Path) -> None:
+    (command,) = (line for line in COMMANDS if "--to web docs/demo/shakespeare.html" in line)
+    _, _, model, *options = shlex.split(command)
+    page = tmp_path / "page.html"
+    options[options.index("docs/demo/shakespeare.html")] = str(page)
+    options[options.index("docs/demo/passages.txt")] = str(ROOT / "docs/demo/passages.txt")
+    ended = export(str(ROOT / model), *options)
+    assert ended.status == 0 and "weights in bf16, exactly those of the model file, 6 passages of " in ended.out, ended
+    written = page.read_bytes()
+    if written != (ROOT / "docs/demo/shakespeare.html").read_bytes():  # assert would print both
+        pytest.fail(f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}")
+    said = b"A GPT with 0.81 million weights, trained for 3,518 steps on tiny Shakespeare; 1.42 nats per character on "
+    assert said in written
+
+
 def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("resume=first", "resume=runs/first")
     resumes = [given for given in commands("train", "README.md", "gpu.md") if given[0] in names]

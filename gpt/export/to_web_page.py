@@ -41,7 +41,7 @@ def write_web(
         bf16: what it costs to store the weights in bf16 instead of fp32, in words that the page shows; None is fp32.
         title: heading of the page instead of one that names the text and the size.
     """
-    weights, unit = model.num_parameters(), tokenizer_from(meta["vocabulary"]).unit
+    unit = tokenizer_from(meta["vocabulary"]).unit
     described = {
         "config": vars(model.config),
         "vocabulary": meta["vocabulary"],
@@ -49,7 +49,7 @@ def write_web(
         "tensors": [(name, tensor.numel()) for name, tensor in model.named_parameters()],
         "precision": "fp32" if bf16 is None else "bf16",
         "name": meta["text"],
-        "weightCount": f"{weights / 1e6:.2g} M weights" if weights >= 1e5 else count(weights, "weight"),
+        "about": about(model, meta),
         "unit": unit,
         "facts": facts(model, meta) + ([] if bf16 is None else [bf16]),
         "passages": passages,
@@ -83,15 +83,23 @@ def rounded(model: GPT) -> GPT:
     return copy
 
 
+def about(model: GPT, meta: dict[str, Any]) -> str:
+    """Describe the model to a visitor in one sentence: its size, its training and how well it predicts new text."""
+    weights, loss = model.num_parameters(), meta["val_loss"]
+    size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
+    trained = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
+    unit = tokenizer_from(meta["vocabulary"]).unit
+    return trained if loss is None else f"{trained}; {loss:.2f} nats per {unit} on held-out text"
+
+
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
-    """Return short phrases that describe the model: its shape, vocabulary, training steps and validation loss."""
+    """Return short phrases with the model's details: its shape, vocabulary and exact validation loss."""
     config, unit = model.config, tokenizer_from(meta["vocabulary"]).unit
     loss = meta["val_loss"]
     return [
         f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide",
         f"context {config.context}" + (f", window {config.window}" if config.window else ""),
         f"{model.vocabulary:,} {unit}s",
-        f"trained for {meta['step']:,} steps",
         *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
     ]
 

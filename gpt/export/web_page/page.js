@@ -7,7 +7,7 @@ const GREETING = 300; // characters that the page writes when it opens
 const PACE = 32; // milliseconds between them, about as fast as one reads
 const END = "\x03"; // the end mark of documents that contain line breaks, which the page shows as a line across
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
-const { config, vocabulary, size, tensors, precision, name, weightCount, unit: tokenUnit, facts, passages, title, end } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, precision, name, about, unit: tokenUnit, facts, passages, title, end } = JSON.parse(element("model").textContent);
 const tokenizer = new (choose({ byte: ByteTokenizer, char: CharTokenizer }, vocabulary.kind))(vocabulary.characters);
 const mark = tokenizer.encode(end).tokens; // the end mark of documents; each text is read after one
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
@@ -341,11 +341,8 @@ function listen() {
 async function start() {
   document.title = `${title ?? name} · chargpt`;
   element("name").textContent = name;
-  element("size").textContent = weightCount;
-  if (title) {
-    facts.unshift(`a language model of ${name}`, weightCount);
-    document.querySelector("h1").textContent = title;
-  }
+  element("about").textContent = about;
+  if (title) document.querySelector("h1").textContent = title;
   element("facts").textContent = facts.join(" · ");
   for (const [id, number] of [["layer", config.layers], ["head", config.heads]])
     for (let n = 0; n < number; n++) element(id).add(new Option(n));

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import encoded, facts, rounded, write_web
+from gpt.export.to_web_page import about, encoded, facts, rounded, write_web
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from tests.conftest import pages
@@ -412,7 +412,7 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
     meta["text"] = f"{markup}&amp; ${{style}} $style {{{{style}}}}"
     page = show(model, meta)
-    assert page.text_content("#size") == f"{model.num_parameters():,} weights"
+    assert page.text_content("#about") == about(model, meta)
     assert page.text_content("#facts") == " · ".join(facts(model, meta))
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
@@ -620,15 +620,19 @@ def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
     page = show(*make(tiny()), [], title="My <words>")
     assert "There is no game here: no passage was found" in page.inner_text("#game")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"
-    assert page.text_content("#facts").startswith("a language model of a text · ")
+    assert page.text_content("#about").startswith("A GPT with ") and page.text_content("#facts").startswith(
+        "2 layers, "
+    )
     assert page.locator("#typed").count() == 0
 
 
 def test_what_is_known_of_the_model() -> None:
     model, meta = make(SLIDING)
-    known = facts(model, meta)
+    said, known = about(model, meta), facts(model, meta)
+    assert said == f"A GPT with {model.num_parameters():,} weights, trained for 12 steps on a text"
     assert "context 7" in known and "10 characters" in known
     assert not any("loss" in fact for fact in known), "saved between two validations"
     meta["val_loss"] = 1.23456
+    assert about(model, meta) == f"{said}; 1.23 nats per character on held-out text"
     assert facts(model, meta)[-1] == "validation loss 1.2346 nats (1.7811 bits) per character"
     assert "context 7, window 3" in facts(*make(WINDOWED)) and "256 bytes" in facts(*make(SLIDING, None))
