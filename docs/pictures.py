@@ -1,12 +1,8 @@
-"""Takes the README's pictures from real runs: `python docs/pictures.py RUN SWEEP`.
+"""Makes the pictures of docs/images anew: `python docs/pictures.py`.
 
-RUN is a finished run with many validations, SWEEP the directory of a sweep; the README was made with
-
-    python train.py name=pictures trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]
-    python train.py -m name=sweep data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4
-
-TensorBoard and Chromium are started on them, its pages are shot as a person sees them, and learning.gif goes through
-the validations of RUN. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
+It trains the runs `first` and `sweep` if runs/ has none of these names, and shows their pages and those of TensorBoard
+in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html; `--demo` makes only these. It needs
+`pip install -c constraints.txt -e '.[dev]'` and chromium.
 """
 
 import argparse
@@ -15,72 +11,85 @@ import html
 import io
 import json
 import os
+import random
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES, DEMO = ROOT / "docs/images", ROOT / "docs/demo/shakespeare.html"
+RUN, SWEEP = Path("runs/first"), Path("runs/sweep")  # from ROOT, because TensorBoard shows them
+SETTINGS = {
+    RUN: "trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]",
+    SWEEP: "-m data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4",
+}
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
 PAGES = {
     "custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path",
-    "timeseries": "scalar-card line-chart",
-    "text": "tf-text-loader code",
     "images": "tf-image-loader img",
     "hparams": "tf-hparams-table-view vaadin-grid-cell-content",
 }
 
 
-@contextmanager
-def tensorboard(logs: Path) -> Iterator[str]:
-    """TensorBoard on the loopback interface, when it has read the runs: its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--samples_per_plugin", "images=100,text=100"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    address = f"http://127.0.0.1:{port}/"
-    try:
-        until = time.monotonic() + 60
-        while True:
-            with suppress(OSError), urllib.request.urlopen(address + "data/runs", timeout=5) as answer:
-                if json.load(answer):
-                    break
-            if time.monotonic() > until or server.poll() is not None:
-                raise RuntimeError(f"TensorBoard shows no run of {logs}")
-            time.sleep(0.2)
-        yield address
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+def tensorboard(logs: Path) -> str:
+    """Start TensorBoard on the loopback interface, and return its address when it has read the runs."""
+    from tensorboard import default, program
+
+    empty = {"ProjectorPlugin"}  # whose page has nothing of a run
+    server = program.TensorBoard([each for each in default.get_plugins() if getattr(each, "__name__", "") not in empty])
+    server.configure(["", "--logdir", str(logs), "--port", "0", "--samples_per_plugin", "images=100,text=100"])
+    address = server.launch()
+    until = time.monotonic() + 60
+    while not json.load(urllib.request.urlopen(f"{address}data/runs", timeout=5)):
+        if time.monotonic() > until:
+            raise RuntimeError(f"TensorBoard shows no run of {logs}")
+        time.sleep(0.2)
+    return address
 
 
-def visit(page: Any, address: str, name: str) -> None:
-    """Open a page of TensorBoard and wait until it shows something and has come to rest.
+def shoot(page: Any, address: str, name: str) -> None:
+    """Open a page of TensorBoard, and shoot it when it shows something and has come to rest.
 
     Args:
         page: playwright's.
         address: of TensorBoard.
         name: one of `PAGES`.
     """
-    page.goto(f"{address}#{name}&_smoothingWeight=0")
+    page.goto(f"{address}?#{name}&_smoothingWeight=0&regexInput=^{RUN.name}(/|$)")
     page.reload()  # a new fragment alone opens nothing
     page.locator(PAGES[name]).first.wait_for(state="attached", timeout=60_000)
     before = None
     for _ in range(40):
         now = page.screenshot()
         if now == before:
-            return
+            break
         before = now
         page.wait_for_timeout(500)
+    save(page, name)
+
+
+def save(shown: Any, name: str) -> None:
+    """Write a screenshot of a page, or of a part of it, in at most 256 colours."""
+    from PIL import Image
+
+    Image.open(io.BytesIO(shown.screenshot())).quantize(256).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def animate(name: str, shots: Iterable[tuple[int, bytes]]) -> None:
+    """Write an animation of screenshots, each with the milliseconds that it stays."""
+    import numpy as np
+    from PIL import Image
+
+    rests, pictures = zip(*((rest, Image.open(io.BytesIO(shot)).convert("RGB")) for rest, shot in shots), strict=True)
+    sheet = Image.fromarray(np.concatenate(pictures[:: len(pictures) // 10 + 1]))
+    palette = sheet.quantize(64, Image.Quantize.MAXCOVERAGE, kmeans=1)  # keeps colours of small areas
+    first, *others = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
+    first.save(IMAGES / f"{name}.gif", save_all=True, append_images=others, duration=rests, loop=0, optimize=True)
 
 
 FRAME = """<meta charset="utf-8"><style>
@@ -102,16 +111,16 @@ img {{ width: 100%; height: 430px; object-fit: contain; object-position: top lef
 </i>{text}</pre></div><img src="data:image/png;base64,{picture}">"""
 
 
-def frames(run: Path) -> Iterator[tuple[int, str]]:
-    """A page for each validation of a run: how far it is, its loss, what it writes and what surprises it."""
+def frames() -> Iterator[str]:
+    """A page for each validation of the run: how far it is, its loss, what it writes and what surprises it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from gpt.training_checkpoint import TrainingRecord, read
 
-    events = EventAccumulator(str(run), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    record = TrainingRecord.of(read(run / "checkpoints/last.ckpt")["callbacks"])
+    events = EventAccumulator(str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+    record = TrainingRecord.of(read(RUN / "checkpoints/last.ckpt")["callbacks"])
     losses, texts = record.losses, dict(record.samples)
-    validation = EventAccumulator(str(run / "validation"), size_guidance={"scalars": 0}).Reload()
+    validation = EventAccumulator(str(RUN / "validation"), size_guidance={"scalars": 0}).Reload()
     nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
     for picture in events.Images("view/surprisal"):
@@ -121,31 +130,61 @@ def frames(run: Path) -> Iterator[tuple[int, str]]:
         points = [f"{at} {100 - 96 * (loss - bottom) / (top - bottom):.2f}" for at, loss in losses if at <= step]
         (_, prompt, text), *_ = texts[step]
         begun = "\n".join(prompt.rstrip("\n").splitlines()[-3:])
-        yield (
-            step,
-            FRAME.format(
-                step=step, steps=steps, nats=nats[step], bpc=bits[step], path="M" + "L".join(points),
-                begun=html.escape(begun), text=html.escape(text),
-                picture=base64.b64encode(picture.encoded_image_string).decode(),
-            ),
+        yield FRAME.format(
+            step=step, steps=steps, nats=nats[step], bpc=bits[step], path="M" + "L".join(points),
+            begun=html.escape(begun), text=html.escape(text),
+            picture=base64.b64encode(picture.encoded_image_string).decode(),
         )  # fmt: skip
 
 
-def animate(browser: Any, run: Path, file: Path) -> None:
-    """Write the validations of a run as an animation that rests on the last one."""
-    from PIL import Image
-
-    page = browser.new_page(viewport={"width": 1000, "height": 470})
-    shots = []
-    for _, content in frames(run):
+def validations(page: Any) -> Iterator[tuple[int, bytes]]:
+    """Shoot a frame for each validation of the run; the last one stays longest."""
+    *others, last = frames()
+    for rest, content in [(600, each) for each in others] + [(4000, last)]:
         page.set_content(content)
         page.locator("img").evaluate("image => image.decode()")
-        shots.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
-    page.close()
-    palette = shots[0].quantize(128)  # in which there are all colours
-    pictures = [shot.quantize(palette=palette, dither=Image.Dither.NONE) for shot in shots]
-    rests = [600] * (len(pictures) - 1) + [4000]
-    pictures[0].save(file, save_all=True, append_images=pictures[1:], duration=rests, loop=0, optimize=True)
+        yield rest, page.screenshot()
+
+
+def writing(page: Any) -> Iterator[tuple[int, bytes]]:
+    """Shoot the demo while it writes five characters at a time, and while the likeliest next characters are chosen."""
+    page.clock.install(time=0)
+    page.clock.pause_at(1)  # the page writes only when the clock is moved
+    page.goto(DEMO.as_uri())
+    page.wait_for_selector("#clear:enabled")
+    while page.text_content("#status") == "Writing…":
+        yield 100, page.screenshot()
+        page.clock.run_for(5 * 32)
+    yield 600, page.screenshot()
+    for _ in range(3):
+        page.hover("#bars button")
+        yield 300, page.screenshot()
+        page.click("#bars button")
+    page.mouse.move(0, 0)
+    yield 1200, page.screenshot()
+
+
+def play(page: Any) -> None:
+    """Guess 62 characters of the game, some of them wrong at first and some not at all."""
+    rng = random.Random(1)
+    page.focus("#typed")
+    for _ in range(62):
+        right = page.evaluate("passage[position()]")
+        wrong = rng.sample("bcdfgkpw".replace(right, ""), rng.choice([0, 0, 0, 0, 0, 1, 2, 5]))
+        for letter in (*wrong, right)[:5]:
+            page.keyboard.press("Enter" if letter == "\n" else letter)
+
+
+def demo(browser: Any) -> None:
+    """Take the pictures of the demo."""
+    page = browser.new_page(viewport={"width": 1000, "height": 790}, device_scale_factor=0.9)
+    animate("writing", writing(page))
+    page = browser.new_page(viewport={"width": 1280, "height": 780}, reduced_motion="reduce")
+    page.goto(DEMO.as_uri())
+    page.get_by_text("Written by this model").wait_for()
+    save(page, "demo")
+    play(page)
+    save(page.locator("#game"), "guess")
 
 
 def main() -> None:
@@ -153,27 +192,30 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="directory of a finished run")
-    parser.add_argument("sweep", type=Path, help="directory of a sweep")
+    parser.add_argument("--demo", action="store_true", help="make only writing.gif, demo.png and guess.png")
     given = parser.parse_args()
-    IMAGES.mkdir(exist_ok=True)
+    os.chdir(ROOT)
+    for run, settings in SETTINGS.items():
+        if not (given.demo or run.exists()):
+            subprocess.run([sys.executable, "train.py", f"name={run.name}", *settings.split()], check=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
             args=["--no-sandbox", "--disable-gpu"],
         )
-        animate(browser, given.run, IMAGES / "learning.gif")
+        demo(browser)
+        if given.demo:
+            return
+        animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        for logs, names in ((given.run, ("custom_scalars", "images")), (given.sweep, ("hparams",))):
-            with tensorboard(logs) as address:
-                page.set_viewport_size({"width": 1920 if names == ("hparams",) else 1280, "height": 860})
-                for name in names:
-                    visit(page, address, name)
-                    page.screenshot(path=IMAGES / f"{name}.png")
-        page.goto((given.run / "report.html").absolute().as_uri())
+        page.goto((ROOT / RUN / "report.html").as_uri())
         page.wait_for_timeout(1000)
-        page.screenshot(path=IMAGES / "report.png")
-        browser.close()
+        save(page, "report")
+        address = tensorboard(RUN.parent)
+        shoot(page, address, "custom_scalars")
+        shoot(page, address, "images")
+        page.set_viewport_size({"width": 1920, "height": 860})
+        shoot(page, tensorboard(SWEEP), "hparams")
 
 
 if __name__ == "__main__":
