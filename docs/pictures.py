@@ -28,6 +28,7 @@ SETTINGS = {
     RUN: "trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]",
     SWEEP: "-m data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4",
 }
+COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
 PAGES = {
     "custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path",
@@ -147,7 +148,7 @@ def validations(page: Any) -> Iterator[tuple[int, bytes]]:
 
 
 def writing(page: Any) -> Iterator[tuple[int, bytes]]:
-    """Shoot the demo while it writes five characters at a time, and while the likeliest next characters are chosen."""
+    """Shoot the demo while it writes five characters at a time, and while the most likely next ones are chosen."""
     page.clock.install(time=0)
     page.clock.pause_at(1)  # the page writes only when the clock is moved
     page.goto(DEMO.as_uri())
@@ -214,8 +215,12 @@ def main() -> None:
         address = tensorboard(RUN.parent)
         shoot(page, address, "custom_scalars")
         shoot(page, address, "images")
-        page.set_viewport_size({"width": 1920, "height": 860})
+        page.set_viewport_size({"width": 1280, "height": 600})
         shoot(page, tensorboard(SWEEP), "hparams")
+        for box in page.locator(".hparam-checkbox, .metric-checkbox").all():  # TensorBoard chooses the first columns
+            if box.evaluate("box => box.checked") != (box.text_content().strip() in COLUMNS):
+                box.evaluate("box => box.click()")
+        save(page, "hparams")
 
 
 if __name__ == "__main__":
