@@ -1,8 +1,8 @@
 """Makes the pictures of docs/images anew: `python docs/pictures.py`.
 
 It trains the runs `first` and `sweep` if runs/ has none of these names, and shows their pages and those of TensorBoard
-in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html; `--demo` makes only these. It needs
-`pip install -c constraints.txt -e '.[dev]'` and chromium.
+in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, recipe.png a table of
+docs/experiments.md; `--fixed` makes only these. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,6 @@ COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
 PAGES = {
     "custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path",
-    "images": "tf-image-loader img",
     "hparams": "tf-hparams-table-view vaadin-grid-cell-content",
 }
 
@@ -176,6 +176,30 @@ def play(page: Any) -> None:
             page.keyboard.press("Enter" if letter == "\n" else letter)
 
 
+BARS = """<meta charset="utf-8"><style>
+body { margin: 0; width: 860px; box-sizing: border-box; padding: 16px 20px; background: #fff; color: #16181d;
+  font: 15px/1.3 system-ui, "DejaVu Sans", sans-serif; display: grid; grid-template-columns: 400px 1fr; gap: 9px 14px }
+i { display: inline-block; height: 13px; background: #1d4fd7; margin-right: 8px; vertical-align: -1px }
+</style>"""
+
+
+def recipe(page: Any) -> None:
+    """Draw how much each kept change lowered the loss on the built-in corpus, from the table of docs/experiments.md."""
+    rows = []
+    for line in (ROOT / "docs/experiments.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and cells[1] == "corpus" and re.match("yes|until", cells[5]):
+            rows.append((float(cells[3]) - float(cells[4]), re.split(r"[,:;] ", cells[0])[0]))
+    rows.sort(reverse=True)
+    bars = (
+        f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"
+        for gain, name in rows
+    )
+    heading = "<b>Change</b><b>Lower validation loss, nats per character</b>"
+    page.set_content(BARS + heading + "".join(bars))
+    save(page.locator("body"), "recipe")
+
+
 def demo(browser: Any) -> None:
     """Take the pictures of the demo."""
     page = browser.new_page(viewport={"width": 1000, "height": 790}, device_scale_factor=0.9)
@@ -193,11 +217,11 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", action="store_true", help="make only writing.gif, demo.png and guess.png")
+    parser.add_argument("--fixed", action="store_true", help="only writing.gif, demo.png, guess.png, recipe.png")
     given = parser.parse_args()
     os.chdir(ROOT)
     for run, settings in SETTINGS.items():
-        if not (given.demo or run.exists()):
+        if not (given.fixed or run.exists()):
             subprocess.run([sys.executable, "train.py", f"name={run.name}", *settings.split()], check=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -205,16 +229,17 @@ def main() -> None:
             args=["--no-sandbox", "--disable-gpu"],
         )
         demo(browser)
-        if given.demo:
+        recipe(browser.new_page(viewport={"width": 860, "height": 400}))
+        if given.fixed:
             return
         animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.goto((ROOT / RUN / "report.html").as_uri())
-        page.wait_for_timeout(1000)
-        save(page, "report")
+        for run, name in ((RUN, "report"), (SWEEP, "sweep")):
+            page.goto((ROOT / run / "report.html").as_uri())
+            page.wait_for_timeout(1000)
+            save(page, name)
         address = tensorboard(RUN.parent)
         shoot(page, address, "custom_scalars")
-        shoot(page, address, "images")
         page.set_viewport_size({"width": 1280, "height": 600})
         shoot(page, tensorboard(SWEEP), "hparams")
         for box in page.locator(".hparam-checkbox, .metric-checkbox").all():  # TensorBoard chooses the first columns
