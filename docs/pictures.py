@@ -106,7 +106,7 @@ svg {{ display: block; width: 100%; height: 130px; border-bottom: 1px solid #dfe
 path {{ fill: none; stroke: #1d4fd7; stroke-width: 2; vector-effect: non-scaling-stroke }}
 img {{ width: 100%; height: 430px; object-fit: contain; object-position: top left }}
 </style>
-<div><h1>step {step:,} of {steps:,}</h1><p>{nats:.2f} nats ({bpc:.2f} bits) per character on unseen text</p>
+<div><h1>step {step:,} of {steps:,}</h1><p>{nats:.2f} nats ({bpc:.2f} bits) per character on held-out text</p>
 <svg viewBox="0 0 {steps} 100" preserveAspectRatio="none"><path d="{path}"/></svg>
 <pre><i>{begun}
 </i>{text}</pre></div><img src="data:image/png;base64,{picture}">"""
