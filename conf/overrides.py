@@ -58,6 +58,11 @@ class Command:
     part: str = ""  # the argument of --cfg; empty without --cfg
     resolve: bool = False  # --resolve
 
+    def sets(self, group: str) -> bool:
+        """Whether it sets a key of a group or chooses its preset."""
+        keys = [*self.literals, *(each.key_or_group for each in self.overrides)]
+        return any(key.partition(".")[0] == group for key in keys)
+
     def runs(self) -> Iterator[list[Setting]]:
         """Yield the settings of each run: every combination of the values; of a repeated key the last one counts."""
         choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept

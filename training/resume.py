@@ -14,7 +14,7 @@ from base.log import log
 from base.options import spell
 from conf.compose import compose_resumed, read_config
 from conf.overrides import Command
-from conf.resume_rules import check_unchanged, settings
+from conf.resume_rules import check_unchanged, is_fixed, settings
 from conf.schema import Config, to_yaml
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
             run_directory.check_free(config.name)
         return config, None
     newest = config.resume == "auto" and config.name is None
-    run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
+    run = newest_unfinished(command) if newest else run_directory.to_resume(config.resume, config.name)
     directory = run or run_directory.RUNS / str(config.name)
     if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
@@ -53,7 +53,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
     return compose_resumed(given, literals, stored), run
 
 
-def newest_unfinished() -> Path:
+def newest_unfinished(command: Command) -> Path:
     """Find the newest unfinished run that can be resumed; log why newer ones cannot."""
     skipped: list[str] = []
     for run in run_directory.unfinished():
@@ -65,7 +65,7 @@ def newest_unfinished() -> Path:
         elif run_directory.lacks_checkpoints(run):
             reason = "has a model but no checkpoint"
         else:
-            reason = damage_of(run)
+            reason = why_not(run, command)
         if not reason:
             for line in skipped:
                 log.info(f"resume: skips {line}")
@@ -74,14 +74,27 @@ def newest_unfinished() -> Path:
     raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
 
 
-def damage_of(run: Path) -> str:
-    """Say why a run is too damaged to resume; empty if it is not."""
+def why_not(run: Path, command: Command) -> str:
+    """Say why a run cannot be resumed, because of damage, its text or its config.yaml; empty if it can.
+
+    An address is not opened: the network may be back when the run needs it.
+    """
+    from data.corpus import of_run, open_corpus  # reads tables and archives
+
     try:
-        read_config(run)
+        config = read_config(run)
+        if not command.sets("data") and "://" not in "".join(filter(None, config.data.places().values())):
+            open_corpus(of_run(config.data))
     except InputError as error:
         return str(error)
     point, damaged = find_newest(run / "checkpoints")
-    return f"no checkpoint can be resumed: {'; '.join(damaged)}" if damaged and point is None else ""
+    if point is None:
+        return f"no checkpoint can be resumed: {'; '.join(damaged)}" if damaged else ""
+    ours = {key: value for key, value in settings(config).items() if is_fixed(key)}
+    theirs = {key: point.conditions.get(key, value) for key, value in ours.items()}
+    differing = [key for key in ours if ours[key] != theirs[key]]
+    wrong = [f"{key}={spell(ours[key])} (its checkpoint has {spell(theirs[key])})" for key in differing]
+    return f"{run / 'config.yaml'}: {', '.join(wrong)}" if wrong else ""
 
 
 class ResumePoint:

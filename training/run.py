@@ -69,9 +69,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
-    keys = [*command.literals, *(each.key_or_group for each in command.overrides)]
-    given = any(key.startswith("data.") for key in keys)
-    text = open_run_text(config, given, extra_chars, resumed)
+    text = open_run_text(config, command.sets("data"), extra_chars, resumed)
     text = text.read_before(point.texts_read if point else start.texts_read if start else [])
     with Progress("loading PyTorch and Lightning"):
         from training.callbacks.stop_signals import StopSignals

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.overrides import read_command
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
@@ -21,7 +22,7 @@ from tests.conftest import ROOT, Call, missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
-from training.resume import damage_of, find_newest, newest_unfinished
+from training.resume import find_newest, newest_unfinished, why_not
 
 UNUSED = ("epoch", "pytorch-lightning_version", "val_loss", "evaluation")  # of a checkpoint, by a resumed run
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
@@ -164,6 +165,7 @@ def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: 
         contents | {"optimizer_states": [optimizer | {"param_groups": optimizer["param_groups"][1:]}]},
         contents | {"optimizer_states": [optimizer | {"state": {0: {"momentum": state["net.norm.weight"][1:]}}}]},
     ]  # fmt: skip
+    again = read_command(["resume=auto"])
     for damage in damaged:
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree("runs/first", bad)
@@ -173,13 +175,37 @@ def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: 
         else:
             (bad / "checkpoints/previous.ckpt").unlink()
             torch.save(damage, bad / "checkpoints/last.ckpt")
-        reason = damage_of(bad)
+        reason = why_not(bad, again)
         assert reason and "\n" not in reason and str(bad) in reason, damage
-        assert newest_unfinished() == Path("runs/first")
+        assert newest_unfinished(again) == Path("runs/first")
     one_line(train("resume=bad", defaults=False), 2, "runs/bad/checkpoints/last.ckpt: is damaged")
     (bad / config).write_text(settings[: settings.rindex("logger")])
     said = "runs/bad/config.yaml: lacks logger: the file was cut or edited"
     one_line(train("resume=bad", defaults=False), 2, said, "init_from=runs/bad starts from its model")
+
+
+def test_a_run_without_its_text_or_with_another_model_s_settings_is_passed_over(killed: Path) -> None:
+    def copied(name: str, day: int, *change: str) -> None:
+        shutil.copytree(killed, f"runs/{name}")
+        config, summary = Path(f"runs/{name}/config.yaml"), Path(f"runs/{name}/summary.json")
+        assert change[0] in config.read_text()
+        config.write_text(config.read_text().replace(*change))
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"begun": f"2099-01-0{day}T00:00:00+00:00"}))
+
+    copied("wide", 2, "  dim: 32", "  dim: 64")
+    copied("gone", 1, "path: book.txt", "path: gone.txt")
+    said = ("runs/gone: data.path=gone.txt: ", "runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)")
+    shutil.move(killed, "elsewhere")
+    one_line(run("resume=auto", defaults=False), 2, "resume=auto: no unfinished run in runs/; ", *said)
+    shutil.move("elsewhere", killed)
+    ended = run("resume=auto", "data.path=book.txt", "trainer.max_steps=31", defaults=False)
+    assert ended.status == 0 and "continuing runs/gone" in ended.out, "its text is named"
+    shutil.rmtree("runs/gone")
+    copied("gone", 1, "path: book.txt", "path: gone.txt")
+    ended = run("resume=auto", defaults=False)
+    assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
+    for each in said:
+        assert f"resume: skips {each}" in ended.out
 
 
 def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path, whole: Any) -> None:
