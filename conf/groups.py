@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from base.errors import InputError, one_line
+from conf.schema import Loader
 
 CONF = Path(__file__).parent
 FOLDERS: list[Path] = []  # of `--config-dir`; conf/ comes before them
@@ -39,7 +40,7 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:
-        values = yaml.safe_load(file.read_text("utf-8")) or {}
+        values = yaml.load(file.read_text("utf-8"), Loader) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{file}: {one_line(error)}") from None
     if not isinstance(values, dict):
