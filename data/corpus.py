@@ -27,7 +27,7 @@ from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
 from data.config import DataConfig, cache_dir
-from data.decoding import CHUNK, NotText, Tick, decode
+from data.decoding import CHUNK, NotText, Tick, decode, hashed
 from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
 from data.tables import TABLES, describe_table
 
@@ -83,6 +83,7 @@ class Corpus:
     encoding: str | None  # of the files; None reads bytes
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
     notes: tuple[str, ...] = ()  # lines about the files for the introduction of a run
+    hashes: list[str] | None = None  # if there is a list, `read` appends the `hashed` content of each document
 
     def size(self) -> int:
         """Return the number of bytes of all files, compressed if they are."""
@@ -119,6 +120,10 @@ class Corpus:
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Read a document in chunks: str, or bytes if `encoding` is None."""
+        chunks = self._chunks(document, tick)
+        return chunks if self.hashes is None else hashed(chunks, self.hashes)
+
+    def _chunks(self, document: Document, tick: Tick) -> Iterator[str | bytes]:
         with document.open() as file:
             if self.python:
                 source = file.read()

@@ -1,8 +1,10 @@
 """Decode files in chunks, and say what they are if they are not text in the given encoding."""
 
 import codecs
+import hashlib
 import io
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 from base.errors import InputError, printable
@@ -11,6 +13,33 @@ from data.formats import damage, is_binary, office, utf16_order
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # are rare in text
 Tick = Callable[[int], object]  # called after each read with the number of bytes
+
+
+def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
+    """Pass on the chunks of a text, then append the SHA-256 of its NFC in UTF-8, with LF line ends, to `found`.
+
+    So copies of a text with other line ends, a byte order mark or another normalisation have the same hash, also if
+    they are read as bytes.
+    """
+    sha256, rest = hashlib.sha256(), ""
+    utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+
+    def update(text: str) -> None:
+        sha256.update(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
+
+    for chunk in chunks:
+        yield chunk
+        rest += decoder.decode(chunk) if isinstance(chunk, bytes) else chunk
+        end = len(rest) - 1
+        # NFC may join marks, and vowels and final consonants of Hangul, with the character before.
+        while end > 0 and (unicodedata.category(rest[end])[0] == "M" or "\u1160" <= rest[end] <= "\u11ff"):
+            end -= 1
+        if end > 0:
+            update(rest[:end])
+            rest = rest[end:]
+    update(rest + decoder.decode(b"", final=True))
+    found.append(sha256.hexdigest())
 
 
 class NotText(InputError):

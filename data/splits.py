@@ -13,6 +13,7 @@ from data.documents import Rule
 
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # with at least this many documents, none is divided: each belongs to one split
+EMPTY = hashlib.sha256().hexdigest()  # of an empty file
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
@@ -107,7 +108,7 @@ def split_documents(
 
 def num_copies(digests: Iterable[str]) -> int:
     """Return how many files, of those that are not empty, equal one before."""
-    full = [digest for digest in digests if digest != hashlib.sha256().hexdigest()]
+    full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
 

@@ -26,8 +26,8 @@ from data.corpus import Corpus, Tick, of_run, open_corpus
 from data.documents import Documents, Rule, check_end_mark, contents
 from data.hash_order import HashOrder
 from data.likeness import describe_likeness, likeness
-from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
-from gpt.model_file import share_read
+from data.splits import BY_FILE, EMPTY, SPLITS, Part, check_lengths, describe_files, split_documents
+from gpt.model_file import HASH, shares_read
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 # Larger splits are mapped into memory: they may exceed it. But if a mapped file is cut, SIGBUS ends the process.
@@ -35,8 +35,10 @@ MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
 SEEN = "the model that this run starts from has read its held-out text: the loss says nothing about new text"
-# Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any.
-Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
+MAX_HASHES = 1000  # of training files, the lowest ones: each is 20 of a model file's `MAX_METADATA` characters
+# Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any; the
+# `hashed` content of each file that is not empty, and its split, "" if it is divided.
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any], list[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,18 @@ class Text:
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
     extra_chars: str  # added to the vocabulary, whether the corpus has them or not
     sha256: str  # of the file; of several files, a hash of their names and hashes
-    hashes: Sequence[str]  # SHA-256 of each file that was trained on; `sha256` if many are divided among the splits
+    hashes: Sequence[str]  # of the content of at most `MAX_HASHES` files that were trained on, see `model_file`
+    share: float  # of each of these files, from its beginning, that training may read
     split_hash: str  # hexadecimal; equal for equal content that is split in the same way
-    held_out: Mapping[str, float]  # by hash of a file, the share of it after which some text is held out
+    held_out: Mapping[str, float]  # by hash of a file's content, the share after which some of it is held out
     before: Sequence[Mapping[str, Any]]  # what the model that a run starts from has read, see `model_file`
     documents: Documents | None = None  # what the text was divided into; None if it is one long text
     notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
         """Return the text of a run whose first model has read `texts`; add a note if held-out text is among them."""
-        others = [each for each in texts if each["split"] != self.split_hash]
-        if any(share_read(others, sha256) > share for sha256, share in self.held_out.items()):
+        read = shares_read(each for each in texts if each["split"] != self.split_hash)
+        if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
             return replace(self, before=texts, notes=(*self.notes, SEEN))
         return replace(self, before=texts)
 
@@ -98,22 +101,18 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, characters, found = opened or _encode(
+    arrays, tokenizer, characters, found, files = opened or _encode(
         corpus, rule, stamps, config.split, extra_chars, folder, alike
     )
     check_lengths(arrays, config, context, corpus)
-    trained = [digest for digest, each in zip(digests, corpus.documents, strict=True) if each.split in ("", "train")]
-    sha256 = corpus.sha256(digests)
-    if own:
-        held_out = {sha: 0.0 for sha, each in zip(digests, corpus.documents, strict=True) if each.split != "train"}
-    elif rule or len(digests) < BY_FILE:
-        held_out = dict.fromkeys(digests, 0.0 if rule else shares[0])
-    else:
-        held_out = {sha256: 0.0}
+    # Documents are shuffled: those of training lie anywhere in a file, and so do those that are held out.
+    in_order = not (rule or own or len(digests) >= BY_FILE)
+    held_out = {sha[:HASH]: shares[0] if in_order else 0.0 for sha, split in files if split != "train"}
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
-        extra_chars=extra_chars, hashes=trained if rule or own or len(trained) < BY_FILE else [sha256],
-        sha256=sha256, split_hash=split_hash, held_out=held_out, before=(),
+        extra_chars=extra_chars, sha256=corpus.sha256(digests), split_hash=split_hash, held_out=held_out, before=(),
+        hashes=sorted({sha[:HASH] for sha, split in files if split in ("", "train")})[:MAX_HASHES],
+        share=shares[0] if in_order else 1.0,
         documents=Documents(rule, **found) if rule else None,
         notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
     )  # fmt: skip
@@ -157,7 +156,7 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     changed = replace(text, train=train, validation=part, test=part, characters=characters)
-    return replace(changed, split_hash="", held_out={})  # of which no text is held out
+    return replace(changed, share=1.0, split_hash="", held_out={})  # of which no text is held out
 
 
 def _load(folder: Path) -> Encoded | None:
@@ -176,7 +175,7 @@ def _load(folder: Path) -> Encoded | None:
             if checksum != meta["checksums"][split]:
                 return None
         characters = {split: int(meta["characters"][split]) for split in SPLITS}
-        return arrays, tokenizer, characters, meta.get("documents", {})
+        return arrays, tokenizer, characters, meta.get("documents", {}), meta["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -235,28 +234,31 @@ def _encode(
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
-            tick, found = progress.update, dict[str, Any]()
+            tick, found, hashes = progress.update, dict[str, Any](), list[str]()
+            first_pass, split_of = replace(corpus, hashes=hashes), [each.split for each in corpus.documents]
             if rule:
-                sizes, characters, rare = scan(contents(corpus, rule, tick))
+                sizes, characters, rare = scan(contents(first_pass, rule, tick))
                 check_end_mark(corpus, rule, characters)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
                 order = HashOrder(rule, tokenizer, sum(sizes), folder.parent, tick)
-                own = corpus.documents[0].split
                 found = order.found
-                parts = order.encode_own(corpus) if own else order.encode(corpus, shares)
+                parts = order.encode_own(corpus) if split_of[0] else order.encode(corpus, shares)
             else:
-                sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
+                sizes, characters, rare = scan(first_pass.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick)
+                parts_of = split_documents(corpus, sizes, shares, alike)
+                split_of = [parts[0][0] if len(parts) == 1 else "" for parts in parts_of]
+                parts = _encode_parts(corpus, parts_of, tokenizer, tick)
+            files = [(sha, split) for sha, split in zip(hashes, split_of, strict=True) if sha != EMPTY]
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), found, rare)
+            _save(folder, tokenizer, encoded(), found, {"rare": rare, "files": files})
     except UnknownCharacter:  # the first pass did not see this character
         raise changed from None
     except OSError as error:  # the cache cannot be written: a text that cannot be read is an InputError
@@ -336,11 +338,15 @@ def _encode_parts(
 
 
 def _save(
-    folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], found: Mapping[str, Any], rare: int
+    folder: Path,
+    tokenizer: Tokenizer,
+    encoded: Iterator[tuple[str, np.ndarray]],
+    found: Mapping[str, Any],
+    meta: dict[str, Any],
 ) -> None:
-    """Write the (split, tokens) of `encoded` into `folder`, atomically.
+    """Write the (split, tokens) of `encoded` into `folder`, atomically; add more to `meta`, and save that, too.
 
-    What was `found` of documents is there when all is encoded. `rare` is the number of rare characters.
+    What was `found` of documents is there when all is encoded.
     """
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
@@ -354,6 +360,6 @@ def _save(
                 counts[split] += len(piece)
                 if isinstance(tokenizer, ByteTokenizer):  # 10xxxxxx continues a character and is not counted
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
-        meta: dict[str, Any] = {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
-        meta |= {"rare": rare} | ({"documents": found} if found else {})
+        meta |= {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
+        meta |= {"documents": found} if found else {}
         (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")

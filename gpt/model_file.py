@@ -27,9 +27,10 @@ from gpt.tokenizer import tokenizer_from
 FORMAT = 1  # raise it when an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
-# `trained_on` has the hashes of the files of which the first `share` was trained on, `split`, a hash of the text and of
-# how it was split, and `before`, the same of the models that training started from; `documents` is null, or the rule
-# by which the text was divided into documents (`data.documents.Rule`).
+# `trained_on` has `sha256`, the first `HASH` digits of the hashes of files (`data.decoding.hashed`) of which the first
+# `share` was trained on, `split`, a hash of the text and of how it was split, and `before`, the same of the models that
+# training started from; `documents` is null, or the rule by which the text was divided into documents
+# (`data.documents.Rule`).
 FIELDS = {
     "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
     "evaluation": dict | None, "text": str, "trained_on": dict, "documents": dict | None,
@@ -37,6 +38,8 @@ FIELDS = {
 DOCUMENTS = {"kind": str, "end": str, "name": str}
 TRAINED_ON = {"sha256": list, "share": float, "split": str}
 EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
+HASH = 16  # hexadecimal digits; older files have all 64, of the bytes of each file
+MAX_TEXTS = 32  # that a model file remembers: with 1,000 hashes each, they fit into `MAX_METADATA`
 MAX_END = 100  # characters of an end mark
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
 MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
@@ -136,14 +139,15 @@ def read(path: str | Path) -> Model:
 
 
 def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `TRAINED_ON` of each text that a model was trained on, its own first."""
+    """Return `TRAINED_ON` of the last `MAX_TEXTS` texts that a model was trained on, its own first."""
     own = {key: meta["trained_on"][key] for key in TRAINED_ON}
-    return [own, *(each for each in meta["trained_on"]["before"] if each != own)]
+    return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
 
 
-def share_read(texts: Iterable[Mapping[str, Any]], sha256: str) -> float:
-    """Return how much of the file with this hash is in `texts`, each a `TRAINED_ON`: a share from its beginning."""
-    return max((text["share"] for text in texts if sha256 in text["sha256"]), default=0.0)
+def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return by hash how much of each file is in `texts`, each a `TRAINED_ON`: a share from its beginning."""
+    ordered = sorted(texts, key=lambda text: text["share"])
+    return {str(sha256)[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
 
 
 def to_device(thing: Any, name: str) -> Any:

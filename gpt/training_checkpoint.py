@@ -141,9 +141,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     text = last_component(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
     data = contents["data"]
-    # Documents are shuffled, so those of training lie anywhere; with files of its own, training has all of its files.
-    whole = data["divided"] or data.get("validation") or data.get("overfit")
-    share = 1.0 if whole else data["split"][0]
+    share = data.get("share", data["split"][0])  # a checkpoint of an older version may have no share
     trained_on = {"sha256": data["hashes"], "share": share, "split": data["split_hash"], "before": data["before"]}
     described |= {"trained_on": trained_on, "documents": data["divided"]}
     model_file.write(path, state, described | {key: contents[key] for key in keys})

@@ -20,7 +20,7 @@ from base.progress import count, hidden
 from gpt.analysis import Costs
 from gpt.checkpoint import build, with_context
 from gpt.evaluation import Score, make_score, totals
-from gpt.model_file import Model, share_read, texts_read, to_device
+from gpt.model_file import Model, shares_read, texts_read, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
 from reports.document_scores import print_documents
@@ -141,7 +141,7 @@ def candidates_of(
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained, documents = share_read(texts_read(meta), text.sha256), meta["documents"]
+        trained, documents = shares_read(texts_read(meta)).get(text.sha256, 0.0), meta["documents"]
         candidates.append(
             Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, text.size, documents)
         )

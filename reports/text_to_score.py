@@ -3,7 +3,7 @@
 import argparse
 import io
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -16,10 +16,11 @@ from base.errors import InputError, printable
 from base.jobs import run_directory
 from base.processes import command
 from base.progress import Progress
-from data.corpus import CHUNK, Corpus, Document, decode
+from data.corpus import Document
+from data.decoding import CHUNK, decode, hashed
 from data.documents import WHITESPACE, Rule, divide, is_divided
 from data.text import text_of_run
-from gpt.model_file import Model
+from gpt.model_file import HASH, Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 MAX_PAGE = 10_000_000  # characters in an HTML page
@@ -30,7 +31,7 @@ class EncodedText(NamedTuple):
 
     encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
     size: int  # bytes of the file; 0 if characters were skipped or replaced
-    sha256: str  # of the file; "" if it is not a file
+    sha256: str  # of the file's content, as in `model_file`; "" if it is not a file
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
@@ -101,10 +102,14 @@ def open_source(
     texts = Document(display_name(options), Path(options.file)).unzip()
     if len(texts) > 1:
         raise InputError(f"{display_name(options)}: holds {len(texts):,} files; unpack it and score one of them")
-    size, sha256 = Path(options.file).stat().st_size, ""
+    found = [""]
     if Path(options.file).is_file():
-        (sha256,) = Corpus("", (texts[0],), None).digests()
-    return texts[0].open(), size, texts[0].label, sha256
+        with texts[0].open() as file:
+            chunks: Iterable[str | bytes] = iter(lambda: file.read(CHUNK), b"")
+            if options.encoding != "utf-8":
+                chunks = decode(file, display_name(options), options.encoding, option="--encoding ")
+            deque(hashed(chunks, found), maxlen=0)
+    return texts[0].open(), Path(options.file).stat().st_size, texts[0].label, found[-1][:HASH]
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:

@@ -35,12 +35,13 @@ TIMED_VALIDATIONS = 6  # of a run with `minutes`, at equal times
 def build_module(plan: RunPlan) -> LitGPT:
     """Build the model with its loss and optimizer, from its initial weights or those of another model."""
     config, text = plan.config, plan.text
+    saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
     module = LitGPT(
         config,
         text.tokenizer,
         data=vars(config.data)
         | {key: value and redacted(value) for key, value in config.data.places().items()}
-        | {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "hashes", "split_hash", "before")}
+        | {key: getattr(text, key) for key in saved}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
         start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},

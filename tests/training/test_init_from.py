@@ -1,7 +1,11 @@
+import gzip
+import hashlib
 import math
 import random
 import shutil
 import signal
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from tests.conftest import Call, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.model_files import about
+from tests.model_files import about, filled, write_model_file
 from tests.reference.models import tiny
 
 BASE = "runs/first/checkpoints/best.safetensors"
@@ -61,8 +65,8 @@ def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
 
 
-def trained_on(text: Text, *before: dict[str, Any], share: float = 1.0) -> dict[str, Any]:
-    own = {"sha256": text.hashes, "share": share, "split": text.split_hash, "before": list(before)}
+def trained_on(text: Text, *before: dict[str, Any]) -> dict[str, Any]:
+    own = {"sha256": text.hashes, "share": text.share, "split": text.split_hash, "before": list(before)}
     return about(tiny(), trained_on=own)
 
 
@@ -78,7 +82,7 @@ def test_a_model_has_read_what_was_not_held_out_in_its_own_run(workplace: Path, 
         return open_text(DataConfig(path=path, **({"split": list(split)} if split else {}), **others), 16, extra)
 
     plain, divided = opened("a.txt"), opened("lines.txt", documents="line")
-    plain_meta, divided_meta = trained_on(plain, share=0.9), trained_on(divided)
+    plain_meta, divided_meta = trained_on(plain), trained_on(divided)
     cases = [
         (plain, plain_meta, False),
         (opened("a.txt", extra="é"), plain_meta, False),
@@ -93,14 +97,75 @@ def test_a_model_has_read_what_was_not_held_out_in_its_own_run(workplace: Path, 
         (divided, divided_meta, False),
         (opened("lines.txt", 0.8, 0.1, 0.1, documents="line"), divided_meta, True),
         (opened("lines.txt"), divided_meta, True),
-        (opened("many"), trained_on(opened("many"), share=0.9), False),
-        (opened("many", 0.8, 0.1, 0.1), trained_on(opened("many"), share=0.9), True),
+        (opened("many"), trained_on(opened("many")), False),
+        (opened("many", 0.8, 0.1, 0.1), trained_on(opened("many")), True),
+        (opened("many", documents="file"), trained_on(opened("many")), True),
         (opened("a.txt", 0.8, 0.1, 0.1), trained_on(opened("c.txt"), *model_file.texts_read(plain_meta)), True),
     ]  # fmt: skip
     for number, (text, meta, seen) in enumerate(cases):
         assert (text.read_before(model_file.texts_read(meta)).notes != text.notes) is seen, number
-    twice = trained_on(plain, *model_file.texts_read(plain_meta), share=0.9)
+    twice = trained_on(plain, *model_file.texts_read(plain_meta))
     assert len(model_file.texts_read(twice)) == 1, "the same text again is one text"
+
+
+def test_a_copy_with_other_bytes_is_the_same_text(workplace: Path, prose: str) -> None:
+    text = "Überall é und 한국어\n" + prose
+    Path("a.txt").write_text(text, "utf-8", newline="\n")
+    copies = {
+        "crlf.txt": text.replace("\n", "\r\n").encode(), "mark.txt": b"\xef\xbb\xbf" + text.encode(),
+        "nfd.txt": unicodedata.normalize("NFD", text).encode(), "zipped.txt.gz": gzip.compress(text.encode()),
+        "old.txt": text.replace("\n", "\r").encode("utf-16"), "other.txt": text[1:].encode(),
+    }  # fmt: skip
+    for name, content in copies.items():
+        Path(name).write_bytes(content)
+    for kind in ("char", "byte"):
+        first = open_text(DataConfig(path="a.txt", tokenizer=kind), 16)
+        raw = [hashlib.sha256(Path("a.txt").read_bytes()).hexdigest()]  # what older model files have
+        for name in ["a.txt", *copies]:
+            encoding = "utf-16" if name == "old.txt" and kind == "char" else "utf-8"
+            for split in ([0.8, 0.1, 0.1], [0.9, 0.05, 0.05]):
+                again = open_text(DataConfig(path=name, tokenizer=kind, encoding=encoding, split=split), 16)
+                wanted = split[0] == 0.8 and name != "other.txt" and (kind, name) != ("byte", "old.txt")
+                for hashes in (first.hashes, raw):
+                    read = model_file.texts_read(trained_on(replace(first, hashes=hashes)))
+                    assert (SEEN in again.read_before(read).notes) is wanted, (kind, name, split)
+                assert again.sha256 == hashlib.sha256(gunzipped(name)).hexdigest()
+
+
+def gunzipped(name: str) -> bytes:
+    content = Path(name).read_bytes()
+    return gzip.decompress(content) if name.endswith(".gz") else content
+
+
+def test_one_file_that_two_large_sets_share_is_found(workplace: Path, prose: str) -> None:
+    """The model knows which files of its text were held out; of very many it stores a sample."""
+    for folder in ("first", "second", "huge"):
+        Path(folder).mkdir()
+        for number in range(1500 if folder == "huge" else 60):
+            Path(f"{folder}/{number:04}.txt").write_text(f"{folder} {number} {prose[number : number + 200]}\n" * 2)
+    first, huge = (open_text(DataConfig(path=folder), 16) for folder in ("first", "huge"))
+    known = {content_of(path): path for folder in ("first", "huge") for path in Path(folder).iterdir()}
+    held_out = [known[sha] for sha in first.held_out]
+    trained = [known[sha] for sha in first.hashes]
+    assert len(held_out) == 6 and len(trained) == 54 and first.share == 1.0
+    second = open_text(DataConfig(path="second"), 16)
+    place = next(name for name in Path("second").iterdir() if content_of(name) in second.held_out)
+    for shared, seen in ((trained[0], True), (held_out[0], False), (trained[-1], True)):
+        place.write_bytes(shared.read_bytes().replace(b"\n", b"\r\n"))
+        again = open_text(DataConfig(path="second"), 16)
+        assert content_of(shared) in again.held_out
+        assert (SEEN in again.read_before(model_file.texts_read(trained_on(first))).notes) is seen, shared
+    of_huge = sorted(sha for sha in known if known[sha].parent.name == "huge" and sha not in huge.held_out)
+    assert huge.hashes == of_huge[:1000] and len(of_huge) > 1300
+    texts = [{"sha256": huge.hashes, "share": 1.0, "split": str(number)} for number in range(50)]
+    meta = trained_on(huge, *texts)
+    write_model_file("long.safetensors", filled(), trained_on=meta["trained_on"] | {"before": texts[:32]})
+    assert model_file.read("long.safetensors").meta["trained_on"]["sha256"] == huge.hashes
+    assert model_file.texts_read(meta)[1:] == texts[:31]
+
+
+def content_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
 @pytest.mark.slow
