@@ -33,13 +33,15 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
     stride: int  # tokens from one strided window to the next
     trained: float  # fraction of the text, from its beginning, that the model was trained on
+    characters: int  # of the text, by which nats and bits per character divide; 0: those of the tokens
     bytes: int  # of the text's file, by which bits per byte divide; 0: those of the tokens
     documents: dict[str, str] | None = None  # `data.documents.Rule` of those that the model was trained on
 
-    def per_byte(self, score: Score) -> Score:
-        """Return the score with bits per byte of the file: CR and a byte order mark count for each model."""
-        size = self.bytes or score.bytes
-        return replace(score, bpb=score.bpb * score.bytes / size, bytes=size)
+    def per_file(self, score: Score) -> Score:
+        """Return the score per character of the text and byte of the file: each model divides by the same numbers."""
+        characters, size = self.characters or score.characters, self.bytes or score.bytes
+        bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
+        return replace(score, bpc=bpc, bpb=bpb, characters=characters, bytes=size)
 
     @property
     def page_name(self) -> str:
@@ -77,7 +79,7 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 def measure(candidate: Candidate, mode: str) -> Score:
     """Score the text as a whole."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
-    return candidate.per_byte(reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes))
+    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:

@@ -36,11 +36,10 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
     encoded = [np.frombuffer(text, np.uint8) if is_bytes else tokenizer.pack(text) for text in texts]
     nats = measure_documents(candidate, [np.concatenate((mark, text, mark)) for text in encoded], len(mark))
     sizes = tokenizer.token_sizes[:, 0]
-    tokens = np.array([len(text) + len(mark) for text in encoded])
     characters = np.array([sizes[text].sum() + len(mark) for text in encoded])
     losses = nats / characters
     with np.errstate(over="ignore"):
-        perplexities = np.exp(nats / tokens)
+        perplexities = np.exp(losses)
     order = np.argsort(-losses, kind="stable").tolist()
 
     def beginning(number: int) -> str:
@@ -49,8 +48,8 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
     print(f"{name}: {count(len(texts), 'document')}, {count(int(characters.sum()), 'character')} with end marks")
     print(row(*HEAD, "document"))
-    total = [nats.sum() / characters.sum(), math.exp(min(nats.sum() / tokens.sum(), 700)), characters.sum()]
-    print(row(*shown(*total), "all, each from a fresh start"))
+    loss = nats.sum() / characters.sum()
+    print(row(*shown(loss, math.exp(min(loss, 700)), characters.sum()), "all, each from a fresh start"))
     for number in order[:ROWS]:
         print(row(*shown(losses[number], perplexities[number], characters[number]), beginning(number)))
     if len(order) > ROWS:

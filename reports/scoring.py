@@ -63,13 +63,14 @@ def print_scores(
             scores = score_in_detail(candidates, mode, options, out_file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
+        comparable = mode == "disjoint" and options.split == "test" and options.context is None
+        if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
+            print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
+        scores = [candidate.per_file(score) for candidate, score in zip(candidates, scores, strict=True)]
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
             print(row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out)
-        comparable = mode == "disjoint" and options.split == "test" and options.context is None
-        if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
-            print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
         for label, candidate, score in zip(labels, candidates, scores, strict=True):
             print(row(label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
@@ -99,8 +100,9 @@ def score_in_detail(
         if page_file:
             text.write(characters)
         position += len(characters)
-    scores = [one.per_byte(make_score(total)) for one, total in zip(candidates, sums, strict=True)]
+    measured = [make_score(total) for total in sums]
     if page_file:
+        scores = [one.per_file(score) for one, score in zip(candidates, measured, strict=True)]
         models = [
             {"name": one.page_name, "mode": describe(one, mode, page=True)}
             | {"figures": figures(own, 4), "vocabulary": tokens}
@@ -110,7 +112,7 @@ def score_in_detail(
         about["difference"] = difference(scores[0], scores[1], 4) if options.compare else None
         about["trained"] = max(one.trained for one in candidates)
         page_file.write(page(about, text.getvalue(), columns))
-    return scores
+    return measured
 
 
 def save_test_score(model: Path, score: Score) -> Path | None:
@@ -143,7 +145,9 @@ def candidates_of(
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
         trained, documents = shares_read(texts_read(meta)).get(text.sha256, 0.0), meta["documents"]
         candidates.append(
-            Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, text.size, documents)
+            Candidate(
+                path, meta["step"], model, tokenizer, tokens, stride, trained, text.characters, text.size, documents
+            )
         )
     return candidates
 
@@ -177,13 +181,14 @@ def json_costs(found: Costs, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Format nats per character, perplexity per token, bits per character and bits per byte."""
+    """Format nats per character, perplexity, bits per character and bits per byte."""
     return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
 
 
 def perplexity(score: Score) -> float:
-    """Return e to the loss per token: the number of equally probable tokens among which guessing costs as much."""
-    return math.exp(score.loss) if score.loss < 700 else math.inf  # beyond it, exp overflows
+    """Return e to the nats per character: guessing among that many equally probable characters costs as much."""
+    nats = score.bpc * math.log(2)
+    return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:

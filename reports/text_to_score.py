@@ -30,6 +30,7 @@ class EncodedText(NamedTuple):
     """A text, encoded for each model."""
 
     encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
+    characters: int  # of the text as character models read it; 0 if all are byte models
     size: int  # bytes of the file; 0 if characters were skipped or replaced
     sha256: str  # of the file's content, as in `model_file`; "" if it is not a file
 
@@ -48,12 +49,12 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
     with source as file, Progress("reading", size, "B") as progress:
         if (rule := rule_of(loaded)) and not options.split and (options.per_document or is_divided(rule, label)):
             file = marked(file, rule, tokenizers[0], label, options)
-        texts, size = encode_text(file, tokenizers, options, progress)
+        texts, characters, size = encode_text(file, tokenizers, options, progress)
     if not texts[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if options.html is not None and len(texts[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
-    return EncodedText(texts, size, sha256)
+    return EncodedText(texts, characters, size, sha256)
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
@@ -126,13 +127,14 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options
 
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
-) -> tuple[list[bytes | bytearray], int]:
+) -> tuple[list[bytes | bytearray], int, int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
     As in training, a byte model reads the bytes unchanged; for a character model a byte-order mark is dropped and line
     ends become LF. A character that one tokenizer lacks is skipped or replaced for all, see `--unknown`: then, and
     where `--per-char` or `--html` compares character by character, all models read the text of the character models.
-    Return the tokens, and the number of the file's bytes, 0 if characters were skipped or replaced.
+    Return the tokens, the number of characters that a character model reads, 0 without one, and the number of the
+    file's bytes, 0 if characters were skipped or replaced.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
@@ -140,7 +142,7 @@ def encode_text(
     if all(is_byte):
         if options.encoding != "utf-8":
             raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
-        return [raw] * len(tokenizers), len(raw)
+        return [raw] * len(tokenizers), 0, len(raw)
 
     def tick(read: int) -> None:
         nonlocal size
@@ -176,12 +178,12 @@ def encode_text(
         position, line = position + len(piece), line + piece.count("\n")
     if changes:
         say_adapted(f"--unknown {options.unknown}", changes)
-        return [*texts], 0
+        return [*texts], position, 0
     if not (options.per_char or options.html):
-        return [raw if own else text for own, text in zip(is_byte, texts, strict=True)], size
+        return [raw if own else text for own, text in zip(is_byte, texts, strict=True)], position, size
     if any(own and text != raw for own, text in zip(is_byte, texts, strict=True)):
         print("the byte model reads the text of the character model, without CR and byte order mark", file=sys.stderr)
-    return [*texts], size
+    return [*texts], position, size
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
