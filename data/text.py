@@ -175,7 +175,7 @@ def _load(folder: Path) -> Encoded | None:
             if checksum != meta["checksums"][split]:
                 return None
         characters = {split: int(meta["characters"][split]) for split in SPLITS}
-        return arrays, tokenizer, characters, meta.get("documents", {}), meta["files"]
+        return arrays, tokenizer, characters, meta["documents"], meta["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -258,7 +258,7 @@ def _encode(
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), found, {"rare": rare, "files": files})
+            _save(folder, tokenizer, encoded(), {"rare": rare, "files": files, "documents": found})
     except UnknownCharacter:  # the first pass did not see this character
         raise changed from None
     except OSError as error:  # the cache cannot be written: a text that cannot be read is an InputError
@@ -337,17 +337,8 @@ def _encode_parts(
             position += len(tokens)
 
 
-def _save(
-    folder: Path,
-    tokenizer: Tokenizer,
-    encoded: Iterator[tuple[str, np.ndarray]],
-    found: Mapping[str, Any],
-    meta: dict[str, Any],
-) -> None:
-    """Write the (split, tokens) of `encoded` into `folder`, atomically; add more to `meta`, and save that, too.
-
-    What was `found` of documents is there when all is encoded.
-    """
+def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
+    """Write the (split, tokens) of `encoded` into `folder`, atomically; `meta`, too, which encoding may complete."""
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
         unfinished.mkdir()
@@ -360,6 +351,5 @@ def _save(
                 counts[split] += len(piece)
                 if isinstance(tokenizer, ByteTokenizer):  # 10xxxxxx continues a character and is not counted
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
-        meta |= {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts}
-        meta |= {"documents": found} if found else {}
-        (unfinished / "meta.json").write_text(json.dumps(meta | {"checksums": checksums}), encoding="ascii")
+        meta |= {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts, "checksums": checksums}
+        (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")

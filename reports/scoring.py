@@ -143,12 +143,9 @@ def candidates_of(
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained, documents = shares_read(texts_read(meta)).get(text.sha256, 0.0), meta["documents"]
-        candidates.append(
-            Candidate(
-                path, meta["step"], model, tokenizer, tokens, stride, trained, text.characters, text.size, documents
-            )
-        )
+        trained = shares_read(texts_read(meta)).get(text.sha256, 0.0)
+        of_text = (tokens, stride, trained, text.characters, text.size, meta["documents"])
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, *of_text))
     return candidates
 
 

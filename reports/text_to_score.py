@@ -106,10 +106,9 @@ def open_source(
     found = [""]
     if Path(options.file).is_file():
         with texts[0].open() as file:
-            chunks: Iterable[str | bytes] = iter(lambda: file.read(CHUNK), b"")
-            if options.encoding != "utf-8":
-                chunks = decode(file, display_name(options), options.encoding, option="--encoding ")
-            deque(hashed(chunks, found), maxlen=0)
+            raw = iter(lambda: file.read(CHUNK), b"")
+            text = decode(file, display_name(options), options.encoding, option="--encoding ")
+            deque(hashed(raw if options.encoding == "utf-8" else text, found), maxlen=0)
     return texts[0].open(), Path(options.file).stat().st_size, texts[0].label, found[-1][:HASH]
 
 
