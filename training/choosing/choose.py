@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from base.options import spell
 from base.progress import count
-from conf.schema import Config, TrainerConfig
+from conf.keys import KEYS, leaves
+from conf.schema import Config, TrainerConfig, to_dict
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
@@ -110,6 +112,26 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
     here, reason = choose_precision("auto", machine.device)
     if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
         yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
+    values = dict(leaves(to_dict(config)))
+    for key, other in _without_effect(config, machine):
+        if values[key] != KEYS[key].default:
+            yield f"{key}={spell(values[key])}: has no effect {other}"
+
+
+def _without_effect(config: Config, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield each key whose value is not used because of another setting or the machine, and what that is."""
+    model, optim, watch = config.model, config.optim, config.watch
+    for unused, keys, other in (
+        (optim.name == "adamw", "optim.muon_lr optim.muon_beta2 optim.muon_every", "with optim.name=adamw"),
+        (optim.schedule == "cosine", "optim.cooldown", "with optim.schedule=cosine"),
+        (optim.schedule == "trapezoid" and not optim.cooldown, "optim.min_lr", "with optim.cooldown=0"),
+        (model.attention_window == model.context, "model.window", f"with model.context={model.context}"),
+        (config.data.path is None, "data.encoding", "without data.path="),
+        (machine.device != "cuda", "trainer.benchmark", "without a CUDA GPU"),
+        ("tensorboard" not in config.logger, "watch.attention_heads", "without logger=tensorboard"),
+        (not watch.pictures, "watch.attention_heads", "with watch.pictures=false"),
+    ):
+        yield from ((key, other) for key in keys.split() if unused)
 
 
 def _fit_into_minutes(
