@@ -60,9 +60,10 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return `; nearest: NAME` for the most similar of `names`, or nothing when none is similar."""
-    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
-    return f"; nearest: {close[0]}" if close else ""
+    """Return `; nearest: NAME` for the most similar of `names`, whatever the case; nothing when none is similar."""
+    folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f"; nearest: {folded[close[0]]}" if close else ""
 
 
 def redacted(text: str) -> str:

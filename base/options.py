@@ -112,6 +112,6 @@ def check(config: Any, group: str = "") -> None:
         value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata
         if "help" in metadata and not fits(value, hint, metadata):
             key = f"{group}.{field.name}" if group else field.name
-            meant = metadata["aliases"].get(str(value))
+            meant = metadata["aliases"].get(str(value).lower())
             near = f"; nearest: {meant}" if meant else nearest(str(value), metadata["choices"])
             raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")

@@ -84,7 +84,8 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `lr=1`."""
+    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `LR=1`."""
+    key = key.lower()
     if key == "ckpt_path":
         return "; resume=RUN continues a run, init_from=RUN starts from its model"
     if key.rpartition(".")[2] in ALIASES:

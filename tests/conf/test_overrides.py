@@ -157,14 +157,22 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
 
 
 def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workplace: Path) -> None:
-    words = {
-        "bf16": "bf16-mixed",
-        "bfloat16": "bf16-mixed",
-        "16": "bf16-mixed",
-        "half": "bf16-mixed",
-        "fp32": "32-true",
-    }
-    for typed, meant in (words | {"fp32": "32-true", "float32": "32-true", "32": "32-true", "64": "64-true"}).items():
-        one_line(train(f"trainer.precision={typed}"), 2, f"trainer.precision={typed}: must be", f"; nearest: {meant}\n")
+    for meant, words in {
+        "bf16-mixed": "bf16 BF16 bfloat16 16 fp16 FP16 half mixed", "bf16-true": "16-true BF16-True bf16true",
+        "32-true": "32 fp32 float32 Float32 single tf32 TF32 full", "64-true": "64 fp64 float64 double Double",
+    }.items():  # fmt: skip
+        for typed in words.split():
+            said = f"trainer.precision={typed}: must be"
+            one_line(train(f"trainer.precision={typed}"), 2, said, f"; nearest: {meant}\n")
     for typed in ("data.val", "data.valid", "val_path", "data.val_path", "valid"):
         one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; it is data.validation here\n")
+
+
+def test_what_is_nearest_does_not_depend_on_the_case() -> None:
+    for typed, meant in {
+        "optim.name=AdamW": "adamw", "model.activation=GELU": "gelu", "model.norm=RMSNorm": "rmsnorm",
+        "trainer.accelerator=GPU": "gpu", "optim.schedule=COSINE": "cosine", "data.tokenizer=BYTES": "byte",
+        "optim=AdamW": "adamw", "data=Shakespear": "shakespeare", "LR=1": "optim.lr", "Model.Heads=2": "model.heads",
+        "trainer.profiler=PyTorch": "pytorch", "callbacks=[EMA]": "ema",
+    }.items():  # fmt: skip
+        assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)

@@ -108,6 +108,7 @@ def test_what_is_not_there(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     near = tmp_path / "books" / "shakespear.txt"
     assert refusal(InputError, read, near) == f"data.path={near}: no such file or directory; nearest: shakespeare.txt"
+    assert refusal(InputError, read, near.with_name("SHAKESPEARE.TXT")).endswith("; nearest: shakespeare.txt")
     assert refusal(InputError, read, "").endswith("no such file or directory")
     (tmp_path / "two words.txt").touch()
     for quote in "'\"":
