@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 from base.errors import InputError, printable
+from base.progress import count
 from data.formats import damage, is_binary, office, utf16_order
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
@@ -58,7 +59,7 @@ def decode(
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
-    offset, wrong, chunk, first, at_start = 0, 0, b"", b"", True
+    offset, wrong, cut, chunk, first, at_start = 0, 0, 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
             if not first:
@@ -81,9 +82,11 @@ def decode(
         # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
+        cut = 0 if chunk else offset - wrong  # bytes of a character that the end of the file cuts
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
-    codec, fix = codecs.lookup(encoding).name, ""
+    codec, fix = codecs.lookup(encoding).name, "get the whole file if it was cut, or " * bool(cut)
+    end = f"the file ends in the middle of a character; get the whole file, or remove its last {count(cut, 'byte')}"
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     elif order := utf16_order(first):
@@ -94,15 +97,17 @@ def decode(
     elif codec == "utf-8":
         likely = "cp1252 or latin-1"
         if damaged := damage(file, wrong):
-            line, bad, is_utf8 = damaged
+            line, bad, letters = damaged
             name = f"{name}, line {line:,}"
             number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
-            if is_utf8:
+            if cut and letters:
+                raise InputError(f"{printable(name)}: {what}: {end}")
+            if letters >= 10 * bad:
                 raise InputError(f"{printable(name)}: {what}: {number} in a text that is UTF-8 otherwise; correct it")
-            fix = "correct that byte, the only one that is not ASCII, or " * (bad == 1)
+            fix = fix or "correct that byte, the only one that is not ASCII, or " * (bad == 1)
     else:
         likely = "utf-8"
     if likely.startswith("utf-16") and codec.startswith("utf-16"):
-        raise InputError(f"{printable(name)}: {what}: the file is damaged there")
+        raise InputError(f"{printable(name)}: {what}: {end if cut else 'the file is damaged there'}")
     way = f"{fix}name its encoding with {option.rstrip()}, such as {likely}"
     raise InputError(f"{printable(name)}: {what}", advice=way)

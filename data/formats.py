@@ -115,10 +115,10 @@ def is_binary(chunk: bytes) -> bool:
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
-def damage(file: IO[bytes], wrong: int) -> tuple[int, int, bool] | None:
-    """Return the line of byte `wrong`, the number of bytes that are not UTF-8, and whether the text is UTF-8 otherwise.
+def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
+    """Return the line of byte `wrong`, the number of bytes that are not UTF-8, and of characters beyond ASCII that are.
 
-    Then it has at least ten times as many letters beyond ASCII. Return None if the file cannot be read again.
+    Return None if the file cannot be read again.
     """
     if not file.seekable():
         return None
@@ -132,7 +132,7 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int, bool] | None:
         bad = sum("\udc80" <= letter <= "\udcff" for letter in found)
         damaged, letters = damaged + bad, letters + len(found) - bad
     damaged += len(decoder.decode(b"", final=True))
-    return line + 1, damaged, letters >= 10 * damaged
+    return line + 1, damaged, letters
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
