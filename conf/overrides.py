@@ -5,7 +5,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from conf.groups import add_folder, choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
 from conf.keys import ALIASES, KEYS, SEARCH_KEYS, is_launch, is_plugins, nearest_key
 from conf.schema import REFUSED, SearchConfig
+from data.config import TYPOGRAPHIC_QUOTES
 
 SHOW, PARTS = ("-c", "--cfg"), ("job", "hydra", "all")
 CONFIG_DIR = ("-cd", "--config-dir")
@@ -180,7 +181,7 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
     return SearchConfig(**choice_values("hparams_search", str(choice)) | options), others
 
 
-def parse_overrides(arguments: Iterable[str], sweep: bool = False, search: bool = False) -> list[Override]:
+def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
     """Parse overrides; check their keys and the choices of groups. `Config` checks the values of other keys.
 
     With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval.
@@ -188,7 +189,9 @@ def parse_overrides(arguments: Iterable[str], sweep: bool = False, search: bool 
     parsed = []
     for argument in arguments:
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
-            raise InputError(f"{argument}: must be key=value, such as model.heads=8{_about_word(argument)}")
+            end = next((each[-1] for each in arguments if each.endswith(TYPOGRAPHIC_QUOTES)), None)
+            near = f"; {end} does not quote in a shell, ' does" if end else _about_word(argument)
+            raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             (override,) = parse([argument])
         except HydraException as error:

@@ -10,6 +10,7 @@ from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
+TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # of word processors and web pages; no shell knows them
 DOCUMENT_KINDS = ("line", "paragraph", "file")  # values of data.documents; any other one is a separator
 
 

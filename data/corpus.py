@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
-from data.config import DataConfig, cache_dir
+from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
 from data.decoding import CHUNK, NotText, Tick, decode, hashed
 from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
 from data.tables import TABLES, describe_table
@@ -259,7 +259,8 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         near = printable(nearest(Path(typed).name, others))
         bare = path[1:-1]
-        if path[:1] in ("'", '"') and path.endswith(path[0]) and bare and os.path.exists(os.path.expanduser(bare)):
+        quotes = ("'", '"', *TYPOGRAPHIC_QUOTES)
+        if path.startswith(quotes) and path.endswith(quotes) and bare and os.path.exists(os.path.expanduser(bare)):
             near = f"; the quotes are part of this name, without them: {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for a run with each: -m; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}"

@@ -168,6 +168,12 @@ def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workpl
         one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; it is data.validation here\n")
 
 
+def test_typographic_quotes_do_not_quote() -> None:
+    for typed in ("data.path=“two words.txt”", "data.path=„my two words.txt“", "seed=1 name=‘a b’"):
+        said = f"{typed[-1]} does not quote in a shell, ' does"
+        assert refused(*typed.split()).endswith(said), refused(*typed.split())
+
+
 def test_what_is_nearest_does_not_depend_on_the_case() -> None:
     for typed, meant in {
         "optim.name=AdamW": "adamw", "model.activation=GELU": "gelu", "model.norm=RMSNorm": "rmsnorm",

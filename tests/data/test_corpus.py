@@ -111,8 +111,8 @@ def test_what_is_not_there(tmp_path):
     assert refusal(InputError, read, near.with_name("SHAKESPEARE.TXT")).endswith("; nearest: shakespeare.txt")
     assert refusal(InputError, read, "").endswith("no such file or directory")
     (tmp_path / "two words.txt").touch()
-    for quote in "'\"":
-        message = refusal(InputError, read, f"{quote}{tmp_path / 'two words.txt'}{quote}")
+    for first, last in ("''", '""', "“”", "„“", "‘’", "‚‘", "«»", "»«", "‹›"):
+        message = refusal(InputError, read, f"{first}{tmp_path / 'two words.txt'}{last}")
         assert message.endswith(f"the quotes are part of this name, without them: 'data.path={tmp_path}/two words.txt'")
     for name, reason in {
         "book": "; nearest: books", "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
