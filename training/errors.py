@@ -21,8 +21,8 @@ class Diverged(RunFailed):
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
     """Return the error for diverged training, with what was `seen` and the settings to lower."""
-    lower = f"lower optim.lr={optim.lr:g} or optim.muon_lr={optim.muon_lr:g}"
-    return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or lower}")
+    lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
+    return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
 
 
 class Stopped(SystemExit):
@@ -83,14 +83,18 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 def rates_far_above(optim: OptimConfig) -> str:
     """Name the learning rates that are far above their defaults; empty if none is."""
-    rates = {"optim.lr": (optim.lr, OptimConfig.lr), "optim.muon_lr": (optim.muon_lr, OptimConfig.muon_lr)}
-    high = {key: pair for key, pair in rates.items() if pair[0] > FAR_ABOVE * pair[1]}
+    high = {key: pair for key, pair in _rates(optim).items() if pair[0] > FAR_ABOVE * pair[1]}
     return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
+
+
+def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
+    """Return the peak learning rates that the optimizer uses, each with its default."""
+    keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
+    return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}
 
 
 def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the overrides with which a diverged run continues at half its learning rates."""
-    rates = {"optim.lr": max(optim.lr / 2, optim.min_lr)}
-    if optim.name == "muon":
-        rates["optim.muon_lr"] = optim.muon_lr / 2
+    rates = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
+    rates["optim.lr"] = max(rates["optim.lr"], optim.min_lr)
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]
