@@ -22,13 +22,14 @@ def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
     return f"{', '.join(parts)}, this model {summary['val_loss']:.2f} nats per {unit}"
 
 
-def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]]) -> list[str]:
+def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
     """Return a sentence for each thing that went wrong, with what helps.
 
     Args:
         run: its directory.
         summary: contents of summary.json.
         losses: history of the training loss, [step, nats per token].
+        enough: steps that are enough to learn something.
     """
     best, last, counting, step = (summary[key] for key in ("val_loss", "last_val_loss", "counting_loss", "best_step"))
     said = []
@@ -36,7 +37,8 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
         read = f"The text was read {summary['epochs']:,.0f} times and memorised from step {step:,} on"
         said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
     if counting is not None and best > counting:
-        more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={2 * summary['steps']}")
+        steps = max(2 * summary["steps"], enough)
+        more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
         longer = f"more steps ({more}), " if last == best else ""
         said.append(f"Counting {summary['counting_order']}-grams predicts better. What helps: {longer}{HELP}")
     return said

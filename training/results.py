@@ -144,7 +144,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
         found = yardsticks(plan.text, config.model.context, best.score.tokens)
     summary.guessing_loss, summary.counting_loss, summary.counting_order = found
     log.info(f"yardsticks {verdict.describe_yardsticks(vars(summary), plan.text.tokenizer.unit)}")
-    for sentence in verdict.verdict(run, vars(summary), losses):
+    for sentence in verdict.verdict(run, vars(summary), losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
     results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
@@ -191,7 +191,7 @@ def write_report(
             "notes": text.notes,
             "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": verdict.verdict(plan.directory, vars(summary), record.losses),
+            "verdict": verdict.verdict(plan.directory, vars(summary), record.losses, MIN_STEPS),
             "differences": [tuple(map(public, each)) for each in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),

@@ -17,20 +17,23 @@ def test_a_loss_has_yardsticks() -> None:
 
 
 def test_memorising_has_a_name() -> None:
-    assert verdict(RUN, SUMMARY, [[300, 2.0]]) == []
+    assert verdict(RUN, SUMMARY, [[300, 2.0]], 100) == []
     risen = SUMMARY | {"last_val_loss": 2.6, "best_step": 180}
-    (said,) = verdict(RUN, risen, [[10, 4.0], [300, 1.2]])
+    (said,) = verdict(RUN, risen, [[10, 4.0], [300, 1.2]], 100)
     assert said.startswith("The text was read 38 times and memorised from step 180 on: best.safetensors is the model")
     for fine, losses in ((risen | {"epochs": 1.5}, [[300, 1.2]]), (risen, [[300, 2.1]]), (risen, [])):
-        assert verdict(RUN, fine, losses) == []
+        assert verdict(RUN, fine, losses, 100) == []
 
 
 def test_a_model_is_told_that_counting_is_better() -> None:
-    (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3}, [[300, 2.0]])
+    (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3}, [[300, 2.0]], 100)
     assert said.startswith("Counting 4-grams predicts better. What helps: more steps (")
     assert "train.py 'resume=runs/a b' trainer.max_steps=600), more text, or a trained model" in said
-    assert "more steps" not in verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.31}, [])[0]
-    assert verdict(RUN, SUMMARY | {"val_loss": 9.0, "counting_loss": None}, []) == []
+    for steps, longer in ((3, 100), (20, 100), (50, 100), (51, 102)):
+        (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3, "steps": steps}, [], 100)
+        assert f"trainer.max_steps={longer})" in said
+    assert "more steps" not in verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.31}, [], 100)[0]
+    assert verdict(RUN, SUMMARY | {"val_loss": 9.0, "counting_loss": None}, [], 100) == []
 
 
 def test_what_is_no_better_than_guessing_has_learned_nothing() -> None:

@@ -101,3 +101,4 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypat
     assert summary("short")["steps"] >= 1 and "too few to learn much; minutes=" in ended.out
     ended = train("name=steps", "trainer.max_steps=3")
     assert ended.out.count("trainer.max_steps=3: 3 steps are too few to learn much; 100 would be") == 1
+    assert ended.out.count("more steps (") == ended.out.count("resume=runs/steps trainer.max_steps=100)") == 1
