@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -225,6 +226,8 @@ def _one_line() -> Iterator[None]:
             message = f"{key}: must be {KEYS[key].allowed}"
         elif isinstance(cause, ValidationError) and key in KEYS:
             message = f"{key}={spell(cause.value)}: must be {KEYS[key].allowed}"
+            if KEYS[key].kind == list[str]:
+                message += f"; write {shlex.quote(f'{key}=[{cause.value}]')}"
         elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
             message = f"{key}: no such key{nearest_key(key, list(KEYS))}"
         elif key:

@@ -81,5 +81,6 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
         harm = "another value would make the weights unfit or change what they mean"
         raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")
     if set(differing) - set(allow):
-        raise InputError(f"resume: cannot change {listed}; allow=[{','.join(differing)}] continues anyway")
+        way = shlex.quote(f"allow=[{','.join(differing)}]")
+        raise InputError(f"resume: cannot change {listed}; {way} continues anyway")
     return listed

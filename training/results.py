@@ -109,9 +109,9 @@ def write_missing(plan: RunPlan) -> None:
         raise InputError(
             f"trainer.max_steps={steps}: {run} has taken {point.step} steps; {point.step} finishes it there"
         )
-    way = f"trainer.max_steps={2 * point.step}" if point.step >= steps else "callbacks=[] allow=[callbacks]"
-    command = processes.command("python", "train.py", f"resume={run}")
-    log.info(f"{run} is finished: step {point.step} of {steps}; {command} {way} continues it")
+    more = [f"trainer.max_steps={2 * point.step}"] if point.step >= steps else ["callbacks=[]", "allow=[callbacks]"]
+    command = processes.command("python", "train.py", f"resume={run}", *more)
+    log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if run_directory.summary_of(run).get("val_loss") is not None or ranks.rank():
         return
     summary = Summary("interrupted")  # during its evaluation

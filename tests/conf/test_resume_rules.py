@@ -1,3 +1,4 @@
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,13 @@ def test_what_no_permission_helps_with() -> None:
         assert f"{head}{wrong}" in refusal(InputError, compose, [*size, f"watch.attention_heads=[{head}]"])
     chosen_late = compose(["watch.attention_heads=[L0H9]"])  # the size of the model is not known yet
     assert "L0H9 is not in the model" in refusal(InputError, replace, chosen_late, model=ModelConfig())
+
+
+def test_the_permission_is_said_as_it_is_pasted() -> None:
+    same = settings(compose([]))
+    for differing, said in ((["seed"], "'allow=[seed]'"), (["seed", "threads"], "'allow=[seed,threads]'")):
+        changed_settings = same | dict.fromkeys(differing, 7)
+        message = refusal(InputError, check_unchanged, same, changed_settings, [], Path("runs/l"))
+        assert message.endswith(f"; {said} continues anyway")
+        permitted = compose(["resume=l", *shlex.split(said)]).allow
+        assert check_unchanged(same, changed_settings, permitted, Path("runs/l"))

@@ -96,7 +96,7 @@ def test_a_compiled_run_is_killed_once(workplace: Path) -> None:
 def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None:
     for again in (["resume=runs/cut"], ["resume=auto"], ["name=cut", "resume=auto"]):
         assert run("name=cut", *MUON, "seed=7", fault=(faults.at_step, 7)).status == -signal.SIGKILL
-        one_line(run(*again, "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 7); allow=[seed]")
+        one_line(run(*again, "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 7); 'allow=[seed]' con")
         ended = run(*again, "trainer.timeout=50", defaults=False)
         assert ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out, ended
         assert "timeout: 50" in Path("runs/cut/config.yaml").read_text()
@@ -154,7 +154,7 @@ def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) ->
     assert ended.status == -signal.SIGKILL and "step 13" in ended.out, ended
     refused = run(*given, "seed=1", defaults=False)
     ended = run(
-        *given, "seed=1", *words("(allow=.*) continues", refused.err), defaults=False, fault=(faults.at_step, 25)
+        *given, "seed=1", *words("('allow=.*) continues", refused.err), defaults=False, fault=(faults.at_step, 25)
     )
     assert ended.status == -signal.SIGKILL and "continues with seed=1" in ended.out, ended
     ended = run(*words("exists; (.*) continues it", run("name=it's").err), "seed=1", "allow=[seed]", defaults=False)
@@ -201,7 +201,7 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     assert saves < 18
     assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
     ended = run("name=cut", "resume=auto", *stopping)
-    assert ended.status == 0 and "callbacks=[] allow=[callbacks] continues it" in ended.out, ended
+    assert ended.status == 0 and "resume=runs/cut 'callbacks=[]' 'allow=[callbacks]' continues it" in ended.out, ended
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
     assert "is finished" in run("name=cut", "resume=auto", *stopping).out
     ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)
