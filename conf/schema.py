@@ -38,16 +38,9 @@ REFUSED = {
     "default_root_dir": "use name; runs are stored in runs/<name>",
 }
 # The words of other programs for a precision; 16-mixed needs loss scaling, and bf16-mixed has its place here.
-PRECISION_WORDS = {
-    word: choice
-    for choice, words in {
-        "bf16-mixed": "bf16 bfloat16 16 fp16 float16 half 16-mixed fp16-mixed mixed amp",
-        "bf16-true": "16-true fp16-true",
-        "32-true": "32 fp32 float32 single full tf32",
-        "64-true": "64 fp64 float64 double",
-    }.items()
-    for word in words.split()
-}
+PRECISION_WORDS = dict.fromkeys("bf16 bfloat16 16 fp16 float16 half mixed 16-mixed amp".split(), "bf16-mixed")
+PRECISION_WORDS |= dict.fromkeys("32 fp32 float32 single full tf32".split(), "32-true")
+PRECISION_WORDS |= dict.fromkeys("64 fp64 float64 double".split(), "64-true")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 

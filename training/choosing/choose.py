@@ -112,15 +112,7 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
     here, reason = choose_precision("auto", machine.device)
     if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
         yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
-    values = dict(leaves(to_dict(config)))
-    for key, other in _without_effect(config, machine):
-        if values[key] != KEYS[key].default:
-            yield f"{key}={spell(values[key])}: has no effect {other}"
-
-
-def _without_effect(config: Config, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield each key whose value is not used because of another setting or the machine, and what that is."""
-    model, optim, watch = config.model, config.optim, config.watch
+    values, model, optim = dict(leaves(to_dict(config))), config.model, config.optim
     for unused, keys, other in (
         (optim.name == "adamw", "optim.muon_lr optim.muon_beta2 optim.muon_every", "with optim.name=adamw"),
         (optim.schedule == "cosine", "optim.cooldown", "with optim.schedule=cosine"),
@@ -129,9 +121,11 @@ def _without_effect(config: Config, machine: Machine) -> Iterator[tuple[str, str
         (config.data.path is None, "data.encoding", "without data.path="),
         (machine.device != "cuda", "trainer.benchmark", "without a CUDA GPU"),
         ("tensorboard" not in config.logger, "watch.attention_heads", "without logger=tensorboard"),
-        (not watch.pictures, "watch.attention_heads", "with watch.pictures=false"),
+        (not config.watch.pictures, "watch.attention_heads", "with watch.pictures=false"),
     ):
-        yield from ((key, other) for key in keys.split() if unused)
+        for key in keys.split() if unused else ():
+            if values[key] != KEYS[key].default:
+                yield f"{key}={spell(values[key])}: has no effect {other}"
 
 
 def _fit_into_minutes(
