@@ -1,1 +1,1 @@
-"""Errors, options, files, processes: standard library, tqdm and filelock only."""
+"""Errors, options, files and processes. This package imports only the standard library, tqdm and filelock."""

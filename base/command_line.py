@@ -26,25 +26,25 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 def main(
     program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
 ) -> int:
-    """Do the work of a command and report an expected error in one line.
+    """Call `work` and return its exit status; report an expected error in one line on standard error.
 
     Args:
         program: the name of the command.
         work: returns the exit status, or None for 0.
         out_of_memory: what to try if memory runs out.
-        unnamed: what the command was writing when an `OSError` names no file.
+        unnamed: what to name as the file of an `OSError` that has none.
 
     Returns:
-        The exit status: that of the work or of its error; 2 for too little memory, 1 for a failed file or terminal, 130
-        for Ctrl-C.
+        The exit status: that of `work`, or the `status` of its error. It is 2 if memory ran out, 1 for an `OSError` and
+        130 for Ctrl-C.
     """
     processes.limit_spinning()
     _open_closed_streams()
     to_console()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # print ? for a character that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="replace")  # print ? for a character outside the terminal's encoding
     try:
-        processes.cores()  # refuses a wrong OMP_NUM_THREADS before the work
+        processes.cores()  # raises for an invalid OMP_NUM_THREADS before the work begins
         status = work() or 0
         sys.stdout.flush()
         return status
@@ -56,7 +56,7 @@ def main(
     except (InputError, RunFailed) as error:
         status, reason = error.status, str(error)
         if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
-            return status  # the other ranks have nearly the same error
+            return status  # every rank raises nearly the same error: one per machine is enough
         if isinstance(error, InputError) and not isinstance(error, ranks.JobError) and ranks.rank():
             time.sleep(REFUSAL_SECONDS)  # rank 0 may have the same error; then the launcher ends this process
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
@@ -77,14 +77,18 @@ def main(
 
 
 def _open_closed_streams() -> None:
-    """Connect standard streams that are closed, as some starters of scheduled jobs leave them, to the null device."""
+    """Connect closed standard streams to the null device: some job schedulers start processes without them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of the output file `name`, with links resolved. Refuse it if it is one of `inputs`."""
+    """Return the path of the output file `name`, with symbolic links resolved.
+
+    Raises:
+        InputError: `name` is a folder, one of `inputs` or, without `overwrite`, an existing file.
+    """
     path = Path(name)
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
@@ -97,9 +101,9 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Open a temporary text file and rename it to `name` when the block ends or Ctrl-C stops it.
+    """Yield a temporary text file, and rename it to `name` when the block ends or Ctrl-C stops it.
 
-    A device, such as /dev/stdout, is written to directly.
+    If `name` is a device, such as /dev/stdout, yield the device itself.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -122,8 +126,8 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
 
 
 def versions() -> str:
-    """Return the versions of the packages and of Python."""
-    from importlib.metadata import version  # takes 10 ms, and few ask
+    """Return the versions of chargpt, torch, lightning and Python in one line."""
+    from importlib.metadata import version  # costs 10 ms, which only --version needs
 
     packages = ", ".join(f"{name} {version(name)}" for name in ("chargpt", "torch", "lightning"))
     return f"{packages}, Python {platform.python_version()}"
@@ -132,7 +136,8 @@ def versions() -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests an option.
 
-    `aliases` maps what other programs call an option to its name here; "" is for a word too many that is no option.
+    `aliases` maps other programs' names of options to the names here. The key "" stands for a surplus argument that is
+    not an option.
     """
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -142,12 +147,12 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and keep the arguments for the message of an error."""
+        """Parse the arguments, and keep them for the message of `error`."""
         self.arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def _with_equals_sign(self, message: str) -> str:
-        """Return advice for an option whose value begins with a hyphen, which is read as an option."""
+        """Return advice if argparse read a value that begins with a hyphen as an option, else an empty string."""
         option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
         if not option or option[1] not in self.arguments[:-1]:
             return ""
@@ -157,7 +162,7 @@ class Parser(argparse.ArgumentParser):
         return f"; a value that begins with a hyphen needs an equals sign: {shlex.quote(f'{option[1]}={value}')}"
 
     def error(self, message: str) -> Any:
-        """Print the message and exit with status 2."""
+        """Print the message with advice, such as the nearest option, on one line and exit with status 2."""
         words = message.partition("unrecognized arguments: ")[2].split()
         word = words[0].partition("=")[0].replace("_", "-") if words else ""
         known = self.aliases.get(word if word.startswith("-") else "") if words else None
@@ -174,22 +179,26 @@ class _PrintVersions(argparse.Action):
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown`; `what` says in its help which characters it is about."""
+    """Add the option `--unknown`; `what` names the characters in its help, such as `prompt characters`."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
         default="error",
-        help=f"stop at {what} outside the vocabulary, drop them or take the nearest ones (default error)",
+        help=f"how to handle {what} outside the vocabulary: stop with an error (default), skip them, or replace each "
+        "with the nearest one",
     )
 
 
 def about_unknown(option: str = "--unknown") -> str:
     """Return the advice at the end of an error about an unknown character."""
-    return f"{option} skip drops it, {option} replace takes the nearest"
+    return f"{option} skip drops it, {option} replace uses the nearest"
 
 
 def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
-    """Print on standard error what `option` has replaced or dropped; `changes` counts (character, what it became)."""
+    """Print to standard error which characters `option` has replaced or dropped.
+
+    `changes` counts pairs (character, its replacement); the replacement is "" if the character was dropped.
+    """
     said = []
     for verb, is_dropped in (("replaced", False), ("dropped", True)):
         found = [(old, new, times) for (old, new), times in changes.most_common() if (not new) == is_dropped]
@@ -213,7 +222,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Check the name of a device (argparse type)."""
+    """Return the name of a device, such as `cuda:1`, after checking it (argparse type)."""
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

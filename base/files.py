@@ -35,7 +35,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk. Windows cannot flush a folder, and flushes a file only if it may be written."""
+    """Flush a file or a folder to disk. Windows can flush only files, and only those that are open for writing."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return

@@ -11,16 +11,16 @@ SCRIPT = Path(__file__).with_name("page.js")  # functions that the scripts of al
 
 
 def embedded(value: Any) -> str:
-    """Return JSON that is safe inside a `<script>` element: no text in it can close the element."""
+    """Return `value` as JSON that is safe inside a `<script>` element: no text in it can close the element."""
     text = json.dumps(value)  # ASCII, so U+2028 and the like are escaped already
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def fill(template: Path, **parts: str) -> str:
-    """Replace `{{style}}`, `{{script}}`, `{{policy}}` and, by `parts`, each other `{{name}}` in an HTML template.
+    """Return an HTML template in which each `{{name}}` is replaced by `parts[name]`.
 
-    Style and script are the `.css` and `.js` files beside the template, the script after `SCRIPT`. The policy
-    (Content-Security-Policy) allows only the page's own style and script.
+    `{{style}}` and `{{script}}` become the `.css` and `.js` files beside the template; the script begins with `SCRIPT`.
+    `{{policy}}` becomes a Content-Security-Policy that allows only the page's own style and script.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

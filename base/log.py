@@ -32,7 +32,7 @@ class _Console(logging.Handler):
 class _LogFile(logging.Handler):
     """Append lines to a file once its directory exists.
 
-    A failed write raises and ends the run. Then the error is logged, too, and that line must not raise again.
+    A failed write raises and ends the run. The error is then logged, too, so a failure to write an error is ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,6 +53,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """Make rank 0 also append the log to this file, and to no other."""
+    """On rank 0, also append the log to the file `path`, and to no other file."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers

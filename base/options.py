@@ -1,4 +1,4 @@
-"""Declare and check the options of a configuration: dataclass fields with a meaning, a range and rules of change."""
+"""Declare and check the options of a configuration: dataclass fields with a help text, a range and a resume rule."""
 
 import dataclasses
 import operator
@@ -29,18 +29,18 @@ def option(
     aliases: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Any:
-    """Declare a dataclass field.
+    """Declare a dataclass field whose metadata serve `--help`, the check of values and resuming.
 
     Args:
-        default: value if the user sets none; each instance gets its own copy of a list.
+        default: value unless the user sets one; each instance gets its own copy of a list.
         meaning: one line for `--help`.
-        choices: the allowed words.
-        auto: the type of the value if `auto` is allowed, too; the field itself is annotated with `Any`.
+        choices: the allowed words; empty if any word is allowed.
+        auto: the type of every value except `auto`, if `auto` is allowed; annotate the field with `Any`.
         on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
             Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
-        literal: whether the value is used as it stands. Hydra's grammar for lists and quotes is not applied.
+        literal: whether the value is used verbatim, without Hydra's grammar for lists and quotes.
         launch: whether the option says where and how a run is started, not what it computes. It is free on resume.
-        aliases: other programs' words for the choices, for the error.
+        aliases: maps other programs' words for the choices to ours, which the error suggests.
         limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
     """
     assert limits.keys() <= LIMITS.keys()
@@ -87,7 +87,7 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
         return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
     if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
         return False
-    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):  # NaN, infinite
+    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):  # NaN, infinity
         return False
     if kind not in (Any, float) and not isinstance(value, kind):
         return False
@@ -97,7 +97,7 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
 
 
 def spell(value: Any) -> str:
-    """Spell a value as the command line takes it: null, true, 0.1, [1,2], text."""
+    """Spell a value as the command line accepts it: null, true, 0.1, [1,2], text."""
     if isinstance(value, list | tuple):
         return "[" + ",".join(spell(item) for item in value) + "]"
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Set up a process: its threads and memory; the commands that it prints. Imports nothing heavy."""
+"""Set up the threads and the memory of a process, and spell the commands that it prints. Imports nothing heavy."""
 
 import ctypes
 import math
@@ -22,7 +22,7 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return the path of a file or folder of the checkout from a folder inside it; elsewhere, `name` itself."""
+    """Return the relative path of `name` in the checkout if the working directory is inside it, else `name` itself."""
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
             return os.path.relpath(CHECKOUT / name)
@@ -30,9 +30,9 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`.
+    """Return a quoted command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`.
 
-    `script` is a script of the checkout, or an argument as the others.
+    `script` is a script of the checkout if it ends in .py; otherwise it is an argument like the others.
     """
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
@@ -44,7 +44,8 @@ def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use, rounded up.
 
     Raises:
-        InputError: OMP_NUM_THREADS is no list of numbers, one for each level of nesting; the first one counts.
+        InputError: OMP_NUM_THREADS does not begin with a positive whole number. It may be a list with a number for each
+            level of nested parallelism, of which only the first is used.
     """
     if given := os.environ.get("OMP_NUM_THREADS", "").strip():
         first = given.partition(",")[0].strip()
@@ -69,7 +70,7 @@ def _used_elsewhere() -> float:
     """Return the CPU seconds that other processes have used since boot, on the cores this process may use."""
     ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
-    with suppress(OSError, LookupError, ValueError):  # hidden, empty or shorter, as in some containers
+    with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
         lines = [line.split() for line in STAT.read_text().splitlines()]
         # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
         ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
@@ -80,7 +81,10 @@ _BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" els
 
 
 def busy_cores() -> float:
-    """Return how many of its cores other processes have used since this one began; 0 on systems other than Linux."""
+    """Return how many cores other processes have used on average since this one began; 0 on systems except Linux.
+
+    Only the cores that this process may use are counted.
+    """
     if sys.platform != "linux":
         return 0.0
     return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
@@ -89,14 +93,14 @@ def busy_cores() -> float:
 def limit_spinning() -> None:
     """Let waiting OpenMP threads sleep sooner, in this process and its children. Call this before torch is loaded.
 
-    Do nothing if the user has set an environment variable for it, or if torch does not use GNU's OpenMP.
+    This keeps a value that the user has set, and has no effect unless torch uses GNU's OpenMP.
     """
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def max_memory() -> float:
-    """Return the most memory that this process has used, in bytes; NaN on Windows, which does not count it."""
+    """Return the peak memory use (resident set) of this process in bytes; NaN on Windows, which does not report it."""
     if sys.platform == "win32":
         return math.nan
     import resource

@@ -30,12 +30,12 @@ LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal a thread shows a bar until the block ends; without `total`, the bar is the elapsed time. Without a
-    terminal the thread prints a line to standard error every `LINE_SECONDS`, later less often.
+    In a terminal, a thread shows a bar until the block ends or, without `total`, only the elapsed time. Without a
+    terminal, the thread prints a line to standard error every `LINE_SECONDS` at first, and later less often.
 
     Args:
         what: a word or two for the work, such as `reading`.
-        total: amount of work; 0 if nobody knows it yet.
+        total: amount of work in units; 0 while it is unknown.
         unit: unit of `total`, such as `B`.
         lines: whether to print lines without a terminal.
     """
@@ -58,7 +58,7 @@ class Progress:
             self._thread.join()
 
     def update(self, done: float) -> None:
-        """Add to the work done; cheap, and safe in any thread."""
+        """Add `done` units to the work done. The call is cheap and may come from any thread."""
         self.count += done
 
     def _show(self) -> None:
@@ -98,7 +98,7 @@ class Progress:
 
 @cache
 def load_tqdm() -> Any:
-    """Return the class of tqdm with a lock for threads: its own, for processes, starts one on Python 3.14."""
+    """Return tqdm's class with a thread lock: its default, a lock for processes, starts a process on Python 3.14."""
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())
@@ -106,12 +106,12 @@ def load_tqdm() -> Any:
 
 
 def hidden() -> AbstractContextManager[None]:
-    """Return a context in which bars are hidden, so that one can print to the terminal."""
-    loaded = "tqdm" in sys.modules  # only once there is a bar
+    """Return a context in which progress bars are hidden, so that lines can be printed to the terminal."""
+    loaded = "tqdm" in sys.modules  # without tqdm, there is no bar
     return load_tqdm().external_write_mode() if loaded else nullcontext()
 
 
 def discard(out: TextIO) -> None:
-    """Send a stream whose reader has left to /dev/null, including the text in its buffer."""
+    """Redirect a stream whose reader has closed it to /dev/null, including the text in its buffer."""
     with suppress(OSError):  # in tests a stream may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -1,4 +1,4 @@
-"""Read ranks and numbers of processes from environment variables. Imports nothing heavy.
+"""Read this process's rank and the number of processes from environment variables. Imports nothing heavy.
 
 torchrun, SLURM's srun or `training.launch` starts all processes of a run.
 """
@@ -13,12 +13,12 @@ from base.errors import InputError
 
 
 class JobError(InputError):
-    """Wrong environment variables of torchrun or srun. Every process reports this error, not rank 0 alone."""
+    """Invalid environment variables of torchrun or srun. Every process reports this error, not only rank 0."""
 
 
 def adopt_srun() -> None:
-    """Set torchrun's environment variables in a task of srun: torch, Lightning and this module read them."""
-    launched(), rank(), is_local_rank_0()  # check torchrun's own variables
+    """In a task of srun, set torchrun's environment variables, which torch, Lightning and this module read."""
+    launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
         found = next(name for name in needed if name in os.environ)
@@ -29,10 +29,11 @@ def adopt_srun() -> None:
     tasks, machines = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_STEP_NUM_NODES")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks % machines or "," in layout:
-        raise JobError(f"srun: {tasks} tasks on {machines} machines ({layout}): give every machine the same number")
-    # Such as node5 of node[5-7,9],other1.
+        on = f"{tasks} tasks on {machines} machines ({layout})"
+        raise JobError(f"srun: {on}: give every machine the same number of tasks")
+    # The first machine in the list: node5 in node[5-7,9],other1.
     first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[0]
-    # The same for all tasks of a step, different for the next step.
+    # A port that all tasks of a step compute alike, and that differs in the next step.
     port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {
         "RANK": str(_number("SLURM_PROCID")),
@@ -59,7 +60,7 @@ def rank() -> int:
 
 
 def is_local_rank_0() -> bool:
-    """Whether this process is the first of its run on this machine."""
+    """Return whether this process is the first of its run on this machine."""
     return _number("LOCAL_RANK", otherwise="0") == 0
 
 
@@ -86,11 +87,11 @@ def end_with_parent() -> None:
 
 
 def restarted() -> bool:
-    """Whether SLURM has requeued this job or torchrun has restarted its processes."""
+    """Return whether SLURM has requeued this job or torchrun has restarted its processes."""
     return any(_number(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def identity() -> str | None:
-    """Return the job's id, the same in all its processes and after a restart; None without SLURM or torchrun."""
+    """Return the job's id, which all its processes share and restarts keep; None without SLURM or torchrun."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     return next((name for name in names if name != "none"), None)

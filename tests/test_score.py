@@ -287,7 +287,7 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
 def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path, score: Call) -> None:
     write("less.st", CharTokenizer(TEXT.replace("Ω", "").replace("ï", "")))
     Path("strange.txt").write_text("aΩbïжΩc" * 9, encoding="utf-8")
-    said = "is not in the vocabulary of this model; --unknown skip drops it, --unknown replace takes the nearest"
+    said = "is not in the vocabulary of this model; --unknown skip drops it, --unknown replace uses the nearest"
     one_line(score("model.st", "strange.txt"), 2, said, program="score.py")
     dropped = "dropped 'Ω' (18 times), 'ж' (9 times)"
     for choice, same, done in (

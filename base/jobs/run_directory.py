@@ -1,4 +1,4 @@
-"""Find, name and compare run directories, `runs/<name>/`. Imports nothing heavy: errors come before torch is loaded."""
+"""Find, name and check run directories, `runs/<name>/`. Imports nothing heavy, so errors appear before torch loads."""
 
 import errno
 import hashlib
@@ -24,8 +24,8 @@ RUNS = Path(processes.from_here("runs"))
 def new_name(settings: str) -> str:
     """Return a generated name for a run: the time and a random suffix.
 
-    In a job of SLURM or torchrun it is the job's id and a hash of `settings`, the configuration as text: the same in
-    all processes of the job, and a restarted job finds each of its runs again.
+    In a job of SLURM or torchrun, it is the job's id and a hash of `settings`, the configuration as text. So all
+    processes of the job generate the same name, and a restarted job finds the directories of its runs.
     """
     identity = ranks.identity()
     if identity is not None:
@@ -81,16 +81,19 @@ def newest_first(*patterns: str) -> list[Path]:
 
 
 def lacks_checkpoints(run: Path) -> bool:
-    """Whether a run has lost its checkpoints but not its model, which starting at step 0 would overwrite.
+    """Return whether a run has lost its checkpoints but not its model, which training from step 0 would overwrite.
 
-    A run that was ended between its first model and its first checkpoint has lost none.
+    A run that was killed between its first model and its first checkpoint has nothing to lose.
     """
     begun = summary_of(run).get("status") in ("running", "failed")
     return model_of(run, "best").exists() and not begun and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
-    """Whether a run is for debugging: the next run of its name replaces it, and only its name selects it."""
+    """Return whether this is the name of a debug run, which the next run of that name replaces.
+
+    Commands use a debug run only if it is named, never as the newest run.
+    """
     return name.startswith("debug-")
 
 
@@ -109,7 +112,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
             raise InputError(f"name={name}: {run} has lost its config.yaml; use another name")
         return None
     if name is not None:
-        raise InputError(f"name={name}: cannot be given with resume={resume}, which continues in that run's directory")
+        raise InputError(f"name={name}: cannot be combined with resume={resume}, which continues in its own directory")
     try:
         path = typed_path(resume)
         found = path.exists()
@@ -123,18 +126,18 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     if is_sweep(run):
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not (run / "config.yaml").exists():
-        raise InputError(f"resume={resume}: is not a run that can continue (without {run / 'config.yaml'})")
+        raise InputError(f"resume={resume}: is not a run that can continue: {run / 'config.yaml'} is missing")
     _check_checkpoints(run, f"resume={resume}")
     return run
 
 
 def typed_path(resume: str) -> Path:
-    """Return the path that `resume=` names: of a run or a checkpoint, also without the folder runs/."""
+    """Return the path of the run or checkpoint that `resume=` names; the folder runs/ may be left out."""
     return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
 
 
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
-    """Return the path `name`, or that of the run with this name; what does not fit does not hide a run.
+    """Return the path `name` or the run `runs/<name>`: the one that exists and `fits`, and the run if neither fits.
 
     Raises:
         InputError: both fit.
@@ -148,7 +151,7 @@ def _named(name: str, fits: Callable[[Path], bool]) -> Path:
 
 
 def check_writable() -> None:
-    """Raise a `PermissionError` if no run can be made here, before slow work."""
+    """Raise a `PermissionError` if no run can be created here; call this before slow work."""
     if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
 
@@ -173,11 +176,11 @@ def check_free(name: str) -> None:
     raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 
-def _check_checkpoints(run: Path, typed: str) -> None:
-    """Raise an `InputError` if `run`, which the user named with `typed`, cannot resume for lack of a checkpoint."""
+def _check_checkpoints(run: Path, setting: str) -> None:
+    """Raise an `InputError` that begins with `setting`, such as `resume=first`, if `run` has lost its checkpoints."""
     if lacks_checkpoints(run):
         start = shlex.quote(f"init_from={run}")
-        raise InputError(f"{typed}: has a model but no checkpoint; {start} starts another run from its model")
+        raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
 
 
 def _check_place(run: Path, name: str) -> None:
@@ -189,19 +192,22 @@ def _check_place(run: Path, name: str) -> None:
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether a directory holds the trials of a sweep."""
+    """Return whether a directory contains the trials of a sweep."""
     return (directory / "sweep.csv").exists()
 
 
 def trials_of(argument: str) -> list[Path]:
-    """Return the trials with a result of the sweep `argument`, a directory or a name; none if it is not a sweep."""
+    """Return the trials of the sweep `argument`, a directory or a name, that have a validation loss, in order of name.
+
+    Return an empty list if `argument` is not a sweep.
+    """
     sweep = next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
     trials = (file.parent for file in sweep.glob("*/summary.json")) if sweep else ()
     return sorted(trial for trial in trials if val_bpc_of(trial) < math.inf)
 
 
 def name_of(run: Path) -> str:
-    """Return the name that `name=` gave to a run; SWEEP/TRIAL for a trial."""
+    """Return the name of a run, as `name=` sets it; SWEEP/TRIAL for a trial."""
     whole, inside = run.resolve(), RUNS.resolve()
     return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
 
@@ -216,9 +222,10 @@ def val_bpc_of(run: Path) -> float:
 
 
 def find_model(argument: str | None) -> Path:
-    """Find a model file: the best model of a run, or of the best trial of a sweep.
+    """Return the path of a model file: the best model of a run, or of the best trial of a sweep.
 
-    `argument` is a model file, a training checkpoint beside one, a run or a sweep. None is the newest run.
+    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. None stands for the
+    newest run.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]
@@ -255,7 +262,7 @@ def _best(run: Path) -> Path:
     if is_sweep(run):
         trial = min((path.parent for path in run.glob("*/summary.json")), key=val_bpc_of, default=run)
         if val_bpc_of(trial) == math.inf:
-            raise InputError(f"{run}: no trial of this sweep has finished yet; name one of them")
+            raise InputError(f"{run}: no trial of this sweep has finished yet; name one of its trials")
         run = trial
     return _first_model(run, _models_in(run))
 
@@ -265,7 +272,7 @@ def _first_model(path: Path, files: list[Path]) -> Path:
     if found is None:
         begun = (path / "checkpoints/last.ckpt").exists()
         command = processes.command("python", "train.py", f"resume={path}")
-        way = f"; it was not validated yet: {command} continues it" if begun else ""
+        way = f"; it has not been validated yet: {command} continues it" if begun else ""
         raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))}){way}")
     return found
 

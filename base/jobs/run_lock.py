@@ -7,7 +7,7 @@ from pathlib import Path
 
 from base.errors import InputError
 
-_held: dict[Path, ExitStack] = {}  # the locks of each directory that this process has locked
+_held: dict[Path, ExitStack] = {}  # by directory, the locks that this process holds
 
 
 def lock(run: Path) -> None:
@@ -17,7 +17,7 @@ def lock(run: Path) -> None:
     if run in _held:
         return
     try:
-        # `in_use` of another process, such as `train.py --runs`, may hold the lock for a moment: wait for that.
+        # `in_use` in another process, such as `train.py --runs`, may hold the lock for a moment: wait until it is free.
         _held[run] = _acquire(run, seconds=1)
     except Timeout:
         raise InputError(f"{run}: another process is training there; wait for it or stop it first") from None
@@ -30,11 +30,11 @@ def release() -> None:
 
 
 def in_use(run: Path) -> bool:
-    """Whether another process has locked the directory of `run`."""
+    """Return whether another process has locked the directory of `run`."""
     from filelock import Timeout
 
     try:
-        _acquire(run, seconds=0.1).close()  # not 0: two processes may try at once
+        _acquire(run, seconds=0.1).close()  # not 0: another `in_use` may hold the lock for a moment
     except Timeout:
         return True
     return False
@@ -60,6 +60,6 @@ def _acquire(run: Path, seconds: float) -> ExitStack:
                 stack.callback(fcntl.flock, directory, fcntl.LOCK_UN)
             except BlockingIOError:
                 raise Timeout(str(run)) from None
-            except OSError:  # such as NFS, which locks only what is open for writing: the file has to do
+            except OSError:  # such as on NFS, which locks only what is open for writing: the lock of the file is enough
                 pass
         return stack.pop_all()

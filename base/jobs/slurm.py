@@ -14,12 +14,12 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def time_is_up(number: int | None) -> bool:
-    """Whether a signal is SLURM's warning that this job will soon reach its time limit."""
+    """Return whether a signal is SLURM's warning that this job will soon reach its time limit."""
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 
 def requeue() -> None:
-    """Ask SLURM to start this job again. Log this first, because SLURM then ends all processes of the job."""
+    """Ask SLURM to restart this job. Log this first, because SLURM then ends all processes of the job."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
@@ -32,7 +32,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """Requeue the job and exit on SLURM's SIGUSR1; a run that has begun handles the signal itself."""
+    """On SLURM's SIGUSR1, requeue the job and exit; a run that has begun replaces this handler by its own."""
 
     def leave(number: int, _: Any) -> None:
         if ranks.rank() == 0:

@@ -166,4 +166,4 @@ def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,1")
-    assert "(3,1): give every machine the same number" in refusal(ranks.JobError, ranks.adopt_srun)
+    assert "(3,1): give every machine the same number of tasks" in refusal(ranks.JobError, ranks.adopt_srun)

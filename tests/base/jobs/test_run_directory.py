@@ -20,7 +20,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
         os.utime(Path("runs/model", file), (0, 1))
     Path("loop").symlink_to("loop")
     for resume, name, said in (
-        ("runs/first", "other", "name=other: cannot be given with resume=runs/first"),
+        ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
         ("x" * 5000, None, f"resume={'x' * 5000}: "), ("loop", None, "resume=loop: "),
         ("runs/none", None, "no such checkpoint, nor a run in runs/; the newest are runs/first"),
         ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
