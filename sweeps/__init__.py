@@ -1,1 +1,1 @@
-"""Many runs: sweeps, searches, and the processes or jobs of their trials."""
+"""Many runs: sweeps, searches and the processes of their trials."""

@@ -1,7 +1,7 @@
 """Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
 
-Optuna's journal of the study lies beside `sweep.csv`. A trial that was stopped stays RUNNING in the study, and the next
-command resumes it. This module loads Optuna, but not torch.
+Optuna's journal of the study is stored beside `sweep.csv`. A trial that was stopped stays RUNNING in the study, so the
+next command resumes it. This module loads Optuna, but not torch.
 """
 
 import math
@@ -39,14 +39,14 @@ FILE = "study.journal"
 
 
 def distribution(override: Override) -> Any:
-    """Return the Optuna distribution of a typed range or choice."""
+    """Return the Optuna distribution of a range or choice that the user set, such as `optim.lr=interval(1e-3,1e-2)`."""
     text, value = str(override.input_line), typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
     log_scale, interval = "log" in getattr(value, "tags", ()), isinstance(value, IntervalSweep)
     if not override.is_sweep_override() or getattr(value, "shuffle", False) or (log_scale and not interval):
         kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
-        raise InputError(f"{text}: a search takes {kinds}")
+        raise InputError(f"{text}: a search accepts {kinds}")
     try:
         if interval and whole:
             return IntDistribution(math.ceil(value.start), math.floor(value.end), log=log_scale)
@@ -61,15 +61,16 @@ def distribution(override: Override) -> Any:
         raise InputError(f"{text}: {one_line(error)}") from None
 
 
-def typed_as(key: str, value: Any) -> str:
-    """Return a setting as one would type it: a float with six digits."""
+def setting_of(key: str, value: Any) -> str:
+    """Return a setting as on the command line, such as `optim.lr=0.00312`: a float has six significant digits."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
 class Search(Sweep):
-    """A sweep whose trials Optuna proposes from `space`; each also has the settings `fixed`.
+    """A sweep whose trials Optuna proposes: each has a value from every range in `space`, and the settings `fixed`.
 
-    `same` is what a command that continues the search must repeat. It is the name of the study, a setting a line.
+    `same` lists the settings that a continuing command must repeat. Joined as lines, it is also the name of Optuna's
+    study.
     """
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
@@ -79,8 +80,8 @@ class Search(Sweep):
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # of `constant_liar`
         path = RUNS / name / FILE
         if path.exists() and (written := path.read_bytes()) and not written.endswith(b"\n"):
-            os.truncate(path, written.rfind(b"\n") + 1)  # a full disk has cut the last line short
-        try:  # the lock of the journal is a link, which must not be relative
+            os.truncate(path, written.rfind(b"\n") + 1)  # a full disk cut the last line short
+        try:  # the journal's lock is a symbolic link, whose target must be absolute
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
             before = optuna.get_all_study_names(storage)
         except (KeyError, TypeError, ValueError) as error:
@@ -90,27 +91,27 @@ class Search(Sweep):
             here, there = set(same), set(before[0].split("\n"))
             ours, theirs = (", ".join(sorted(each)) or "none" for each in (here - there, there - here))
             raise InputError(
-                f"name={name}: is a search with other settings: {ours} (the search has {theirs}); use another name"
+                f"name={name}: is a search with other settings: {theirs} (this command has {ours}); use another name"
             )
         self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
         for each in self.study.trials:
-            if each.params.keys() != space.keys():  # the search was killed before Optuna had chosen all values
+            if each.params.keys() != space.keys():  # killed before Optuna had chosen all values
                 self.study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
             elif (name := self.add(each).name) and each.state.is_finished():
                 self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
-        """Add a trial of the study."""
-        settings = [*self.fixed, *(typed_as(key, proposed.params[key]) for key in self.space)]
+        """Add the trial that Optuna has proposed to the sweep, and return it."""
+        settings = [*self.fixed, *(setting_of(key, proposed.params[key]) for key in self.space)]
         trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
         self.trials[trial.name] = trial
         return trial
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials that an earlier command began and did not end, then new ones that Optuna proposes."""
+        """Yield the trials that an earlier command began but did not finish, then new ones that Optuna proposes."""
         yield from super().ask()
         while (begun := len(self.trials)) < self.count:
-            seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # a resumed search proposes the same
+            seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # resuming repeats the proposals
             self.study.sampler = TPESampler(n_startup_trials=self.config.startup, seed=seed, constant_liar=True)
             yield self.add(self.study.ask(dict(self.space)))
 
@@ -121,11 +122,11 @@ class Search(Sweep):
         if outcome == "finished":
             self.study.tell(number, val_bpc_of(trial.directory))
         elif outcome == "failed":
-            # Optuna ignores trials that FAIL; the sampler ranks PRUNED ones among the worst and avoids their settings.
+            # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and avoids their settings.
             self.study.tell(number, state=TrialState.PRUNED)
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the command that repeats the best trial; return the exit status: 1 if no trial has finished."""
+        """Log the command that repeats the best trial; return the exit status, which is 1 if no trial has finished."""
         if not results[0]["val_loss"]:
             return 1
         best = self.trials[Path(results[0]["directory"]).name]
@@ -134,9 +135,9 @@ class Search(Sweep):
 
 
 def begin_search(config: SearchConfig, command: Command) -> int:
-    """Check the values of a search before any file is written, run the search and return the exit status.
+    """Check the values of a search before writing any file, run the search and return its exit status.
 
-    A value on the command line fixes a key; a range there replaces the key's range in the preset.
+    A value on the command line fixes its key; a range there replaces the range in the preset.
     """
     literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]
@@ -152,10 +153,10 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     name = literals.get("name") or sweep_name(same, "search")
     directory = check_sweep(name, list(space), literals)
     if is_sweep(directory) and not (directory / FILE).exists():
-        raise InputError(f"name={name}: {directory} is a sweep and not a search; use another name")
+        raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
-    corners = [  # a few trials in which each choice and both ends of each range occur
-        [*single, *(typed_as(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
+    corners = [  # a few trials that together contain every choice and both ends of every range
+        [*single, *(setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
         for index in range(max(map(len, ends.values())))
     ]
     try:

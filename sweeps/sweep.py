@@ -31,20 +31,20 @@ from training.launch import rows_per_device
 
 @dataclass(frozen=True)
 class Candidate:
-    """One run of a sweep, before it is a trial."""
+    """The settings and the configuration of one run of a sweep, before `make_trial` names it."""
 
     settings: list[Setting]
     config: Config
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys with several values; if there are none, all settings of the run."""
+    """Return the keys with several values; if no key has several, the keys of all settings."""
     several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
-    """Check what concerns the whole sweep: where it runs, its varied keys and its name; return its directory."""
+    """Return the directory of a sweep after checking where it was started, its varied keys and its name."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
             f"-m: torchrun starts the processes of one run; start the sweep with {command('python', 'train.py')}"
@@ -61,19 +61,19 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
             raise InputError(f"{key}: must have one value for all trials of a sweep")
     directory = run_directory.RUNS / name
     if "/" in name:
-        raise InputError(f"name={name}: the name of a sweep has no slash")
+        raise InputError(f"name={name}: the name of a sweep must not contain a slash")
     if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
         raise InputError(f"name={name}: {directory} is not a sweep; use another name")
     return directory
 
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return the literals of every trial, such as `data.path=x`."""
+    """Return the literal settings of every trial, such as `data.path=x`, without those about starting the sweep."""
     return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
 def has_finished(trial: Trial, config: Config) -> bool:
-    """Whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
+    """Return whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
     if not (trial.directory / "config.yaml").exists():
         return False
     old, steps = read_config(trial.directory), config.trainer.max_steps
@@ -89,7 +89,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
     from data.text import open_text
 
     texts = set()
-    distinct = {}  # reading a text takes time
+    distinct = {}  # by what is checked, one run: reading a text is slow
     for run in runs:
         config = run.config
         start = config.init_from and (config.init_from, config.model)
@@ -112,38 +112,38 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 
 
 def check_same_texts(directory: Path, texts: Collection[str]) -> None:
-    """Raise an `InputError` if a trial of an earlier command has another text: losses on it cannot be compared."""
+    """Raise an `InputError` if an earlier trial used a text outside `texts` (sha256): losses could not be compared."""
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
         if old.get("text_sha256") not in (None, *texts):
             had = f"{file.parent} has another text ({printable(old['text'])}), and losses on different texts"
-            raise InputError(f"name={directory.name}: {had} cannot be compared; use another name=")
+            raise InputError(f"name={directory.name}: {had} cannot be compared; use another name")
 
 
 @dataclass
 class Sweep:
-    """Trials that are known from the start; a subclass may propose them from the results of earlier ones."""
+    """The trials of a sweep, which are known from the start; a subclass may propose them from earlier results."""
 
     name: str  # of the directory `runs/<name>/`
     count: int  # number of trials in all
-    trials: dict[str, Trial]  # by name, the rows of the table
-    outcomes: dict[str, str]  # how trials have ended, by name, also in earlier commands
-    kind: str = "sweep"  # the first word of the log
+    trials: dict[str, Trial]  # by name, in the order of their numbers
+    outcomes: dict[str, str]  # by name, how a trial ended in this or an earlier command, such as `finished`
+    kind: str = "sweep"  # the first word of the first log line
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run; `run_trials` takes the next one when a worker is free."""
+        """Yield the trials to run; `run_trials` asks for the next one when a worker is free."""
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Take the outcome of a trial."""
+        """Store the outcome of a trial."""
         self.outcomes[trial.name] = outcome
 
     def label(self, trial: Trial) -> str:
-        """Return the first words of a line about a trial."""
+        """Return the first words of a log line about a trial, such as `trial 3/12`."""
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the last line about a sweep that was not stopped; return the exit status: 1 if trials have failed."""
+        """Log which trials have failed; return the exit status, which is 1 if any has. A stopped sweep skips this."""
         failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
         if failed:
             log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
@@ -151,14 +151,14 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep and show the results; return the exit status, 128 + its number after a signal."""
+    """Run the trials of a sweep and log the results; return the exit status, 128 + N after signal N."""
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {sweep.count} trials; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
         log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")
     results = write_table(directory, sweep.trials.values(), sweep.outcomes)
     received: list[int] = []
-    for each in slurm.STOPS:  # the process ends with its sweep, so nobody needs the former handlers
+    for each in slurm.STOPS:  # not restored: the process ends with the sweep
         signal.signal(each, lambda number, _: received.append(number))
     with Progress("trials", sweep.count, lines=False) as progress:
         progress.update(len(sweep.outcomes))
@@ -179,13 +179,13 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 
 
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
-    """Run trials, at most `workers` at the same time, and yield each with its exit status when it has ended.
+    """Run at most `workers` trials at the same time, and yield each with its exit status when it has ended.
 
-    Take the next trial only when a worker is free, because a search chooses the trial by earlier outcomes. After a
-    signal in `received`, stop the running trials and start no other.
+    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. After a signal
+    in `received`, stop the running trials and start no more.
     """
     waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
-    passed = 0  # number of signals that were sent on to the trials
+    passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
             while not received and len(running) < workers and (trial := next(waiting, None)):
@@ -218,14 +218,14 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 
 
 def combinations(command: Command) -> str:
-    """Return the settings of each run of a sweep, a line each, once Hydra has composed them all."""
+    """Return one line for each run of a sweep with its settings, after Hydra has composed them all as a check."""
     literals, fixed = command.literals, literal_settings(command.literals)
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
     return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
 
 
 def begin_sweep(command: Command) -> int:
-    """Check all trials of a sweep before any file is written, and run them; return the exit status."""
+    """Check all trials of a sweep before writing any file, run them and return the exit status."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
@@ -233,7 +233,7 @@ def begin_sweep(command: Command) -> int:
     name = literals.get("name") or sweep_name([*overrides, *fixed])
     directory = check_sweep(name, varied, literals)
     if any(each.key_or_group == "debug" for each in command.overrides):
-        raise InputError("debug: is for one run, not for -m")
+        raise InputError("debug: only works for one run, without -m")
     trials = [make_trial(name, varied, [*(each.text for each in run.settings), *fixed]) for run in runs]
     finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
     by_name = {trial.name: trial for trial in trials}

@@ -1,4 +1,4 @@
-"""The table of several runs: `sweep.csv`, the leaderboard, the means where only the seed differs, and their page."""
+"""The table of several runs: `sweep.csv`, the leaderboard, the means over seeds, the page that compares the runs."""
 
 import csv
 import io
@@ -21,10 +21,10 @@ from reports.run_list import aligned
 from reports.sweep_page import page
 from sweeps.trial import Trial
 
-RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # of sweep.csv
-MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns with a mean; a spread is the standard deviation
-SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns of sweep.csv where `seed` varies
-MAX_ROWS = 20  # max runs on the leaderboard
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # in sweep.csv
+MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
+SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
+MAX_ROWS = 20  # maximum number of runs on the leaderboard
 Row = dict[str, str]
 
 
@@ -46,9 +46,13 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
 
 
 def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each run directory, with its varied settings and its results, the best run first.
+    """Return a row for each run directory with its varied settings and its results, the best run first.
 
-    If commands have varied different keys, the values are those of each run's config.yaml.
+    Args:
+        varied: by run directory, the varied settings.
+        outcomes: by name of a trial, how it has ended; otherwise the status is that of summary.json.
+
+    If earlier commands varied different keys, missing values are read from each run's config.yaml.
     """
     keys, table = dict.fromkeys(key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS)), []
     rows = {directory: {key: row.get(key, "") for key in keys} for directory, row in varied.items()}
@@ -67,12 +71,12 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, as on a command line, but without passwords and control characters."""
+    """Return all settings by key, spelled as on the command line but without passwords and control characters."""
     return {key: printable(spell(value)) for key, value in leaves(to_dict(config))}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Return the varied keys and, where `seed` varies, a row of means for each other setting, the best one first."""
+    """Return the varied keys and, if `seed` varies, a row of means for each setting of the others, best first."""
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()
     for row in table if "seed" in settings else ():
@@ -91,9 +95,9 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Format the best runs, with their settings and results, as aligned columns; above them the means over seeds.
+    """Format the best runs, with their settings and results, as aligned columns, below a table of means over seeds.
 
-    The names of the runs are a column, too, if they are `named`.
+    If `named`, the first column is the name of the run.
     """
     *averages, runs = columns(table)
     if named:
@@ -104,7 +108,7 @@ def leaderboard(table: list[Row], *, named: bool = False) -> str:
 
 
 def columns(table: list[Row]) -> list[list[list[str]]]:
-    """Return the cells of the means, if `seed` varies, and those of the runs, each below a row of headings."""
+    """Return the tables as rows of cells, each below a row of headings: the means, if `seed` varies, then the runs."""
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
     lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
@@ -124,10 +128,10 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write report.html, the page that compares the runs of `table`; return what `caution` says about them."""
+    """Write report.html, the page that compares the runs of `table`; return the sentence of `caution` about them."""
     runs = []
     for row in table:
-        with suppress(InputError):  # a run that has not begun, or has lost its config.yaml
+        with suppress(InputError):  # the run has not begun, or has lost its config.yaml
             runs.append((Path(row["directory"]), read_config(Path(row["directory"]))))
     settings, averages = means(table)
     kinds = [[tuple(row[key] for key in settings if key != "seed") for row in rows] for rows in (averages, table)]
@@ -139,7 +143,7 @@ def write_page(directory: Path, table: list[Row]) -> str:
         "caution": different,
         "unit": " or ".join(sorted(units)) or "character",
         "tables": columns(table),
-        "colours": [[places[kind] for kind in own] for own in kinds if own],  # of the rows of each table
+        "colours": [[places[kind] for kind in own] for own in kinds if own],  # number of the colour, by table and row
         "runs": [[", ".join(f"{key}={row[key]}" for key in settings), curve(Path(row["directory"]))] for row in table],
     }
     write_text(directory / "report.html", page(about))
@@ -147,13 +151,13 @@ def write_page(directory: Path, table: list[Row]) -> str:
 
 
 def curve(run: Path) -> list[tuple[int, float]]:
-    """Return step and loss of each validation of a run."""
+    """Return (step, loss in nats) for each validation of a run."""
     validations = run_directory.summary_of(run).get("validations") or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
 def caution(runs: Iterable[tuple[Path, Config]]) -> str:
-    """Return a sentence for the table if the runs do not have the same held-out text, else an empty string."""
+    """Return a warning if the runs were not evaluated on the same held-out text, else an empty string."""
     texts = set()
     for directory, config in runs:
         data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
@@ -164,7 +168,7 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
 
 
 def figure(number: str) -> str:
-    """Format a cell of the table with four decimals; an empty one stays empty."""
+    """Format the number in a cell with four decimals; an empty cell stays empty."""
     return f"{float(number):.4f}" if number else ""
 
 
@@ -174,7 +178,7 @@ def table_of_runs(pattern: str) -> str:
         run for run in run_directory.newest_first("config.yaml") if fnmatchcase(run_directory.name_of(run), pattern)
     ]
     if not runs:
-        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ has such a name")
+        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")
     configs = [read_config(run) for run in runs]
     values = [spelled(config) for config in configs]
     varied = [key for key in values[0] if not is_launch(key) and len({each.get(key) for each in values}) > 1]

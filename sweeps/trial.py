@@ -1,4 +1,4 @@
-"""One trial of a sweep: its name, its command, its process and how it ended."""
+"""One trial of a sweep: its name, its command, its process and its outcome."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ from conf.groups import FOLDERS
 from conf.keys import is_launch
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-MAX_NAME = 100  # characters of a trial's name
+MAX_NAME = 100  # maximum characters of a trial's name
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Trial:
 
     sweep: str  # name of the sweep
     name: str  # name within the sweep
-    overrides: tuple[str, ...]  # the settings as typed, such as `optim.lr=0.01`
-    varied: Mapping[str, str]  # by key, what to show of the values that differ between trials
+    overrides: tuple[str, ...]  # the settings as on the command line, such as `optim.lr=0.01`
+    varied: Mapping[str, str]  # by key, the printable values that differ between trials
 
     @property
     def directory(self) -> Path:
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """Return the name of the directory if it says the settings, else the varied settings in alphabetical order."""
+        """Return the name if it contains the varied settings, else these settings in alphabetical order."""
         if not self.name.startswith("trial-"):
             return self.name
         return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
@@ -50,12 +50,12 @@ class Trial:
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    """Return the default name of a sweep: a hash of the settings, the same in any order."""
+    """Return the default name of a sweep: `kind` and a hash of the settings, whose order does not matter."""
     return f"{kind}-{_hash(sorted(each for each in arguments if not is_launch(each.partition('=')[0])))}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Name a trial by its varied settings; add a hash if the name is too long or unsafe for a file system."""
+    """Return a name made of a trial's varied settings, with a hash if it is too long or unsafe for a file system."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
     name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
@@ -69,7 +69,7 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
-    """Make a trial with these settings; without a name, name it by its varied keys in alphabetical order."""
+    """Return a trial with these settings; its default name lists the varied settings in alphabetical order."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if not setting.startswith("workers="))
@@ -78,7 +78,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial, with its share of the CPU cores and its output in `console.log`."""
+    """Start the process of a trial with 1 / `workers` of the CPU cores; `console.log` receives its output."""
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
@@ -96,10 +96,15 @@ def start(trial: Trial, workers: int) -> subprocess.Popen:
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
-    """Return how a trial has ended, and a line about it.
+    """Return how a trial has ended, and a log line about it.
 
-    The first is the status in summary.json, `failed` for a failed process, or `interrupted` for a stopped one.
-    `status` is the exit status of the process; `stopped` tells whether a signal has stopped the sweep.
+    Args:
+        trial: the trial whose process has ended.
+        status: exit status of the process.
+        stopped: whether a signal has stopped the sweep.
+
+    Returns:
+        `failed` if the process failed, `interrupted` if it was stopped, otherwise the status in summary.json; the line.
     """
     console = trial.directory / "console.log"
     if status and not stopped:

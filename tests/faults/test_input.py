@@ -200,7 +200,7 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=range(0,1000000)", "more than 10,000 values"), ("", "seed=5,range(1,3)", "either single values or one"),
     ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
-    ("", "seed=1,2 model.context=20,20000", "model.context"), ("", "seed=1,2 name=a/b", "has no slash"),
+    ("", "seed=1,2 model.context=20,20000", "model.context"), ("", "seed=1,2 name=a/b", "must not contain a slash"),
     ("", "seed=1,2 init_from=nothing", "nothing: no such model, nor a run in runs/"),
     ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),

@@ -159,7 +159,7 @@ def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> No
 def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> None:
     for arguments, said in (
         ("init_from=first model.dim=32,64", "cannot change model.dim=64 (the model has 32)"),
-        ("debug=fast", "debug: is for one run, not for -m"),
+        ("debug=fast", "debug: only works for one run, without -m"),
         ("model.heads=range(4,4)", "range(4,4): has no values"),
     ):
         one_line(train("-m", "seed=1,2", *arguments.split(), "name=s"), 2, said)
@@ -176,7 +176,7 @@ def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path
     assert summary("abl/seed=1")["text_sha256"] == hashlib.sha256(text).hexdigest()
     one_line(train(*short, "seed=3,4", "data.path=other.txt"), 2, said := "name=abl: runs/abl/seed=1 has another text")
     Path("book.txt").write_bytes(text[1:])
-    one_line(train(*short, "seed=1,2"), 2, said, "(book.txt)", "use another name=")
+    one_line(train(*short, "seed=1,2"), 2, said, "(book.txt)", "use another name")
     assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
     assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
 
@@ -249,7 +249,7 @@ def test_where_the_seed_varies_the_table_has_means(
     table = train("--runs", "abl/*", defaults=False)
     averages = ended.out[ended.out.index("optim.lr  runs") :].partition("\n\n")[0]
     assert table.out.partition("\n\n")[0] == averages
-    one_line(train("--runs", "ab-*", defaults=False), 2, "--runs ab-*: no run in runs/ has such a name")
+    one_line(train("--runs", "ab-*", defaults=False), 2, "--runs ab-*: no run in runs/ matches this name")
     assert "\nrun " in table.out and "\nabl/optim.lr=0.001,seed=1 " in table.out
     ended = train("-m", "optim.lr=1e-3", "seed=7", "trainer.max_steps=2", "logger=none", "name=abl", "callbacks=[]")
     rows = list(csv.DictReader(Path("runs/abl/sweep.csv").read_text().splitlines()))

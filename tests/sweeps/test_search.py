@@ -124,7 +124,7 @@ WRONG = {  # what is typed, and what is said of it
     "seed=range(5,1)": r"seed=range\(5,1\).* has no values",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1",
     "model.heads=2,5": "among the values of the search: model.heads=5.* must divide model.dim=32",
-    "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*a search takes interval\(a,b\)",
+    "seed=shuffle(1,2)": r"seed=shuffle\(1,2\).*a search accepts interval\(a,b\)",
     "resume=runs/first": "resume=runs/first.* without resume", "--cfg=job": "--cfg=job: shows the settings of one run",
     f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search: the command fixes every key",
 }  # fmt: skip
@@ -138,4 +138,4 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
     one_line(train("hparams_search.trials=5"), 2, "hparams_search.trials: only works with hparams_search=default")
     Path("runs/swept").mkdir(parents=True)
     Path("runs/swept/sweep.csv").touch()
-    assert "and not a search" in train("hparams_search=default", "name=swept").err
+    assert "a sweep, not a search" in train("hparams_search=default", "name=swept").err
