@@ -26,7 +26,7 @@ from gpt.tokenizer import tokenizer_from
 if TYPE_CHECKING:
     from gpt.model import GPT
 
-CARD_BESIDE = ("onnx", "torch")  # whose card is a file beside OUT
+CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def cli(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+    """Return the options of the command line."""
     parser = Parser(
         prog="export.py",
         usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
@@ -50,20 +50,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add("out", metavar="OUT", help="file or folder to write, see below")
-    precision = (
-        "with --to web: fp32 stores weights in four bytes; default: bf16, in two, and what that costs is measured"
-    )
+    add("out", metavar="OUT", help="file or folder to write: see below")
+    precision = "with --to web: bf16 (default) stores a weight in two bytes and measures what that costs, fp32 in four"
     add("--precision", choices=("bf16", "fp32"), help=precision)
     add("--title", help="with --to web: heading of the page")
-    guess = "with --to web: add a game; visitors guess, and can read, text of FILE or of the run's validation split"
+    guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
+    guess += "readable in the page"
     add("--guess", metavar="FILE|validation", help=guess)
     add("--overwrite", action="store_true", help="replace the output if it exists")
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options, export the model and print one line: file, size, and how to load it."""
+    """Check the options, export the model and print one line with the file, its size and how to load it."""
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
@@ -99,7 +98,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
-    """Return the path of the output folder `name`, with links resolved; refuse one with files that no export wrote."""
+    """Return the path of the output folder `name`, with symbolic links resolved.
+
+    Raises:
+        InputError: `name` is not a folder, contains `file` or files that no export wrote or, without `overwrite`, is
+            not empty.
+    """
     path = Path(name).resolve()
     if name in ("", "-") or path.exists() and not path.is_dir():
         raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
@@ -115,7 +119,7 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def written(target: Path) -> Iterator[Path]:
-    """Do as `atomic`, and replace a folder with files, too."""
+    """Like `atomic`, but may also replace a folder that is not empty."""
     old = None
     try:
         with atomic(target) as new:
@@ -131,9 +135,9 @@ def written(target: Path) -> Iterator[Path]:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> str:
-    """Write the model `file` to `new` in the other format and check it; return what the last line says about it.
+    """Write the model `file` to `new` in the format `options.to` and check it; return a note for the printed line.
 
-    The model card is README.md in a folder for transformers, or else the file `beside`.
+    The model card is README.md in a folder for transformers, else the file `beside`.
     """
     with Progress("loading the model"):
         from gpt.model_file import read
@@ -166,9 +170,9 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
 
 
 def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
-    """Measure what weights in bf16 cost, in nats on the validation split of the model's run, against fp32.
+    """Measure how much weights in bf16 raise the loss over fp32, on the validation split of the model's run.
 
-    Return what the page says about it, and what only the last line adds: why it could not be measured.
+    Return a sentence for the page, and for the printed line the reason if it could not be measured, else "".
     """
     from torch import equal
 

@@ -34,7 +34,7 @@ ALIASES = {
     "": "--prompt TEXT", "--start": "--prompt", "--temp": "--temperature", "--length": "--num-chars",
     "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars",
 }  # fmt: skip
-PIPE_SECONDS = 0.5
+PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
 HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
 :set                      show the options
 :set temperature 0.7      set an option; without a value: its default
@@ -50,7 +50,7 @@ def cli(arguments: list[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    """Define the options."""
+    """Return the parser of the command line."""
     about = "Write text with a trained model."
     parser = Parser(prog="sample.py", description=about, allow_abbrev=False, aliases=ALIASES)
     add = parser.add_argument
@@ -64,27 +64,27 @@ def make_parser() -> Parser:
     length = "length of each text in characters, or in bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 1, 10**9), default=500, metavar="N", help=length)
     add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
-    heat = f"sampling temperature; 0: always take the most likely character (default {TEMPERATURE:g})"
+    heat = f"sampling temperature; 0: always choose the most likely character (default {TEMPERATURE:g})"
     add("--temperature", type=number(float, 0, 1000), default=TEMPERATURE, metavar="T", help=heat)
     add("--top-k", type=number(int, 1, 2**31), metavar="K", help="sample from the K most likely characters")
     nucleus = "nucleus sampling: keep the smallest set of characters with total probability P"
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
-    penalty = "above 1, make characters that have occurred less likely (default 1)"
+    penalty = "above 1, characters that already occurred become less likely (default 1)"
     add("--repetition-penalty", type=number(float, 1e-3, 1000), default=1.0, metavar="R", help=penalty)
-    again = "no N characters in a row occur twice in the prompt and the text: it cannot run into a loop"
+    again = "let no sequence of N characters occur twice in prompt and text, so that the text cannot loop"
     add("--no-repeat-ngram", type=number(int, 1, 2**20), metavar="N", help=again)
-    end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; may be repeated"
+    end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; repeat it for several"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
-    add("--no-stop", action="store_true", help="go on after the end of a document, if the model has learned documents")
+    add("--no-stop", action="store_true", help="with a model trained on documents: continue after the end of one")
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
-    copied = "say which passage of each text is also in the training text of the run, the longest one, and how many "
-    copied += "documents are new; on stderr"
+    copied = "print to stderr the longest passage of each text that is also in the run's training text, and how many "
+    copied += "documents are new"
     add("--novelty", action="store_true", help=copied)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
@@ -92,7 +92,7 @@ def make_parser() -> Parser:
 
 
 def unescaped(text: str) -> str:
-    r"""Replace \n, \t and \\ by what they stand for (argparse type); other backslashes stay."""
+    r"""Replace the escapes \n, \t and \\ by their characters; other backslashes stay (argparse type)."""
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
@@ -103,7 +103,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
     if options.overwrite and options.output is None:
-        raise InputError("--overwrite: is for --output")
+        raise InputError("--overwrite: only works with --output")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
     weights, meta = load_weights(checkpoint, options.device)
@@ -121,7 +121,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
         prompts = [read_prompt("-", newline)]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
-        raise InputError("--prompt: a prompt is empty, or has no character of the vocabulary")
+        raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
     trained = training_text(checkpoint, tokenizer) if options.novelty else None
     if options.seed is None:
         options.seed = secrets.randbits(32)
@@ -135,12 +135,12 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return the tokens of the training text of a run, or None, and say so, if there are too many to search."""
+    """Return the tokens (N,) of a run's training text; if there are too many to search, say so and return None."""
     from data.novelty import skipped
     from data.text import text_of_run
 
     if not checkpoint.with_name("last.ckpt").is_file():
-        raise InputError(f"--novelty: {printable(checkpoint)} is not in a run directory, which names the training text")
+        raise InputError(f"--novelty: {printable(checkpoint)} is not in a run directory: its training text is unknown")
     try:
         trained = text_of_run(checkpoint).train
     except InputError as error:
@@ -151,9 +151,10 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def is_piped() -> bool:
-    """Whether standard input is a file or a pipe that brings text within `PIPE_SECONDS`; say so if a pipe does not.
+    """Return whether standard input is a file with text, or a pipe that brings text within `PIPE_SECONDS`.
 
-    Programs leave a pipe open without ever writing to it, so waiting for its end could take forever.
+    Waiting for the end of a pipe could block forever, because some programs leave it open without ever writing to it.
+    If no text comes, a line on standard error says so.
     """
     try:
         number = sys.stdin.fileno()
@@ -167,14 +168,15 @@ def is_piped() -> bool:
             print(f"sample.py: {unread}", file=sys.stderr)
     else:
         ready = stat.S_ISREG(mode)
-    # A pipe that was closed without a word has nothing to read.
+    # A pipe that was closed without any text is ready, but has nothing to read.
     return ready and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
 
 
 def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
-    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is that of `io.TextIOWrapper`.
+    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is passed to `io.TextIOWrapper`.
 
-    Errors name the `option`.
+    Raises:
+        InputError: the text is empty or cannot be read; the message begins with `option`.
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -188,9 +190,12 @@ def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -
 
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
-    """Refuse, skip or replace the characters outside the vocabulary: `unknown` is error, skip or replace.
+    """Return `prompt` with the characters outside the vocabulary skipped or replaced, as `unknown` says.
 
-    The error message tells the user to change `option`. What is replaced or dropped is printed on standard error.
+    A line on standard error lists them.
+
+    Raises:
+        InputError: `unknown` is `error` and there is such a character; the message says how to change `option`.
     """
     if unknown == "error":
         try:
@@ -209,7 +214,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue prompts in one batch; after each token, yield the list of all continuations so far."""
+    """Continue prompts in one batch; after each token, yield the continuations of all prompts so far."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -237,9 +242,10 @@ def write(
     weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
     trained: np.ndarray | None, out: TextIO,
 ) -> None:  # fmt: skip
-    """Write the texts: a single text while it grows, several texts when each is complete.
+    """Write the texts to `out`: a single text while it grows, several texts when each is complete.
 
-    With `trained`, the training text, also print the longest copy of each text, which for several waits for the last.
+    With `trained`, the tokens of the training text, also print the longest copy in each text. Several texts are then
+    written only when the last one is complete.
     """
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
     encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
@@ -288,7 +294,10 @@ def write(
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    """Return what the model continues: a prompt begins a document, so an end mark, which is not shown, precedes it."""
+    """Return the text that the model continues: `prompt` after an end mark, so that it begins a document.
+
+    The end mark is not printed. Without documents, it is `prompt` itself or, if that is empty, `beginning`.
+    """
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
@@ -296,9 +305,9 @@ def report_new(
     prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Say on standard error how many documents are not in the training text, unless a text may contain several.
+    """Print to standard error how many documents are not in the training text, unless a text may contain several.
 
-    Documents that were cut and blank ones, which training drops, do not count.
+    Only complete documents count, and only those that are not blank, because training drops blank ones.
     """
     from data.novelty import repeats
 
@@ -313,7 +322,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return, for each text, a line about its longest copy of a passage of the training text, and this passage."""
+    """Return for each text a line about the longest passage that it shares with the training text, and the passage."""
     from data.novelty import describe, longest_copies
 
     tokens = [tokenizer.encode(text) for text in texts]
@@ -324,10 +333,13 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print a prompt and its only text while it grows; return the text. `end` is the end mark of documents, or ""."""
+    """Print a prompt and its continuation while it grows, and return the continuation.
+
+    `end` is the end mark of documents, or "".
+    """
     out.write(for_output(readable(prompt, end), out))
     out.flush()
-    printed = 0  # pieces
+    printed = 0  # pieces of the text
     for (text,) in texts:
         if new := "".join(text.pieces[printed:]):
             out.write(for_output(readable(new, end), out))
@@ -337,9 +349,9 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
-    """Continue the prompts that are typed in the terminal; Ctrl-C stops the current text, :quit and Ctrl-D the loop."""
+    """Read prompts from the terminal and continue each; Ctrl-C stops the current text, :quit or Ctrl-D the loop."""
     with suppress(ImportError):
-        import readline  # noqa: F401 - gives input() a history and line editing
+        import readline  # noqa: F401 - adds history and line editing to input()
     while True:
         try:
             line = input("> ")
@@ -388,7 +400,7 @@ def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
         print(HELP + "\n" + ", ".join(names))
     else:
         near = nearest(name, names)
-        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, NAME one of {', '.join(names)}{near}")
+        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, with NAME one of {', '.join(names)}{near}")
 
 
 if __name__ == "__main__":

@@ -24,25 +24,25 @@ def cli(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+    """Return the options of the command line."""
     parser = Parser(
         prog="score.py", description="Measure how well a trained model predicts a text.", allow_abbrev=False
     )
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
     add("file", nargs="?", help="text file; - is standard input")
-    split = "score a split of the text that the run was trained on, instead of a file; of a sweep all trials"
+    split = "score a split of the run's text instead of a file; for a sweep, score all its trials"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
-    window = "context of each character: disjoint or overlapping (strided) windows, or as sample.py reads (sample)"
+    window = "context of each character: disjoint windows, overlapping ones (strided), or as sample.py reads (sample)"
     add("--window", choices=("disjoint", "strided", "sample"), help=f"{window}; default: disjoint, then strided")
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = number(int, 1, 2**20)
     add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
-    add("--per-char", action="store_true", help="print a line of JSON for each character, and the scores to stderr")
+    add("--per-char", action="store_true", help="print a line of JSON for each character, and the table to stderr")
     add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
-    each = "list the documents of the text, for a model trained on documents; the most surprising ones come first"
+    each = "score each document by itself, for a model trained on documents, and list the most surprising ones first"
     add("--per-document", action="store_true", help=each)
     add("--csv", metavar="OUT", help="with --per-document: write all documents to a CSV file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options and score; open the page's file before the slow work, so that a wrong name is found first."""
+    """Check the options and score the text. The output file is opened first, so that a wrong name fails early."""
     trials = run_directory.trials_of(options.checkpoint) if options.split else []
     if trials and not any((options.compare, options.per_char, options.html, options.per_document, options.csv)):
         return score_trials(trials, options)
@@ -65,9 +65,9 @@ def run(options: argparse.Namespace) -> None:
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
     if options.split and options.encoding != "utf-8":
-        raise InputError(f"--encoding {options.encoding}: is for a text file; --split takes the encoding from the run")
+        raise InputError(f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding")
     if options.stride and options.window not in (None, "strided"):
-        raise InputError(f"--stride {options.stride}: is for --window strided, not {options.window}")
+        raise InputError(f"--stride {options.stride}: only works with --window strided, not {options.window}")
     others = [key for key in ("window", "compare", "per_char", "html") if getattr(options, key)]
     if options.per_document and others:
         raise InputError(f"--per-document: cannot be combined with --{others[0].replace('_', '-')}")
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--csv {options.csv}: needs --per-document")
     out, option = (options.csv, "--csv") if options.per_document else (options.html, "--html")
     if options.overwrite and out is None:
-        raise InputError("--overwrite: is for --html and --csv")
+        raise InputError("--overwrite: only works with --html or --csv")
     page: AbstractContextManager[TextIO | None] = nullcontext()
     if out is not None:
         page = writing_to(out, option, [*checkpoints, text], overwrite=options.overwrite)
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
-    """Score a split of all trials of a sweep and print its table, which then has the test losses."""
+    """Score a split of each trial of a sweep, update sweep.csv and its page, and print the table."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
     from sweeps.table import leaderboard, write_page, write_table  # loads Hydra

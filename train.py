@@ -21,7 +21,7 @@ from sweeps.sweep import begin_sweep, combinations
 from sweeps.table import table_of_runs
 from training import run
 
-# The imports above count towards the time budget `minutes`: they took about as long as the CPU time used so far.
+# The imports above count towards the time budget `minutes`. They took about the CPU time that was used so far.
 STARTED = time.perf_counter() - time.process_time()
 
 
@@ -33,7 +33,7 @@ def cli() -> int:
 
 
 def interruptible() -> int | None:
-    """Do what the command line says; say so if Ctrl-C ends it, and unlock the directory."""
+    """Dispatch the command line and return the exit status; on Ctrl-C, say so. Finally unlock the run's directory."""
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -44,7 +44,10 @@ def interruptible() -> int | None:
 
 
 def dispatch(arguments: list[str]) -> int | None:
-    """Print the help or the runs, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
+    """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`).
+
+    Return the exit status, or None for 0.
+    """
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
     if "--version" in arguments:

@@ -1,11 +1,11 @@
-"""How fast training is beside other work.
+"""How much speed training keeps while other processes use the machine.
 
     python benchmarks/busy_machine.py TEXT [--other CHECKOUT] [--rounds 3]
 
-Characters per second of the steps of the default recipe, compiled: alone, beside one process that only
-computes, and two trainings at once (the mean of both), as shares of the same system alone in that round. `--other` is
-a checkout of another version; plain_loop.py is measured in the same rounds. The number of the round is the seed.
-Nothing else should run.
+Measures the characters per second of the training steps of the default recipe, compiled: alone, beside one process
+that keeps a core busy, and as two trainings at once (their mean). The last two are printed as shares of the speed alone
+in the same round. plain_loop.py and, with `--other`, a checkout of another version are measured in the same rounds. The
+number of the round is the seed. Nothing else should run meanwhile.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from measuring import at_once, in_turn, make_parser, of_text, our_speed, plain_s
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Keep one core busy."""
+    """Keep one core busy during the block."""
     process = subprocess.Popen(["sh", "-c", "while :; do :; done"])
     try:
         yield
@@ -30,7 +30,7 @@ def busy() -> Iterator[None]:
 
 
 def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, float]:
-    """Return the speed alone, the share beside a busy process, and the share of each of two at once."""
+    """Return the speed alone in characters/s, and two shares of it: beside a busy process, and each of two at once."""
     alone = speed(seed)
     with busy():
         beside = speed(seed)
@@ -40,7 +40,7 @@ def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, flo
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = make_parser(__doc__)
-    parser.add_argument("--other", type=Path, help="checkout of another version")
+    parser.add_argument("--other", type=Path, help="checkout of another version to measure, too")
     options = parser.parse_args()
     settings = of_text(options.text, "compile=true", "logger=none", steps=80, quick=options.quick)
     systems = {"this version": partial(our_speed, settings)}

@@ -1,10 +1,10 @@
-"""How fast a large text becomes an encoded array, and in how much memory.
+"""How fast a large text is encoded, and in how much memory.
 
     python benchmarks/encode_speed.py [--megabytes 1000] [--kind ascii|mixed]
 
-Writes random words (seed 0) and opens them in a process of its own, so that the peak memory is that of the encoding
-alone. The time covers all that a user waits for: hashing, the vocabulary, encoding, writing, hashing again. Beside it:
-a second start, which finds the cache, and a copy of the file, fsync included.
+Writes a file of random words (seed 0) and opens it in another process, so that the peak memory is that of encoding.
+The time covers all that a user waits for: hashing, the vocabulary, encoding, writing, and hashing the result. For
+comparison, the text is opened a second time, from the cache, and the file is copied, fsync included.
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 
 def write_text(path: Path, size: int, kind: str) -> None:
-    """Write `size` bytes or a little more of random words; `mixed` has letters beyond ASCII in every line."""
+    """Write random words, `size` bytes or a little more; with kind `mixed`, every line has letters beyond ASCII."""
     words = [*WORDS, "naïve", "“quoted”", "слово", "語"] if kind == "mixed" else WORDS
     picks = np.random.default_rng(0).integers(len(words), size=(20_000, 12))
     block = "".join(" ".join(words[pick] for pick in line) + "\n" for line in picks).encode()
@@ -38,7 +38,7 @@ def write_text(path: Path, size: int, kind: str) -> None:
 
 
 def measure(path: Path, cache: Path) -> tuple[float, float, int]:
-    """Open the text twice; return the seconds of each time and the peak memory in bytes."""
+    """Open the text twice; return the seconds of the first and the second time, and the peak memory in bytes."""
     config = DataConfig(path=str(path), cache_dir=str(cache))
     seconds = []
     for _ in range(2):
@@ -49,10 +49,10 @@ def measure(path: Path, cache: Path) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print a few lines for each round."""
     parser = make_parser(__doc__, rounds=1, text="")
-    parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--kind", choices=("ascii", "mixed"), default="ascii")
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of the text (default 1000)")
+    parser.add_argument("--kind", choices=("ascii", "mixed"), default="ascii", help="of letters (default ascii)")
     options = parser.parse_args()
     print_machine()
     with tempfile.TemporaryDirectory() as folder:

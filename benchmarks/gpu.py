@@ -1,14 +1,14 @@
-"""What one GPU does: time to a loss, and the speed of a step against a plain compiled PyTorch loop.
+"""How fast one GPU reaches a given loss, and how fast it trains compared with a plain compiled PyTorch loop.
 
     python benchmarks/gpu.py tinyshakespeare.txt [--rounds 3] [--only loss|speed]
-    python benchmarks/gpu.py book.txt --device cpu --quick    # only to see that it works
+    python benchmarks/gpu.py book.txt --device cpu --quick    # only a test of this script
 
-- loss: seconds of `experiment=shakespeare_gpu` until a validation loss of 1.4697 over the whole split, once with an
-  empty compile cache and once with what that left. *Training* is the time of all steps at the speed of summary.json:
-  batches, logging and progress included; compiling, validations and checkpoints not. A run counts only if the weights
-  that it ends with are not above that loss: it was made to end there.
-- speed: characters per second at the shape of `experiment=nanogpt_gpu`, 64 windows of 256 in bf16, without dropout:
-  plain_loop.py, the same model and AdamW with train.py, and the default recipe; ratios are taken within a round.
+- loss: the seconds that `experiment=shakespeare_gpu` needs to a validation loss of 1.4697 over the whole split, once
+  with an empty compile cache (cold) and once with the cache that this run filled (warm). *Training* is the time of all
+  steps at the speed in summary.json: it includes batches, logging and progress, but not compilation, validations and
+  checkpoints. The number of steps was chosen so that runs end at this loss; a run that ends above it does not count.
+- speed: characters per second at the shape of `experiment=nanogpt_gpu`, 64 windows of 256 in bf16, without dropout, for
+  plain_loop.py, for the same model and AdamW with train.py, and for the default recipe. Ratios compare within a round.
 
 The number of the round is the seed.
 """
@@ -24,7 +24,7 @@ OURS = {"its model and AdamW": "experiment=nanogpt_gpu", "default recipe": "expe
 
 
 def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, float]]:
-    """Train with a cold and with a warm compile cache; return whole seconds, training seconds and loss of each."""
+    """Train with a cold and then a warm compile cache; return (process seconds, training seconds, loss) of each."""
     results = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in ("cold", "warm"):
@@ -47,7 +47,7 @@ def print_losses(rounds: int, settings: list[str]) -> None:
 
 
 def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
-    """Measure the speeds in turn and print a table."""
+    """Measure the speeds, with the systems in turn, and print a table."""
     shape = "--shape tiny --device cpu" if quick else "--shape gpu --device cuda --compile"
     systems = {PLAIN: partial(plain_speed, text, 10 if quick else 500, options=shape.split())}
     for name, experiment in OURS.items():
@@ -62,7 +62,7 @@ def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
 def main() -> None:
     """Measure, and print Markdown tables."""
     parser = make_parser(__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: with --quick (default cuda)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu needs --quick (default cuda)")
     parser.add_argument("--only", choices=("loss", "speed"), help="measure only this")
     options = parser.parse_args()
     import torch
@@ -70,7 +70,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU here; --device cpu --quick only shows that the script works")
     if (options.device == "cpu") != options.quick:
-        parser.error("--quick and --device cpu: give both or none")
+        parser.error("--quick and --device cpu: only work together")
     print("no GPU" if options.quick else torch.cuda.get_device_name(), flush=True)
     where = [] if options.quick else ["trainer.accelerator=gpu", "trainer.devices=1", "compile=true"]
     if options.only != "speed":

@@ -1,6 +1,6 @@
-"""What the benchmarks share: processes that are timed, rounds, medians with their ranges, and the machine.
+"""Functions that the benchmarks share: time processes, repeat rounds, print medians with ranges and the machine.
 
-The scripts import this module first: it makes the packages of the repository importable.
+The scripts import this module before the packages of the repository, because it makes them importable.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT))  # after the first: another checkout comes before this one
+sys.path.insert(1, str(ROOT))  # not 0: another checkout may come first
 
 T = TypeVar("T")
 QUICK = (
@@ -35,13 +35,13 @@ def make_parser(
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if text:
         parser.add_argument("text", type=os.path.abspath, help=text)
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"measure everything so often (default {rounds})")
-    parser.add_argument("--quick", action="store_true", help="tiny models and few steps: only to see that it works")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of measurements (default {rounds})")
+    parser.add_argument("--quick", action="store_true", help="tiny models and few steps, only to test this script")
     return parser
 
 
 def print_machine() -> None:
-    """Print processor, commit and versions."""
+    """Print the processor, the git commit and the versions of packages, on one line."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
@@ -53,10 +53,10 @@ def print_machine() -> None:
 def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: str) -> tuple[float, str]:
     """Run Python with `command`; return the seconds of the whole process and what it printed.
 
-    Variables for OpenMP that the shell has set are not passed on: they would hide what a command does by itself.
+    OpenMP's environment variables of the shell are not passed on, because they would override what a command sets.
 
     Raises:
-        SystemExit: the process failed; the message has its errors.
+        SystemExit: the process failed; the message contains its standard error.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
     begun = time.perf_counter()
@@ -77,13 +77,13 @@ def train(*settings: str, root: Path = ROOT, **environment: str) -> tuple[float,
 
 
 def of_text(text: str, *settings: str, steps: int | None = None, quick: bool = False) -> list[str]:
-    """Return settings for a text of which a tenth is for validation, with one validation after `steps` steps."""
+    """Return settings to train on the first 90 % of a text, for `steps` steps with one validation after the last."""
     of_steps = [] if steps is None else [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"]
     return [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *of_steps, *settings, *(QUICK if quick else [])]
 
 
 def our_speed(settings: Sequence[str], seed: int, root: Path = ROOT) -> float:
-    """Return the characters per second of the steps of train.py."""
+    """Train with train.py; return the characters per second during steps."""
     return train(*settings, f"seed={seed}", root=root)[1]["characters_per_second"]
 
 
@@ -95,19 +95,22 @@ def plain(text: str, *options: str, steps: int, seed: int) -> tuple[float, dict[
 
 
 def plain_speed(text: str, steps: int, seed: int, options: Sequence[str] = ()) -> float:
-    """Return the characters per second of the steps of plain_loop.py."""
+    """Train with plain_loop.py; return the characters per second of the median step."""
     return plain(text, "--speed", *options, steps=steps, seed=seed)[1]["characters_per_second"]
 
 
 def at_once(works: Iterable[Callable[[], T]]) -> list[T]:
-    """Call functions that wait for processes at the same time; return their results in order."""
+    """Call functions, each in a thread, at the same time; return their results in order."""
     works = list(works)
     with ThreadPoolExecutor(len(works)) as pool:
         return [begun.result() for begun in [pool.submit(work) for work in works]]
 
 
 def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str, list[T]]:
-    """Call each system once a round; the number of the round, from 1, is the seed. Even rounds go backwards."""
+    """Call each system once per round with the number of the round, from 1, as its seed; return the results by system.
+
+    Even rounds call the systems in reverse order, so that none always runs first.
+    """
     seen: dict[str, list[T]] = {name: [] for name in systems}
     for number in range(1, rounds + 1):
         for name in list(systems)[:: 1 if number % 2 else -1]:
@@ -117,12 +120,12 @@ def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str,
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """Return the median and the range."""
+    """Format values as their median and, in brackets, their range."""
     return f"{statistics.median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Divide what was measured in the same round."""
+    """Return each value divided by that of `base` in the same round."""
     return [value / other for value, other in zip(values, base, strict=True)]
 
 

@@ -1,13 +1,13 @@
-"""The baseline of the other benchmarks: a GPT and its training loop as most people write them in PyTorch.
+"""The baseline of the other benchmarks: a GPT and its training loop as commonly written in PyTorch.
 
     python benchmarks/plain_loop.py tinyshakespeare.txt
     python benchmarks/plain_loop.py tinyshakespeare.txt --speed --shape gpu --device cuda --compile
 
-The shape and the settings are those that nanoGPT gives for a CPU: 4 layers, 4 heads, 128 wide, context 64, batch 12,
-2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an estimate of both losses
-over 20 random batches. `train_speed.py --nanogpt DIR` runs nanoGPT itself beside it. `--shape gpu` is nanoGPT's shape
-for a GPU: 6 layers, 6 heads, 384 wide, context 256, batch 64, here without dropout. On a GPU the loop autocasts to
-bf16, uses fused AdamW and pinned memory, and reads the loss of every tenth step only.
+The shape and the settings are those that nanoGPT recommends for a CPU: 4 layers, 4 heads, 128 wide, context 64, batch
+12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an estimate of both losses
+over 20 random batches. `train_speed.py --nanogpt DIR` compares the loop with nanoGPT itself. `--shape gpu` is nanoGPT's
+shape for a GPU: 6 layers, 6 heads, 384 wide, context 256, batch 64, but without dropout. On a GPU, the loop autocasts
+to bf16, uses fused AdamW and pinned memory, and reads the loss only every tenth step.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens (B, T) -> logits (B, T, V)."""
+    """GPT with learned positions and tied embeddings: tokens (B, T) -> logits (B, T, V)."""
 
     def __init__(self, vocabulary: int, shape: Shape) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Model(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next character."""
+        """Return the logits (B, T, V) of the next character at each position."""
         x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -89,7 +89,7 @@ class Model(nn.Module):
 
 
 def prepare(path: str, folder: str | Path) -> int:
-    """Write the first 90 % of a text as train.bin and the rest as val.bin, two bytes a character; return V."""
+    """Write the first 90 % of a text as train.bin and the rest as val.bin, in uint16; return the vocabulary size V."""
     text = Path(path).read_text("utf-8")
     index = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = np.array([index[character] for character in text], dtype=np.uint16)
@@ -110,21 +110,21 @@ def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor,
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss in nats."""
+    """Return the mean loss in nats of inputs and targets (B, T), in bf16 except on a CPU."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type != "cpu"):
         return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
 
 
 @torch.no_grad()
 def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) -> list[float]:
-    """Return the mean loss over 20 random batches of each split."""
+    """Return the mean loss in nats over 20 random batches, for each split."""
     losses = [[loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20)] for split in splits]
     return list(map(statistics.mean, losses))
 
 
 @torch.no_grad()
 def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
-    """Return nats per character over a whole split in disjoint windows, its first character at ln V."""
+    """Return nats per character over a whole split in disjoint windows; its first character counts as ln V."""
     total = math.log(model.head.out_features)
     for start in range(0, len(tokens) - 1, context):
         window = torch.from_numpy(tokens[start : start + context + 1].astype(np.int64)).to(device)
@@ -133,17 +133,17 @@ def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
 
 
 def rate(step: int, steps: int) -> float:
-    """Return the learning rate: linear warm-up, then half a cosine."""
+    """Return the learning rate of a step: linear warm-up, then cosine decay from `LR` to `MIN_LR`."""
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
     return MIN_LR + 0.5 * (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
 
 
 def load(path: str) -> list[np.ndarray]:
-    """Map the training and the validation split of a text into memory."""
+    """Return the training and the validation split of a text as memory-mapped arrays of tokens (N,), uint16."""
     with tempfile.TemporaryDirectory() as folder:
-        # Prepared in another process, as people do it: the memory that it frees would be kept for the loop, which then
-        # ran 10 % faster than loops that start from token files.
+        # In another process, as in nanoGPT, which prepares token files beforehand. In this process, the memory that it
+        # frees would be reused by the loop, which would then run 10 % faster.
         preparing = multiprocessing.get_context("fork").Process(target=prepare, args=(path, folder))
         preparing.start()
         preparing.join()
@@ -151,7 +151,7 @@ def load(path: str) -> list[np.ndarray]:
 
 
 def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
-    """Return AdamW with weight decay for matrices alone."""
+    """Return AdamW with weight decay only for matrices."""
     matrices, vectors = ([w for w in model.parameters() if (w.ndim == 2) == wanted] for wanted in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=None if device == "cpu" else True)
@@ -166,7 +166,7 @@ def train(options: argparse.Namespace) -> dict[str, float | None]:
     if options.compile:
         model.compile()
     optimizer = make_optimizer(model, device)
-    often = 1 if device == "cpu" else 10  # most loops show the loss of each step; on a GPU that would wait for it
+    often = 1 if device == "cpu" else 10  # as most loops do; on a GPU, reading the loss blocks
     times = []
     x, y = random_batch(training, shape, device)
     for step in range(steps):
@@ -193,10 +193,10 @@ def train(options: argparse.Namespace) -> dict[str, float | None]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", help="a text file, such as tiny Shakespeare")
+    parser.add_argument("text", help="text file, such as tiny Shakespeare")
     parser.add_argument("--steps", type=int, default=2000, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
-    parser.add_argument("--speed", action="store_true", help="only measure speed: no losses")
+    parser.add_argument("--speed", action="store_true", help="only measure speed, without computing validation losses")
     parser.add_argument("--shape", choices=SHAPES, default="cpu", help="of model and batch (default cpu)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--compile", action="store_true", help="compile the whole model")

@@ -1,13 +1,13 @@
-"""What do position encodings and attention windows cost and give?
+"""How position encodings and attention windows change the loss and the speed.
 
     python benchmarks/positions.py [--steps 1200] [--rounds 1]
     python benchmarks/positions.py --speed --rounds 5
 
 Trains the default recipe with each position encoding and with attention windows, and scores the whole validation split
-in disjoint windows of 1, 2 and 4 times the training context, and as sample.py reads it: losses in nats, the seed is the
-number of the round. Once as the recipe is, and once without key offset, token shift and convolution, which tell a model
-something about positions by themselves. With `--speed`: forward and backward of the default model in bf16, not
-compiled, in rounds with each kind in turn, as ratios to rotary's.
+in nats per character: in disjoint windows of 1, 2 and 4 times the training context, and as sample.py reads it. Each
+encoding is trained once with the default recipe, and once without key offset, token shift and convolution, because
+these tell a model something about positions, too. The number of the round is the seed. `--speed` trains nothing: it
+times forward and backward of the default model in bf16, not compiled, and prints ratios to rotary's.
 """
 
 import re
@@ -32,7 +32,7 @@ VARIANTS = {
 
 
 def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[float | None]:
-    """Train, and return the losses that score.py prints; None beyond a learned table of positions."""
+    """Train, and return the losses in nats that score.py prints; None beyond a learned table of positions."""
     longer = (2 * context, 4 * context)
     options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]
     found: list[float | None] = []
@@ -48,7 +48,7 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
 
 
 def seconds(model: GPT, batch: int, _: int) -> float:
-    """Return the seconds of forward and backward of a batch."""
+    """Return the seconds of one forward and backward pass of `batch` windows."""
     tokens = torch.randint(model.vocabulary, (batch, model.config.context))
     begun = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16):
@@ -58,7 +58,7 @@ def seconds(model: GPT, batch: int, _: int) -> float:
 
 
 def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
-    """Measure all kinds, at the context of `config` and at four times as much, and print a table."""
+    """Time all encodings and windows, at the context of `config` and at four times that context, and print a table."""
     torch.manual_seed(0)
     rows = []
     for context, windows in ((config.context, batch), (4 * config.context, max(1, batch // 4))):
@@ -75,11 +75,11 @@ def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
 
 
 def main() -> None:
-    """Train and score, or take times, and print a Markdown table."""
+    """Train and score, or time the passes, and print a Markdown table."""
     parser = make_parser(__doc__, rounds=1, text="")
-    parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--path", default="null", help="another text than the built-in corpus")
-    parser.add_argument("--speed", action="store_true", help="train nothing, take times")
+    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps of each training (default 1200)")
+    parser.add_argument("--path", default="null", help="text file (default: the built-in corpus)")
+    parser.add_argument("--speed", action="store_true", help="time forward and backward instead of training")
     options = parser.parse_args()
     if options.speed:
         config = ModelConfig(layers=1, heads=1, dim=16, context=16) if options.quick else ModelConfig()

@@ -1,10 +1,10 @@
-"""Where the seconds of a run go.
+"""How the time of a run divides into phases.
 
     python benchmarks/run_phases.py [--rounds 3] [--other CHECKOUT] [OVERRIDE ...]
 
-Whole processes of `python train.py seed=ROUND OVERRIDE ...`. The table has the seconds of each phase, median and range
-over the rounds. With `--other`, a checkout of another version runs in turn with this one. Nothing else should run
-meanwhile. A callback sees the phases; Lightning finds it by the entry point of a package that is made for the run.
+Runs `python train.py seed=ROUND OVERRIDE ...` and prints a table with the seconds of each phase, median and range over
+the rounds. With `--other`, a checkout of another version runs in turn with this one. Nothing else should run meanwhile.
+A callback measures the phases; Lightning finds it by the entry point of a package that is written for the run.
 """
 
 import json
@@ -24,7 +24,7 @@ ENTRY_POINT = "[lightning.pytorch.callbacks_factory]\nphases = run_phases:make_c
 
 
 def make_callback() -> "Callback":
-    """Return a callback that writes when training began, and the seconds of its phases, to phases.json."""
+    """Return a callback that writes phases.json: the time when training began, and the seconds of its phases."""
     import lightning as L
 
     class Phases(L.Callback):
@@ -56,7 +56,7 @@ def make_callback() -> "Callback":
 
 
 def run_once(root: Path, overrides: list[str], seed: int) -> dict[str, float]:
-    """Return the seconds of the phases of a run, the validation loss and the speed."""
+    """Run once; return the seconds of each phase, the validation loss in nats and the characters per second."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "phases-0.dist-info")
         package.mkdir()

@@ -1,11 +1,12 @@
-"""Sampling against an uncached loop over the same model, as nanoGPT writes it: characters per second.
+"""How fast sampling is, compared with a loop without a KV cache over the same model, as in nanoGPT.
 
     python benchmarks/sample_speed.py CHECKPOINT [--rounds 3]
 
-1,000 characters from a prompt of one character, temperature 0.8, seed 0, one text and 64 in one batch. *Decode*: in a
-warm process, with the model loaded. *Whole*: from the start of a Python process to its end. The uncached loop reads the
-last `context` characters again for each character, with torch's fused attention; at 64 texts it is timed over its first
-`context` characters and over 8 with a full context, which all cost the same. Rounds go in turn; median and range.
+Samples 1,000 characters from a prompt of one character, at temperature 0.8 with seed 0: one text, and 64 in one batch.
+The table has characters per second, median and range over the rounds. *Decode* is measured in a warm process with the
+model loaded, *whole* from the start of a Python process to its end. The uncached loop reads the last `context`
+characters again for each character, with torch's fused attention. For 64 texts, only its first `context` characters and
+8 steps with a full context are timed, because all steps with a full context cost the same.
 """
 
 import time
@@ -20,7 +21,7 @@ FULL_STEPS = 8  # steps of the uncached loop with a full context that are timed 
 
 
 def uncached(checkpoint: str, rows: int, length: int) -> float:
-    """Return the characters per second of the uncached loop."""
+    """Return the characters per second of the uncached loop for `rows` texts of `length` characters."""
     import torch
 
     from gpt import load
@@ -49,7 +50,7 @@ def uncached(checkpoint: str, rows: int, length: int) -> float:
 
 
 def cached(checkpoint: str, rows: int, length: int) -> float:
-    """Return the characters per second of `gpt.generate`."""
+    """Return the characters per second of `gpt.generate` for `rows` texts of `length` characters."""
     import torch
 
     from gpt import generate, load
@@ -64,24 +65,24 @@ def cached(checkpoint: str, rows: int, length: int) -> float:
 
 DECODE = {"decode, 1 text": (cached, 1), "decode, 64 texts": (cached, 64)}
 DECODE |= {f"{name}, uncached": (uncached, rows) for name, (_, rows) in DECODE.items()}
-# A whole process of the loop over 64 texts takes too long.
+# Rows with another baseline: a whole process of the uncached loop over 64 texts would take too long.
 BASES = {"whole, 64 texts": "decode, 64 texts, uncached"}
 
 
 def decode(options: list[str], name: str, _: int) -> float:
-    """Measure a row in a process of its own."""
+    """Measure a row of the table in a process of its own; return its characters per second."""
     return float(run([__file__, *options, "--only", name])[1].split()[-1])
 
 
 def whole(command: list[str | Path], characters: int, _: int) -> float:
-    """Return the characters per second of a whole process."""
+    """Return `characters` divided by the seconds of a whole process."""
     return characters / run(command)[0]
 
 
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = make_parser(__doc__, text="model file or run directory")
-    parser.add_argument("--only", choices=DECODE, help="measure this once, in this process, and print it")
+    parser.add_argument("--only", choices=DECODE, help="measure this row once, in this process, and print it")
     options = parser.parse_args()
     length = QUICK_LENGTH if options.quick else LENGTH
     if options.only:

@@ -1,12 +1,12 @@
-"""Two processes against one: characters per second, efficiency, and what communication costs.
+"""How training scales from one process to two, and what communication costs.
 
     python benchmarks/scaling.py TEXT [--rounds 3] [--steps 150] [--model tiny]
     python benchmarks/scaling.py --communication
 
-Each row is train.py, one thread a process, not compiled; rounds go in turn, and the number of the round is the seed.
-*Two independent runs* train at the same time without communicating: what ddp loses against them is communication.
-`--communication` prints what a step sends, computed from the shapes of models: a ring averages the gradients in fp32
-and sends 2 (N - 1) / N of their bytes from each of N devices.
+Each row of the table is train.py with one thread per process, not compiled; the number of the round is the seed. *Two
+independent runs* train at the same time without communicating, so what ddp loses against them is communication.
+`--communication` prints how many bytes a step sends, computed from the shapes of models: a ring all-reduce averages the
+gradients in fp32, and each of N devices sends 2 (N - 1) / N of their bytes.
 """
 
 import os
@@ -15,7 +15,7 @@ from functools import partial
 from measuring import at_once, in_turn, make_parser, of_text, print_table, ratios, spread, train
 
 BATCH = 8  # windows of each process and step
-# Nominal rates of one direction, bytes per second: what is reached is less.
+# Nominal rates in one direction, in bytes per second; real rates are lower.
 LINKS = {"1 Gbit/s": 1.25e8, "10 Gbit/s": 1.25e9, "100 Gbit/s": 1.25e10, "NVLink 450 GB/s": 4.5e11}
 SHAPES = {"tiny": (4, 128), "small": (4, 256), "baby": (6, 384)} | {
     f"{layers} layers, {dim} wide": (layers, dim) for layers, dim in ((12, 768), (24, 1024), (24, 2048))
@@ -31,17 +31,17 @@ ROWS = {
 
 
 def amount(size: float) -> str:
-    """Return bytes as people read them."""
+    """Format a number of bytes in GB or MB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them."""
+    """Format seconds in s or ms."""
     return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def print_communication() -> None:
-    """Print what a step sends on many devices, by model over 96 characters, and how long that takes at least."""
+    """Print, for models of 96 characters, the bytes that each of many devices sends per step, and the minimal time."""
     import torch
 
     from gpt import GPT, ModelConfig
@@ -52,7 +52,7 @@ def print_communication() -> None:
             model = GPT(ModelConfig(layers=layers, heads=dim // 64, dim=dim), 96)
         weights = model.num_parameters()
         matrices = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
-        # Weights and gradients, and what Muon keeps of matrices (one number) and AdamW of all else (two).
+        # In fp32: weights, gradients, and for each weight the state of Muon (matrices: one number) or AdamW (two).
         state = 4 * (2 * weights + matrices + 2 * (weights - matrices))
         sent = 4 * 2 * weights
         times = (duration(sent / rate) for rate in LINKS.values())
@@ -63,7 +63,7 @@ def print_communication() -> None:
 
 
 def speed(settings: list[str], runs: list[list[str]], seed: int) -> float:
-    """Return the characters per second while stepping of runs at the same time, added up."""
+    """Run all `runs` at the same time; return the sum of their characters per second during steps."""
     begun = [partial(train, *settings, *each, f"seed={seed}", OMP_NUM_THREADS="1") for each in runs]
     return sum(summary["characters_per_second"] for _, summary in at_once(begun))
 
@@ -71,10 +71,10 @@ def speed(settings: list[str], runs: list[list[str]], seed: int) -> float:
 def main() -> None:
     """Measure, and print Markdown tables."""
     parser = make_parser(__doc__, text="")
-    parser.add_argument("text", nargs="?", type=os.path.abspath, help="a text file; without it: --communication")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--model", default="tiny", choices=("tiny", "small", "baby"))
-    parser.add_argument("--communication", action="store_true", help="only the computed table")
+    parser.add_argument("text", nargs="?", type=os.path.abspath, help="text file; without it: --communication")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of each run (default 150)")
+    parser.add_argument("--model", default="tiny", choices=("tiny", "small", "baby"), help="preset (default tiny)")
+    parser.add_argument("--communication", action="store_true", help="print only the computed table")
     options = parser.parse_args()
     if options.communication or options.text is None:
         return print_communication()
@@ -85,7 +85,7 @@ def main() -> None:
     for name, speeds in seen.items():
         twice, beside = (ratios(speeds, seen[base]) for base in ("one process", INDEPENDENT))
         rows.append([name, spread(speeds), spread([ratio / 2 for ratio in twice], ".0%"), spread(beside, ".0%")])
-    print_table(["one thread a process", "characters/s", "of twice one process", "of two independent runs"], rows)
+    print_table(["one thread per process", "characters/s", "of twice one process", "of two independent runs"], rows)
     waits = [1 - ratio for ratio in ratios(seen[SAME_BATCH], seen[INDEPENDENT])]
     print(f"\nShare of a ddp step that is communication and waiting: {spread(waits, '.0%')}")
 

@@ -1,10 +1,10 @@
-"""How long a command takes until it writes its first byte: whole processes.
+"""How long each command takes from the start of its process to its first byte of output.
 
     python benchmarks/startup.py [--rounds 9]
 
-The first character of sample.py in a pipe (wanted: 0.3 s), the answer of train.py to a mistyped option (1 s), and
-`--help` of each command. The model has the default shape and was trained for one step with seed 0. The first round is
-not counted: it brings the files into the system's cache.
+Measures the first character of sample.py in a pipe (target: 0.3 s), the error of train.py about a misspelled key
+(target: 1 s), and `--help` of each command. The model has the default shape and is trained for one step with seed 0.
+The first round does not count, because it only loads the files into the system's cache.
 """
 
 import subprocess
@@ -20,9 +20,9 @@ STEP = "data.path=text.txt name=first trainer.max_steps=1 trainer.accelerator=cp
 
 
 def seconds(folder: str, command: list[str], _: int) -> float:
-    """Return the time from the start of a process to the first byte that it writes."""
+    """Return the seconds from the start of a process to the first byte that it writes."""
     begun = time.perf_counter()
-    errors = subprocess.DEVNULL if command[0] == "sample.py" else subprocess.STDOUT  # sample.py names its seed there
+    errors = subprocess.DEVNULL if command[0] == "sample.py" else subprocess.STDOUT  # sample.py prints its seed there
     arguments = [sys.executable, str(ROOT / command[0]), *command[1:]]
     with subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=errors) as process:
         assert process.stdout
@@ -34,7 +34,7 @@ def seconds(folder: str, command: list[str], _: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the commands in turn and print a line for each."""
     options = make_parser(__doc__, rounds=9, text="").parse_args()
     commands = {
         "first character": ["sample.py", "first", "--num-chars", "20", "--prompt", "a", "--seed", "0"],

@@ -1,12 +1,13 @@
-"""How long it takes to a good model of tiny Shakespeare, whole processes, against a plain PyTorch loop.
+"""How long it takes to train a good model of tiny Shakespeare, compared with a plain PyTorch loop.
 
     python benchmarks/time_to_loss.py tinyshakespeare.txt
     python benchmarks/time_to_loss.py tinyshakespeare.txt --only 1.4697 --rounds 3
 
-The plain loop and each question in turn; the number of the round is the seed. A time is that of the whole process:
-start of Python, imports, compilation, evaluations, the printed sample. A loss is over the whole validation split in
-disjoint windows of the training context, by the weights that the run ends with. A run has reached a loss only if its
-final loss is not above it, so the time is that of a run which was made to end there. Nothing else should run meanwhile.
+Runs the plain loop and each question in turn; the number of the round is the seed. A time is that of the whole process,
+with the start of Python, imports, compilation, evaluations and the printed sample. A loss is that of the final weights,
+over the whole validation split in disjoint windows of the training context. For a question about a loss, the number of
+steps was chosen so that runs end at it, and a run counts only if its final loss is not above. Nothing else should run
+meanwhile.
 """
 
 from functools import partial
@@ -14,7 +15,7 @@ from functools import partial
 from measuring import in_turn, make_parser, of_text, plain, print_table, ratios, spread, train
 
 PLAIN, FULL = "plain loop", ["compile=true", "logger=none"]
-# The model for each question and how long it must be trained, found with seeds 0 and 101.
+# By question: the model and the number of steps that answer it, found with seeds 0 and 101.
 RUNS = {
     "plain loop's final loss": (
         "model.layers=2 model.context=64 data.batch=24 optim.lr=2e-2 optim.muon_lr=2e-2 optim.warmup=10 "
@@ -27,13 +28,13 @@ RUNS = {
 
 
 def plain_run(text: str, steps: int, seed: int) -> tuple[float, float]:
-    """Return the seconds and the loss of the plain loop."""
+    """Train with the plain loop; return the seconds of the process and the loss in nats."""
     seconds, result = plain(text, steps=steps, seed=seed)
     return seconds, result["loss"]
 
 
 def our_run(settings: list[str], seed: int) -> tuple[float, float]:
-    """Return the seconds and the loss of train.py."""
+    """Train with train.py; return the seconds of the process and the loss in nats of the final weights."""
     seconds, summary = train(*settings, f"seed={seed}")
     return seconds, summary["last_val_loss"]
 

@@ -1,12 +1,12 @@
-"""How fast training is, against a plain PyTorch loop in the same run.
+"""How fast training is, compared with a plain PyTorch loop in the same rounds.
 
     python benchmarks/train_speed.py tinyshakespeare.txt
-    python benchmarks/train_speed.py tinyshakespeare.txt --nanogpt nanoGPT    # a checkout of it, to judge the baseline
+    python benchmarks/train_speed.py tinyshakespeare.txt --nanogpt nanoGPT    # its checkout, to judge the baseline
 
-Every system runs in a process of its own, in turn; the number of the round is the seed, and the table gives medians
-and ranges. Nothing else should run meanwhile. Characters per second are those of the steps themselves: batches, logging
-and progress included; imports, compilation and evaluations not. FLOPs are counted by `GPT.flops_per_token` (Muon's own
-products are not). The peak is the best `torch.mm` in bf16 of sizes 512 to 4096 in each round.
+Every system runs in a process of its own, in turn; the number of the round is the seed, and the table contains medians
+and ranges. Nothing else should run meanwhile. Characters per second are those of the steps themselves: they include
+batches, logging and progress, but not imports, compilation and evaluations. `GPT.flops_per_token` counts the FLOPs,
+without the matrix products of Muon. The peak is the fastest `torch.mm` in bf16, of sizes 512 to 4096, in each round.
 """
 
 import pickle
@@ -26,7 +26,7 @@ from base.options import spell
 from gpt import GPT, ModelConfig
 
 STEPS = 200
-# The models, whose FLOPs are counted, and the other settings by name.
+# By name: the model, whose FLOPs are counted, and the other settings.
 SAME = ModelConfig(layers=4, heads=4, dim=128, context=64)
 PLAIN_MODEL = replace(
     SAME, positions="learned", qk_norm=False, key_offset=False, token_shift=False, conv_taps=1, tied=True
@@ -39,12 +39,12 @@ OURS = {
     "ours, same shape, batch 256, compiled": (SAME, ["data.batch=256", "compile=true"]),
     "the plain loop's parts and AdamW, batch 256": (PLAIN_MODEL, ["data.batch=256", *ADAMW]),
     "default recipe, not compiled": (ModelConfig(), ["compile=false"]),
-    "default recipe": (ModelConfig(), ["compile=true"]),  # as it is where there is a compiler
+    "default recipe": (ModelConfig(), ["compile=true"]),  # the default where there is a compiler
 }
 
 
 def peak(sizes: Sequence[int], _: int) -> float:
-    """Return the best GFLOP/s of a bf16 product of square matrices, after a second for each size."""
+    """Return the highest GFLOP/s of a bf16 product of square matrices, each size repeated for a second."""
     best = 0.0
     for size in sizes:
         matrix, until = torch.ones(size, size, dtype=torch.bfloat16), time.perf_counter() + 1
@@ -55,7 +55,10 @@ def peak(sizes: Sequence[int], _: int) -> float:
 
 
 def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
-    """Return the characters per second of nanoGPT's own train.py, on the same text, without its evaluations."""
+    """Train with nanoGPT's own train.py on the same text; return the characters per second of the median step.
+
+    Its evaluations are switched off.
+    """
     folder = checkout / "data" / "shakespeare_char"
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": prepare(text, folder)}))
     options = {
@@ -71,7 +74,7 @@ def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
 def main() -> None:
     """Measure everything in turn and print a Markdown table."""
     parser = make_parser(__doc__)
-    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT to run beside the plain loop")
+    parser.add_argument("--nanogpt", type=Path, help="checkout of nanoGPT, which is then measured, too")
     options = parser.parse_args()
     text, steps = options.text, 3 if options.quick else STEPS
     systems = {

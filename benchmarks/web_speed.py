@@ -2,9 +2,9 @@
 
     python benchmarks/web_speed.py CHECKPOINT [--rounds 5]
 
-Opens the page in headless Chromium without a network and writes 1,000 characters after a line break, at temperature
-0.8 and the page's own seeds, as a person would: pressing Generate, reading the page's own figure. The model alone,
-without a page to keep up to date, is measured beside it in the same browser. The first round warms the browser up.
+Opens the page in headless Chromium without a network, presses Generate and reads the speed that the page shows. It
+writes 1,000 characters after a line break, at temperature 0.8 and with its own seeds. For comparison, the model is also
+run alone in the same browser, without updating the page. The first round does not count: it warms up the browser.
 """
 
 import shutil
@@ -24,7 +24,7 @@ ALONE = """length => {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the page and its model in turn and print their characters per second."""
     from playwright.sync_api import sync_playwright
 
     options = make_parser(__doc__, rounds=5, text="model file or run directory").parse_args()
@@ -40,7 +40,7 @@ def main() -> None:
         page.wait_for_selector("#clear:enabled")
         ready = page.evaluate("performance.now()") / 1000
         print(f"{path.stat().st_size / 1e6:.2f} MB, ready {ready:.2f} s after the page was opened")
-        page.click("#clear")  # ends the text that the page begins with
+        page.click("#clear")  # stops the text that the page writes when it opens
         page.click("#settings summary")
         shown, alone = [], []
         for _ in range(1 + options.rounds):

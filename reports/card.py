@@ -1,4 +1,4 @@
-"""Write a model card in Markdown: what a model was trained on, how good it is, what it writes."""
+"""Describe a model in a Markdown model card: its training text, its losses and a sample of its writing."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from reports.log_lines import describe_copies, epochs, in_nats
 from reports.run_page import origin
 from reports.verdict import describe_yardsticks
 
-PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings whose paths are reduced to their last component
+PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
 HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n# license: to fill in, such as mit\n---\n\n"
 USE = """## Use
 
@@ -39,27 +39,28 @@ print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200, do_sample=Tr
 """
 END = """## What it is not for
 
-It continues text in the manner of its training text. It knows no facts, follows no instructions and was not filtered:
-what it writes can be false or offensive, and can repeat passages of the training text. It is not for advice, for
-decisions about people, or for text that readers take for true or for a person's.
+It continues text in the style of its training text. It does not know facts or follow instructions, and its output is
+not filtered: the text can be false or offensive, and can repeat passages of the training text. Do not use it for
+advice, for decisions about people, or for text that readers would believe to be true or written by a person.
 
 ## Licence
 
-To fill in: the licence of the weights, which depends on that of the training text.
+Fill in the licence of the weights, which depends on that of the training text.
 """
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
-    """Return the card of the model in `file`, from its `gpt.model_file.FIELDS` and from the run that it is in, if any.
+    """Return the model card of the model in `file` as Markdown.
 
-    In a folder for transformers (`hf`) the card begins with metadata for its site and says how to load the model.
+    The facts come from `meta` (`gpt.model_file.FIELDS`) and, if `file` is in a run directory, from the run. With `hf`,
+    the card begins with metadata for the Hugging Face Hub and says how to load the model with transformers.
     """
     run, summary, command, split = file.resolve().parents[1], {}, "", ""
     if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
         summary, config = run_directory.summary_of(run), read_config(run)
         pairs = (each.partition("=") for each in overrides(config))
-        typed = [f"{key}={last_component(value) if key in PRIVATE else value}" for key, _, value in pairs]
-        command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *typed]))}\n\n"
+        settings = [f"{key}={last_component(value) if key in PRIVATE else value}" for key, _, value in pairs]
+        command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *settings]))}\n\n"
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"
         if config.data.validation is not None:
@@ -77,7 +78,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a model: its text, losses, shape and training."""
+    """Yield (key, value) rows of the card's table: the model's text, losses, shape and training."""
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
     unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("guessing_loss") is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
@@ -111,12 +112,12 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
 
 
 def fenced(text: str) -> str:
-    """Return a block of code, whose fence is longer than any backticks inside."""
+    """Return `text` as a Markdown code block whose fence is longer than any run of backticks inside."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     return f"{fence}text\n{lines}\n{fence}"
 
 
 def escape(text: str) -> str:
-    """Escape what Markdown would take for markup, on one line."""
+    """Return `text` on one line, with the characters escaped that Markdown would read as markup."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))

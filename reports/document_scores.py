@@ -1,4 +1,4 @@
-"""Score the documents of a text one by one, and print those that surprise the model most."""
+"""Score each document of a text by itself, and print those that surprise the model most."""
 
 import csv
 import math
@@ -11,16 +11,20 @@ from base.progress import count
 from data.documents import WHITESPACE, Rule, divide
 from gpt.scoring import Candidate, measure_documents
 
-ROWS = 20  # documents in the terminal
-WORDS = 60  # characters of the beginning of a document
+ROWS = 20  # maximum documents in the printed table
+WORDS = 60  # characters shown of the beginning of a document
 HEAD = ("nats/character", "perplexity", "characters")
 
 
 def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
-    """Print the documents that surprise the model most, and write all to a CSV file.
+    """Print the documents that surprise the model most, and write all of them to the CSV `file`, if there is one.
 
-    The text is lines, paragraphs, or documents that each end with the end mark. Each document is read after an end
-    mark, and its own end mark is counted.
+    Args:
+        candidate: a model trained on documents, and the text: lines, paragraphs, or documents with end marks.
+        name: of the text, for the table and for errors.
+        file: an open text file, or None.
+
+    The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
     """
     assert candidate.documents
     tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
@@ -63,7 +67,7 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
 
 def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Format the figures of a row."""
+    """Format the numbers in a row of the table; `loss` is in nats per character."""
     return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
 
 

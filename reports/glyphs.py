@@ -1,4 +1,4 @@
-"""Visible symbols of invisible characters, for plots and tables, and the font of plots."""
+"""Visible symbols for invisible characters in plots and tables, and the font of plots."""
 
 import unicodedata
 from contextlib import suppress
@@ -6,12 +6,12 @@ from functools import cache
 
 from PIL import ImageFont
 
-FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first one installed
+FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first installed one
 SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def visible(character: str) -> str:
-    """Return a visible symbol for an invisible character, such as ↵ for a line break, else the string itself."""
+    """Return a visible symbol for an invisible character, such as ↵ for a line break, else `character` itself."""
     if len(character) != 1:
         return character
     if character in SHOWN:
@@ -25,7 +25,7 @@ def visible(character: str) -> str:
 
 @cache
 def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Return an installed monospace font, else Pillow's own, which has little more than ASCII."""
+    """Return an installed monospace font in a size in pixels, else Pillow's own, which covers little beyond ASCII."""
     for name in FONTS:
         with suppress(OSError):
             return ImageFont.truetype(name, size)

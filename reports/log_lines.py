@@ -16,11 +16,11 @@ from gpt.evaluation import Score
 from reports.tensorboard import watch
 
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
-MEMORISED_NATS = 25  # with a margin
+MEMORISED_NATS = 25  # per window, with a margin
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a line with a loss and how it was measured: on which model, and on how much of the validation split."""
+    """Return a log line with a loss, the model `which`, and how much of the validation split it was measured on."""
     unit, split = text.tokenizer.unit, len(text.validation)
     part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
     found = f"{in_nats(score.loss)} per {unit}"
@@ -35,7 +35,7 @@ def in_nats(loss: float) -> str:
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
-    """Log text, model, machine, validation and notes before the first step."""
+    """Log the text, the model, the machine, the plan of validations and steps, and notes, before the first step."""
     shape = config.model
     first, *others = describe(text)
     log.info(f"text       {text.name}: {first}")
@@ -49,9 +49,9 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
         f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
     )
     log.info(f"machine    {machine}")
-    split, steps = len(text.validation), config.trainer.max_steps  # of a run with `minutes` only its end knows them
+    split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
     trained = split if steps == "auto" else steps * config.data.batch * shape.context
-    # Whole windows, and the first token, which is counted, too.
+    # Whole windows, plus the first token of the text, which counts, too.
     part, end = (
         number if number == split else max(1, number // shape.context) * shape.context + 1
         for number in (num_validated(split, trained, last, config.data.val_tokens) for last in (False, True))
@@ -76,7 +76,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
 
 
 def epochs(number: float) -> str:
-    """Say how often a text is read: two digits, or a whole number."""
+    """Format a number of epochs: with two significant digits below 10, otherwise as a whole number."""
     return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
 
 
@@ -88,7 +88,7 @@ def describe(text: Text) -> list[str]:
 
 
 def describe_documents(documents: Documents) -> str:
-    """Say how many documents a text has, in words of their kind."""
+    """Say how many documents a text contains, in words of their kind, such as `200 lines, 3 of them repeated`."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
     blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
@@ -99,7 +99,10 @@ def describe_documents(documents: Documents) -> str:
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
-    """Log the exact losses of two models, each with its step, and how to score the splits that were not evaluated."""
+    """Log the exact validation losses of the best and the last checkpoint, each given as (step, score).
+
+    Add the commands that score what was not evaluated: the whole validation split and the test split.
+    """
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
     log.info("")
@@ -117,14 +120,14 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Describe `copies` of summary.json: how much of its samples a model has copied from the training text."""
+    """Describe `copies` of summary.json: how much of its samples a model copied from the training text."""
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log texts of the best model as [temperature, prompt, text], and what it copies from the training text."""
+    """Log samples of the best model, [temperature, prompt, text] each, and what it copied from the training text."""
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
     for number, (*_, sample) in enumerate(samples, 1):
@@ -135,7 +138,7 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
 
 
 def conclude(run: Path, config: Config, report: Path | None) -> None:
-    """Log the last lines of a run: where everything is, and what to type next."""
+    """Log the last lines of a run: where its files are, and which commands to run next."""
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

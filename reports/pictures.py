@@ -15,16 +15,19 @@ from reports.glyphs import font, label
 
 NUM_HEADS = 4  # heads whose attention is plotted by default
 NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
-WIDTH = 720  # pixels; twice that of TensorBoard's cards, for sharp screens
+WIDTH = 720  # pixels: twice the width of TensorBoard's cards, for screens of high resolution
 INK, FAINT = "#1a1a1a", "#767676"
-MAX_NATS = 6.0  # upper end of the colour scale of surprisal
-COLUMNS, LINES = 36, 18  # of the plotted passage, in characters
+MAX_NATS = 6.0  # surprisal at the upper end of the colour scale
+COLUMNS, LINES = 36, 18  # size of the plotted passage in characters
 BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
 ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 
 
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
-    """Yield tag and picture: of each (layer, head) in `heads`, by default of `NUM_HEADS`, and of the surprisal."""
+    """Yield (TensorBoard tag, picture): the attention of each (layer, head) in `heads`, and last the surprisal.
+
+    If `heads` is empty, `NUM_HEADS` heads are chosen evenly.
+    """
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
     attended = torch.from_numpy(passage[: min(ATTENDED, context)]).to(model.embedding.weight.device)
@@ -34,7 +37,7 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
         yield f"view_attention/L{layer}H{head}", attention(title, names, maps[layer, head].numpy())
 
     around = text.validation[max(0, begin - context) : begin + NUM_TOKENS]
-    # A stride of half a context gives each token at least half a context before it, if the text has so much.
+    # With this stride, each token is predicted from at least half a context, if the text has that much.
     predicted = predictions(model, evaluation_windows(around, context, batch=4, stride=max(1, context // 2)))
     starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
     (found,) = by_character(costs(predicted, int(around[0]), model.vocabulary, 1), starts, len(around))
@@ -43,7 +46,7 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
 
 
 def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
-    """Choose up to `most` pairs (layer, head), evenly from the first of the first layer to the last of the last."""
+    """Return up to `most` pairs (layer, head), spread evenly from the first head of the first layer to the last."""
     chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
     return [divmod(round(index), heads) for index in chosen.tolist()]
 
@@ -96,7 +99,7 @@ def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
 
 
 def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    """Begin a picture with a title."""
+    """Return a white image, `WIDTH` pixels wide, with a title, and the object to draw on it."""
     image = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(image)
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
@@ -104,7 +107,7 @@ def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
-    """Add a horizontal colour bar with labels at `ticks`, from 0 to 1."""
+    """Add a horizontal colour bar at `top` pixels; `ticks` maps labels to places from 0 to 1."""
     left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
     image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
     for tick, at in ticks.items():
@@ -115,6 +118,6 @@ def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mappin
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
-    """Write a character in the middle of (x, y); what takes several letters, such as a code point, is smaller."""
+    """Write a character centred at (x, y); a label of several letters, such as a code point, is written smaller."""
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

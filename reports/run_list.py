@@ -10,7 +10,7 @@ from base.jobs import run_directory, run_lock
 
 
 def run_list() -> str:
-    """Return a table of all runs in the order in which they began, the newest last."""
+    """Return a table of all runs in the order in which they began, so that the newest is the last line."""
     runs = run_directory.newest_first("summary.json")[::-1]
     rows = [("name", "status", "steps", "loss", "text"), *map(_row, runs)]
     return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ yet"
@@ -25,13 +25,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def _row(run: Path) -> tuple[str, ...]:
     summary = run_directory.summary_of(run)
     status, loss = str(summary.get("status", "unreadable")), summary.get("val_loss")
-    with suppress(OSError):  # the lock cannot be tried in a read-only directory
+    with suppress(OSError):  # in a read-only directory, the lock cannot be tested
         if status == "running" and not run_lock.in_use(run):
             status = "killed"
     steps = summary.get("steps")
     with suppress(OSError):
         log = run / "train.log"
-        if steps is None and log.is_file():  # the run has not ended: the last line about its steps is in the log
+        if steps is None and log.is_file():  # the run has not ended: read the last logged step
             steps = ["", *re.findall(r"^step (\d+)/", log.read_text("utf-8"), re.MULTILINE)][-1]
     return (
         printable(run_directory.name_of(run)),

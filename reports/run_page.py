@@ -1,4 +1,4 @@
-"""Make report.html, the report of a finished run, from the template run_page.html."""
+"""Build report.html, the report of a finished run, from the template run_page.html."""
 
 import base64
 import html
@@ -22,9 +22,9 @@ from reports.log_lines import epochs
 from reports.pictures import spread_over
 
 TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
-MAX_HEADS = 64  # heads in the plot of attention
-NUM_ATTENDED = 64  # tokens of the passage in the plot of attention
-MAX_PASSAGE = 1024  # tokens of the passage that is coloured by surprisal
+MAX_HEADS = 64  # maximum heads whose attention is shown
+NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
+MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisal
 
 
 def page(
@@ -39,14 +39,14 @@ def page(
 
     Args:
         about: `name` of the run; `text`, a line that describes the text; `notes`, lines about it; `verdict`, a list of
-            sentences; `written`, lists of temperature, prompt and text; `copied`, what samples share with the training
-            text, or None; `differences`, a list of [key, value, default] for each changed setting; `command`, which
-            repeats the run; `config`, all settings as YAML.
+            sentences; `written`, a list of [temperature, prompt, text]; `copied`, a sentence on what samples share with
+            the training text, or None; `differences`, a list of [key, value, default] for each changed setting;
+            `command`, which repeats the run; `config`, all settings as YAML.
         summary: contents of summary.json.
-        record: of the last checkpoint.
-        model: the best one.
+        record: training record of the last checkpoint: losses, validations and samples by step.
+        model: the best model.
         passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
-        tokenizer: of the text.
+        tokenizer: tokenizer of the model.
     """
     passage = passage[: MAX_PASSAGE + 1]
     unit = tokenizer.unit
@@ -70,7 +70,7 @@ def page(
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
-    """Return the tiles at the top of the page: name, value, unit and notes."""
+    """Return the tiles at the top of the page, each as [name, value, unit, *notes]."""
     nats = summary["val_loss"]
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
@@ -87,7 +87,7 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the losses of the bar chart, [name, nats], and its title."""
+    """Return `title` and `losses` of the bar chart: a list of [name, nats per token]."""
     losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
     if summary["counting_loss"] is not None:
         losses.insert(1, [f"counting {summary['counting_order']}-grams", summary["counting_loss"]])
@@ -102,22 +102,23 @@ def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
     windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
     note = f"Exact: {part} characters of the validation split, in {windows}."
     if summary["last_val_loss"] != summary["val_loss"]:
-        note += f" The last checkpoint has {summary['last_val_loss']:.4f} nats."
+        note += f" The last checkpoint has a loss of {summary['last_val_loss']:.4f} nats."
     return note
 
 
 def origin(summary: Mapping[str, Any]) -> str:
-    """Name the device, precision, seed, initial model and versions of the run in one line."""
+    """Return a line with the device, precision, seed, initial model and versions of the run."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Compute the attention of up to `MAX_HEADS` heads across the layers; tokens (T,) int64, at most a context.
+    """Compute the attention weights of up to `MAX_HEADS` heads, spread over the layers, for tokens (T,) int64.
 
-    Return `tokens` as text, `heads` by name, `of`: the number of all heads, and `weights`: for each head the rows of
-    the lower triangle, in base64. A weight w is stored as the byte round(255 √w): the root keeps small weights apart.
+    T is at most the context. Return `tokens`, their names; `heads`, the names of the heads; `of`, how many heads the
+    model has; and `weights`, the lower triangle of each head, row by row, as bytes in base64. A weight w is stored as
+    the byte round(255 √w), because the square root keeps small weights distinct.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
@@ -132,10 +133,10 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compute the surprisal of each character of a passage (T,), at most context + 1, without the text before it.
+    """Compute the surprisal of each character of a passage (T,) without the text before it; T is at most context + 1.
 
-    Return `letters`: one code point for each character; `nats`: surprisal in thousandths of a nat; `likely`: for each
-    character a list of [name, probability].
+    Return `letters`, a string with one code point for each character; `nats`, their surprisals in thousandths of a nat;
+    and `likely`, for each character a list of [name, probability] of the most likely tokens.
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

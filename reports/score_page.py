@@ -1,4 +1,4 @@
-"""Make the HTML page of score.py: a text coloured by surprisal, from the template score_page.html."""
+"""Build the HTML page of score.py, a text coloured by surprisal, from the template score_page.html."""
 
 import base64
 import html
@@ -15,11 +15,11 @@ TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
 
 class Columns:
-    """The costs of all characters for one model, as bytes for the page."""
+    """The surprisal of all characters under one model, and the top-k tokens at each, packed as bytes for the page."""
 
     def __init__(self, vocabulary: int) -> None:
         self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
-        self.likely = bytearray()  # the top-k tokens
+        self.likely = bytearray()  # the top-k tokens, uint8 or uint16
         self.chances = bytearray()  # their probabilities in thousandths, uint16
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
@@ -31,10 +31,11 @@ class Columns:
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the page of a text, one code point for each character, with the costs for each model.
+    """Return the HTML page of a text, which has one code point for each character, and of its costs for each model.
 
-    `about` has `title`, number of `characters`, `difference` of two models or None, `trained`: the fraction of the text
-    that a model was trained on, and a list of `models`, each with `name`, `mode`, `figures` and `vocabulary`.
+    `about` contains `title`; `characters`, their number; `difference`, the row B - A of two models, or None; `trained`,
+    the fraction of the text that a model was trained on; and `models`, each with `name`, `mode`, `figures` and
+    `vocabulary`.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]

@@ -1,4 +1,4 @@
-"""Build the models of score.py, and format what `gpt.scoring` finds."""
+"""Build the models of score.py, and print or store the scores that `gpt.scoring` computes."""
 
 import argparse
 import io
@@ -16,6 +16,7 @@ import torch
 from base.errors import InputError, printable
 from base.files import write_text
 from base.jobs import run_directory
+from base.processes import command
 from base.progress import count, hidden
 from gpt.analysis import Costs
 from gpt.checkpoint import build, with_context
@@ -35,7 +36,7 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text and print the table; fill the file of `--html` or `--csv`."""
+    """Score the text, print the table, and write the page (`--html`) or the CSV (`--csv`) to `out_file`."""
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -43,17 +44,18 @@ def print_scores(
         print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
     for label, candidate in zip(labels, candidates, strict=True):
         if candidate.trained:
-            unseen = "the loss on unseen text is higher"
+            unseen = "the loss on held-out text is higher"
             if candidate.file.with_name("last.ckpt").exists():
-                unseen = f"score.py {candidate.file.parent.parent} --split validation scores what it has not seen"
+                score = command("python", "score.py", candidate.file.parent.parent, "--split", "validation")
+                unseen = f"{score} scores held-out text"
             print(f"{label}this is the text that the model was trained on; {printable(unseen)}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
-        print("their contexts differ: the longer context is an advantage", file=out)
+        print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 
     if options.per_document:
         return print_documents(candidates[0], display_name(options), out_file)
     begun = time.perf_counter()
-    # With --per-char, begin with the strided windows, whose lines are printed while they are computed.
+    # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
     modes = ["strided", "disjoint"] if options.per_char else ["disjoint", "strided"]
     if options.window:
         modes = [options.window]
@@ -82,7 +84,7 @@ def print_scores(
 def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
-    """Score the text; print a JSON line for each character with `--per-char`, fill the page with `--html`."""
+    """Score the text; print a JSON line for each character (`--per-char`), and write the page to `page_file`."""
     names = [candidate.tokenizer.names for candidate in candidates]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
     columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
@@ -116,7 +118,7 @@ def score_in_detail(
 
 
 def save_test_score(model: Path, score: Score) -> Path | None:
-    """Store the test loss in summary.json if `model` is the best of a run; return the path, None if it is not."""
+    """Store the test loss in summary.json if `model` is the best model of a run; return the file's path, else None."""
     run = run_of(model)
     summary = run_directory.summary_of(run)
     if model.name != run_directory.model_of(run, "best").name or not summary:
@@ -129,14 +131,18 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    """Build the models, each with its text; raise an `InputError` if the device or the context cannot be used."""
+    """Return the models on their device, each with its text, ready to be scored.
+
+    Raises:
+        InputError: the device or the context cannot be used.
+    """
     candidates = []
     for path, (config, weights, meta), encoded in zip(checkpoints, loaded, text.encoded, strict=True):
         model, tokenizer = build(config, weights), tokenizer_from(meta["vocabulary"])
         to_device(model, options.device)
         tokens = np.frombuffer(encoded, tokenizer.dtype)
         if options.context:
-            # Limit the context to the text: padding a longer window would cost time.
+            # A window longer than the text would only be padding, which costs time.
             context = min(options.context, max(1, len(tokens) - 1))
             try:
                 model = with_context(model, context).eval()
@@ -150,7 +156,7 @@ def candidates_of(
 
 
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Describe a mode with context and stride, such as `strided windows of 256, stride 128`; a page explains it."""
+    """Describe a mode, such as `strided windows of 256, stride 128`; for a page, add what the model reads."""
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
     why = {
@@ -161,7 +167,7 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 
 def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list[str]]) -> Iterator[str]:
-    """Yield a line of JSON for each character from position `first`; "other" has the values of the second model."""
+    """Yield a line of JSON for each character, the first at position `first`; "other" is of the second model."""
     values = zip(*map(json_costs, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
         line = {"position": position, "character": letter} | own
@@ -171,7 +177,7 @@ def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list
 
 
 def json_costs(found: Costs, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield for each character the surprisal in nats, and the probabilities of the top-k tokens."""
+    """Yield for each character its surprisal in nats and the probabilities of the top-k tokens by name."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
@@ -189,7 +195,7 @@ def perplexity(score: Score) -> float:
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Format the figures of B minus those of A."""
+    """Format the `figures` of B minus those of A, with signs."""
     nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
     return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 

@@ -1,4 +1,4 @@
-"""Make report.html of a sweep, which compares its runs, from the template sweep_page.html."""
+"""Build report.html of a sweep, which compares its runs, from the template sweep_page.html."""
 
 import html
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ def page(about: Mapping[str, Any]) -> str:
     """Return the page of a sweep as HTML.
 
     Args:
-        about: `name` of the sweep; `caution`, a sentence or an empty text; `unit` of the losses; `tables`, each a list
-            of rows of cells, the first with headings, the last table with a row for each run; `colours`, for each table
-            the number of the colour of each further row; `runs`, of each run its name and the losses of its
-            validations, [step, nats].
+        about: `name` of the sweep; `caution`, a warning or an empty string; `unit` of the losses, such as character;
+            `tables`, each a list of rows of cells, of which the first row holds the headings, and the last table has a
+            row for each run; `colours`, for each table a list with the number of each row's colour, without the
+            headings; `runs`, for each run [name, [[step, nats] for each validation]].
     """
     return fill(TEMPLATE, title=html.escape(about["name"]), data=embedded(about))

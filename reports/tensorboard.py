@@ -1,4 +1,4 @@
-"""Write what TensorBoard shows: the layout of charts, the table of hyper-parameters, and samples."""
+"""Prepare what TensorBoard shows: the layout of charts, the table of hyperparameters, and samples."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from base.options import spell
 from base.processes import command
 from reports.glyphs import visible
 
-ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS: TensorBoard keeps the first row that it reads
+ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is replaced: TensorBoard keeps the first row
 
 
 def watch(folder: Path) -> None:
-    """Log how to watch the runs in a folder: the command, and the page of TensorBoard that has the curves."""
+    """Log how to watch the runs in a folder: the command, and the address of TensorBoard's page with the curves."""
     log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
     log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
@@ -26,7 +26,7 @@ def _chart(*tags: str) -> list[Any]:
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the charts of TensorBoard's page CUSTOM SCALARS, by group and title.
 
-    Only a run on a GPU whose peak is known logs its share of the peak.
+    The share of peak is included only if the peak FLOP/s of the GPU is known, because other runs do not log it.
     """
     share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
     return {
@@ -49,7 +49,14 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write the run's row of TensorBoard's table HPARAMS; a run without event files logs nothing."""
+    """Write the run's row in TensorBoard's table HPARAMS; do nothing if the run has no event files.
+
+    Args:
+        run: its directory.
+        settings: by key, the values of the hyperparameters.
+        step: step at which TensorBoard shows `scores`.
+        scores: by tag, the metrics of the row.
+    """
     if not list(run.glob("events.out.tfevents.*")):
         return
     from torch.utils.tensorboard import SummaryWriter
@@ -58,8 +65,8 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     plain = {
         key: value if isinstance(value, bool | int | float) else public(spell(value)) for key, value in settings.items()
     }
-    _, *row = hparams(plain, {})  # the first summary would fix the columns for all runs
-    for former in run.glob(f"events.out.tfevents.*{ROW_SUFFIX}"):  # of an interrupted finish, or of fewer steps
+    _, *row = hparams(plain, {})  # dropped: the first summary would fix the columns of all runs
+    for former in run.glob(f"events.out.tfevents.*{ROW_SUFFIX}"):  # from an interrupted evaluation, or from fewer steps
         former.unlink()
     with SummaryWriter(str(run), filename_suffix=ROW_SUFFIX) as writer:
         for summary in row:

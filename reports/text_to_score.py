@@ -1,4 +1,4 @@
-"""Read and encode the text of score.py for its models, without torch: wrong input is answered at once."""
+"""Read and encode the text of score.py for its models, without loading torch, so that errors appear at once."""
 
 import argparse
 import io
@@ -23,7 +23,7 @@ from data.text import text_of_run
 from gpt.model_file import HASH, Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
-MAX_PAGE = 10_000_000  # characters in an HTML page
+MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 
 
 class EncodedText(NamedTuple):
@@ -58,7 +58,7 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return the name of the text for messages; without `path` only its last component, for pages."""
+    """Return the name of the text for messages or, without `path`, its last component for pages."""
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
         return f"{options.split} split of {name}"
@@ -66,7 +66,7 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return the validation or test split of a model's run, in UTF-8; for a byte model the bytes of the text."""
+    """Return the validation or test split of a model's run in UTF-8 or, for a byte model, its bytes unchanged."""
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
@@ -86,7 +86,7 @@ def run_of(model: Path) -> Path:
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return how the models' texts were divided into documents; None if a model has learned none, or others."""
+    """Return how the models' texts were divided into documents; None if a model has no documents, or if they differ."""
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
 
@@ -94,7 +94,7 @@ def rule_of(loaded: list[Model]) -> Rule | None:
 def open_source(
     checkpoints: list[Path], options: argparse.Namespace
 ) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
-    """Return the text as an open file, its size in bytes, 0 if it is unknown, its name, and the hash of its content."""
+    """Return the text as an open file, its size in bytes (0 if unknown), its name and its sha256 ("" if not a file)."""
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
         return io.BytesIO(split), len(split), "", ""
@@ -102,7 +102,7 @@ def open_source(
         return nullcontext(sys.stdin.buffer), 0, display_name(options), ""
     texts = Document(display_name(options), Path(options.file)).unzip()
     if len(texts) > 1:
-        raise InputError(f"{display_name(options)}: holds {len(texts):,} files; unpack it and score one of them")
+        raise InputError(f"{display_name(options)}: contains {len(texts):,} files; unpack it and score one of them")
     found = [""]
     if Path(options.file).is_file():
         with texts[0].open() as file:
@@ -113,7 +113,7 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Replace the separators of documents by end marks, as in a split of a run."""
+    """Return the text with an end mark after each document in place of its separator, as in a split of a run."""
     if rule.kind in WHITESPACE:
         return file
     if rule.kind != "row" and isinstance(tokenizer, ByteTokenizer):
@@ -129,18 +129,20 @@ def encode_text(
 ) -> tuple[list[bytes | bytearray], int, int]:
     """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
 
-    As in training, a byte model reads the bytes unchanged; for a character model a byte-order mark is dropped and line
-    ends become LF. A character that one tokenizer lacks is skipped or replaced for all, see `--unknown`: then, and
-    where `--per-char` or `--html` compares character by character, all models read the text of the character models.
-    Return the tokens, the number of characters that a character model reads, 0 without one, and the number of the
-    file's bytes, 0 if characters were skipped or replaced.
+    As in training, a byte model reads the bytes unchanged, and for a character model a byte-order mark is dropped and
+    line ends become LF. But all models read the text of the character models if `--per-char` or `--html` compares them
+    by character, or if `--unknown` skips or replaces a character that one tokenizer lacks, which it does for all.
+
+    Returns:
+        The tokens for each tokenizer; the number of characters that a character model reads, or 0 without one; and the
+        size of the file in bytes, or 0 if characters were skipped or replaced.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
     raw, size = read_bytes(file, progress) if any(is_byte) else bytearray(), 0
     if all(is_byte):
         if options.encoding != "utf-8":
-            raise InputError(f"--encoding {options.encoding}: is not for a byte model, which reads bytes")
+            raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
         return [raw] * len(tokenizers), 0, len(raw)
 
     def tick(read: int) -> None:
@@ -153,7 +155,7 @@ def encode_text(
     position, line, changes = 0, 1, Counter[tuple[str, str]]()
     source: IO[bytes] = io.BytesIO(raw) if raw else file
     chunks: Iterable[str] = decode(source, display_name(options), options.encoding, tick, "--encoding ")
-    if isinstance(file, io.BytesIO):  # has been decoded; in short documents, many U+0003 would look like a binary file
+    if isinstance(file, io.BytesIO):  # already decoded; with many end marks U+0003 it would pass for a binary file
         text = source.read()
         chunks, size = [text.decode()], len(text)
     for piece in whole_words(chunks):
@@ -181,12 +183,12 @@ def encode_text(
     if not (options.per_char or options.html):
         return [raw if own else text for own, text in zip(is_byte, texts, strict=True)], position, size
     if any(own and text != raw for own, text in zip(is_byte, texts, strict=True)):
-        print("the byte model reads the text of the character model, without CR and byte order mark", file=sys.stderr)
+        print("the byte model reads the text of the character model, without CR and byte-order mark", file=sys.stderr)
     return [*texts], position, size
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
-    """Read a whole file."""
+    """Return the content of a file, and show the progress of reading it."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -195,7 +197,7 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Skip or replace the characters that one of the tokenizers lacks."""
+    """Return `text` with the characters skipped, or replaced if `unknown` says so, that one of the tokenizers lacks."""
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             text = tokenizer.adapt(text, replace=replace)
@@ -203,7 +205,7 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Divide a text after spaces or line ends, if it has any: a letter stays with its accents."""
+    """Yield pieces of a text that end after a space or a line break, if any, so that a letter keeps its accents."""
     left = ""
     for piece in text:
         piece = left + piece

@@ -1,4 +1,4 @@
-"""Say how good a run's loss is: yardsticks, and what helps a model that has memorised its text or learned little."""
+"""Say how good a run's loss is: yardsticks, and what helps if the model memorised its text or learned little."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,30 +6,30 @@ from typing import Any
 
 from base.processes import command
 
-FAR_BELOW = 0.8  # training loss / best validation loss
-RISEN = 1.02  # last validation loss / best validation loss
-READ_OFTEN = 2.0  # epochs: a text that was read less often is not memorised
+FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
+RISEN = 1.02  # and a higher last validation loss / best validation loss
+READ_OFTEN = 2.0  # and has read the text more often, in epochs
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
-    """Compare the loss of the best model with guessing and counting, in one line."""
+    """Return a line that compares the best model's loss with guessing and with counting n-grams; `unit` is a token."""
     parts = [f"guessing {summary['guessing_loss']:.2f}"]
     if summary["counting_loss"] is None:
-        parts.append("counting left out for so long a text")
+        parts.append("counting left out because the text is too long")
     else:
         parts.append(f"counting {summary['counting_order']}-grams {summary['counting_loss']:.2f}")
     return f"{', '.join(parts)}, this model {summary['val_loss']:.2f} nats per {unit}"
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a sentence for each thing that went wrong, with what helps.
+    """Return a sentence for each problem of a finished run, with what helps; [] if there is none.
 
     Args:
         run: its directory.
         summary: contents of summary.json.
-        losses: history of the training loss, [step, nats per token].
-        enough: steps that are enough to learn something.
+        losses: history of the training loss, a list of [step, nats per token].
+        enough: number of steps that are enough to learn something.
     """
     best, last, counting, step = (summary[key] for key in ("val_loss", "last_val_loss", "counting_loss", "best_step"))
     said = []
@@ -45,6 +45,6 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 
 
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
-    """Whether the best model predicts no better than guessing, after `enough` steps, or far worse after any."""
+    """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number."""
     excess = summary["val_loss"] - summary["guessing_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

@@ -130,7 +130,7 @@ class Search(Sweep):
         if not results[0]["val_loss"]:
             return 1
         best = self.trials[Path(results[0]["directory"]).name]
-        log.info(f"best again {shlex.join(['python', 'train.py', *best.overrides])}")
+        log.info(f"best trial {shlex.join(['python', 'train.py', *best.overrides])}")
         return 0
 
 

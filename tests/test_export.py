@@ -256,7 +256,7 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
         f"| training | 30 steps, {said['characters']:,} characters (", " minutes |",
         f"| machine | {said['device']}, {said['precision']}, seed 0; python {said['versions']['python']}",
         "```text\npython train.py ", " data.path=book.txt", " trainer.max_steps=30",
-        "## A sample, at temperature 0.9", "## What it is not for", "## Licence\n\nTo fill in",
+        "## A sample, at temperature 0.9", "## What it is not for", "## Licence\n\nFill in",
     ):  # fmt: skip
         assert part in card, part
     assert str(Path.cwd()) not in card and not card.startswith("---")

@@ -1,8 +1,8 @@
-/* The chart of losses by step, and the card that shows what is pointed at. */
+/* The chart of losses by step, and the card with details about what the pointer or the keyboard selects. */
 
 const card = element("card");
 const stepName = (step) => `step ${step.toLocaleString("en")}`;
-const MAX_NAMED = 12; // lines in the card
+const MAX_NAMED = 12; // maximum lines of the chart in the card
 
 /** Call `close` when the mouse or the focus leaves an element, on a tap elsewhere, and on Escape. */
 function onLeave(node, close) {
@@ -27,9 +27,9 @@ function ticks(from, to, count) {
   return numbers;
 }
 
-/** Draw losses by step. A line has its `name`, `entries`, [step, nats], and `style`, train or validation, which has a
-    dot for each entry; it may have a `colour`. `best` is the entry with a ring. The card has the nearest entry of each
-    line, at most of the first `MAX_NAMED`. */
+/** Draw losses by step. Each line in `all` has a `name`, `entries`, which are [step, nats], a `style`, and perhaps a
+    `colour`. The style is train or validation; validation adds a dot for each entry. `best` is the entry with a ring, or
+    null. The card lists the nearest entry of each of the first `MAX_NAMED` lines. */
 function curves(all, best, unit) {
   const lines = all.filter(({ entries }) => entries.length), validated = lines.filter(({ style }) => style === "validation");
   const plot = element("plot"), points = lines.flatMap(({ entries }) => entries), SIZE = 1000;
@@ -55,7 +55,7 @@ function curves(all, best, unit) {
     const margin = (high - low) * 0.07 || 0.1, top = high + margin, bottom = Math.max(0, low - margin);
     const scaled = log ? (step) => Math.log(Math.max(1, step)) : (step) => step;
     const from = log ? scaled(Math.min(...steps)) : 0, to = scaled(last);
-    const width = (to - from) * 1.012 || 1; // the last point has room for its dot
+    const width = (to - from) * 1.012 || 1; // leaves room for the dot of the last point
     x = (step) => (SIZE * (scaled(step) - from)) / width;
     y = (loss) => (SIZE * (top - loss)) / (top - bottom);
     const svg = makeSvg("svg", {});

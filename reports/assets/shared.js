@@ -1,16 +1,16 @@
-/* The run page and the score page share this file. base/page.js comes first: it defines `element`, `make`, `hex`, `called`,
-   `percent` and `shadeAttention`. */
+/* Functions that the pages of runs, sweeps and scores share. base/page.js comes first: it defines `element`, `make`, `hex`,
+   `called`, `percent` and `shadeAttention`. */
 
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
 
-/** Return an SVG element. */
+/** Return a new SVG element. */
 function makeSvg(tag, attributes, text = "") {
   const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", tag), { textContent: text });
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
 }
 
-/** Return a table row; `tag` is td or th, and a cell is text or an element. */
+/** Return a table row; `tag` is td or th, and each cell is a string or an element. */
 function tableRow(tag, ...cells) {
   const row = make("tr"), nodes = cells.map(() => make(tag));
   nodes.forEach((node, i) => node.append(cells[i]));
@@ -18,7 +18,7 @@ function tableRow(tag, ...cells) {
   return row;
 }
 
-/** On an arrow key, call `move(right, down)` with -1, 0 or 1; the key also scrolls if `move` returns false. */
+/** On an arrow key, call `move(right, down)` with -1, 0 or 1 each. The key scrolls only if `move` returns false. */
 function onArrow(node, move) {
   const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   node.addEventListener("keydown", (event) => {
@@ -33,7 +33,7 @@ const unreadable = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\u00a0]/u; // invisible
 const joiners = "\u200c\u200d"; // invisible too, but without them some words and emoji would look different
 const code = (letter) => (letter < "\u0080" ? hex(letter).slice(4) : hex(letter));
 
-/** Return how a character is shown: [CSS class, text]. */
+/** Return the CSS class and the text that show a character: [class, text]. */
 function mark(letter) {
   if (letter === "\n") return ["line", letter];
   if (letter === "\t") return ["tab", letter];
@@ -55,7 +55,7 @@ const surprisalStep = (thousandths) => Math.min(MAX_STEP, Math.floor(thousandths
 /** Return the CSS class of a scale step; steps below 0 occur when two models are compared. */
 const shade = (step) => (step < 0 ? `a${-step}` : `s${step}`);
 
-/** Make the CSS classes and the legend of the steps from `least` to `most`.
+/** Create the CSS classes and the legend of the scale steps from `least` to `most`.
     `title` returns the tooltip of a step, `name` is the tooltip of the legend, and `ends` are the labels of its two ends. */
 function makeScale(least, most, title, name, ends) {
   const swatches = element("legend").firstElementChild, sheet = document.styleSheets[0];

@@ -74,7 +74,7 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
         lines = [json.loads(line) for line in ended.out.splitlines()]
         data = report(text=TEXT[:length], tokenizer=tokenizer, model=model)
         passage = data["passage"]
-        assert data["measured"].endswith(f" of 24 {tokenizer.unit}s. The last checkpoint has 1.3000 nats.")
+        assert data["measured"].endswith(f" of 24 {tokenizer.unit}s. The last checkpoint has a loss of 1.3000 nats.")
         assert passage["letters"] == TEXT[:length]
         for line, thousandths, likely in zip(lines, passage["nats"], passage["likely"], strict=True):
             assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)

@@ -13,7 +13,7 @@ def test_a_loss_has_yardsticks() -> None:
     found = describe_yardsticks(SUMMARY, "character")
     assert found == "guessing 4.06, counting 4-grams 2.27, this model 2.25 nats per character"
     uncounted = describe_yardsticks(SUMMARY | {"counting_loss": None, "counting_order": None}, "byte")
-    assert uncounted == "guessing 4.06, counting left out for so long a text, this model 2.25 nats per byte"
+    assert uncounted == "guessing 4.06, counting left out because the text is too long, this model 2.25 nats per byte"
 
 
 def test_memorising_has_a_name() -> None:

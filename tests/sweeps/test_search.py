@@ -49,7 +49,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
     assert [row["status"] for row in rows] == ["finished"] * 3
     assert rows[0]["directory"] == f"runs/found/trial-{best + 1:03}"
     assert math.isclose(float(rows[0]["optim.lr"]), found[best][0]["optim.lr"], rel_tol=1e-5)
-    (again,) = re.findall(r"^best again (.*)$", ended.out, re.MULTILINE)
+    (again,) = re.findall(r"^best trial (.*)$", ended.out, re.MULTILINE)
     _, script, *arguments = shlex.split(again)
     assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
     assert summary("again")["val_loss"] == told[best]["val_loss"]
