@@ -46,8 +46,8 @@ def print_scores(
         if candidate.trained:
             unseen = "the loss on held-out text is higher"
             if candidate.file.with_name("last.ckpt").exists():
-                score = command("python", "score.py", candidate.file.parent.parent, "--split", "validation")
-                unseen = f"{score} scores held-out text"
+                scoring = command("python", "score.py", candidate.file.parent.parent, "--split", "validation")
+                unseen = f"{scoring} scores held-out text"
             print(f"{label}this is the text that the model was trained on; {printable(unseen)}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
