@@ -83,8 +83,7 @@ def make_parser() -> Parser:
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
-    copied = "print to stderr the longest passage of each text that is also in the run's training text, and how many "
-    copied += "documents are new"
+    copied = "print to stderr each text's longest copy from the training text, and how many documents are new"
     add("--novelty", action="store_true", help=copied)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
@@ -153,8 +152,7 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
 def is_piped() -> bool:
     """Return whether standard input is a file with text, or a pipe that brings text within `PIPE_SECONDS`.
 
-    Waiting for the end of a pipe could block forever, because some programs leave it open without ever writing to it.
-    If no text comes, a line on standard error says so.
+    If a pipe stays silent, say so: some programs never write to it or close it, so waiting for its end could block.
     """
     try:
         number = sys.stdin.fileno()
@@ -294,10 +292,7 @@ def write(
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    """Return the text that the model continues: `prompt` after an end mark, so that it begins a document.
-
-    The end mark is not printed. Without documents, it is `prompt` itself or, if that is empty, `beginning`.
-    """
+    """Return what the model continues: `prompt` after an end mark or, without documents, `prompt` or `beginning`."""
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
@@ -333,10 +328,7 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print a prompt and its continuation while it grows, and return the continuation.
-
-    `end` is the end mark of documents, or "".
-    """
+    """Print a prompt and its continuation while it grows; return the continuation. `end` is the end mark, or ""."""
     out.write(for_output(readable(prompt, end), out))
     out.flush()
     printed = 0  # pieces of the text

@@ -16,7 +16,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that a device or the machine has run out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch raises the second on a GPU
         return True
-    # Messages of torch's CPU allocator, on Windows and elsewhere, and of the dynamic loader.
+    # Messages of the CPU allocator in torch, on Windows and elsewhere, and of the dynamic loader.
     return re.search("not enough memory|can't allocate memory|failed to map segment", str(error)) is not None
 
 
