@@ -1,12 +1,13 @@
 """Makes the pictures of docs/images anew: `python docs/pictures.py`.
 
 It trains the runs `first` and `sweep` if runs/ has none of these names, and shows their pages and those of TensorBoard
-in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, recipe.png a table of
-docs/experiments.md; `--fixed` makes only these. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
+in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, and recipe.png docs/recipe.csv;
+`--fixed` makes only these. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
 """
 
 import argparse
 import base64
+import csv
 import html
 import io
 import json
@@ -184,12 +185,10 @@ i { display: inline-block; height: 13px; background: #1d4fd7; margin-right: 8px;
 
 
 def recipe(page: Any) -> None:
-    """Draw how much each kept change lowered the loss on the built-in corpus, from the table of docs/experiments.md."""
-    rows = []
-    for line in (ROOT / "docs/experiments.md").read_text("utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and cells[1] == "corpus" and re.match("yes|until", cells[5]):
-            rows.append((float(cells[3]) - float(cells[4]), re.split(r"[,:;] ", cells[0])[0]))
+    """Draw how much each kept change lowered the loss on the built-in corpus, from docs/recipe.csv."""
+    with (ROOT / "docs/recipe.csv").open(newline="") as file:
+        kept = [row for row in csv.DictReader(file) if row["text"] == "corpus" and re.match("yes$|until", row["kept"])]
+    rows = [(float(row["without"]) - float(row["with"]), re.split(r"[,:;] ", row["change"])[0]) for row in kept]
     rows.sort(reverse=True)
     bars = (
         f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"
