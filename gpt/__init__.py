@@ -1,18 +1,18 @@
-"""The model and everything done with one, in pure torch.
+"""The GPT model, its optimizer, evaluation, text generation and export, in PyTorch without Lightning.
 
-Read the files in this order. The lessons are in docs/lessons:
+Read the files in this order; the lessons are in docs/lessons:
 
-1. `config.py`: what can be chosen.
+1. `config.py`: the options of the model and of the optimizer.
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.
-3. `attention.py`: the layer. Lesson 1 builds one head, lesson 2 many.
+3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many.
 4. `positions.py`: position encodings. Lesson 3 derives them.
-5. `attention_kernels.py`: how attention is computed. Lesson 2 builds it in full, lesson 4 with windows.
-6. `optim.py`: Muon and the learning rate. docs/api.md trains with it.
-7. `evaluation.py`: the loss of a text.
+5. `attention_kernels.py`: how the scores are computed. Lesson 2 builds full attention, lesson 4 windows.
+6. `optim.py`: Muon and the learning-rate schedule. docs/api.md trains with them.
+7. `evaluation.py`: the exact loss on a text.
 8. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
-The rest stands alone: `dropout.py`, `analysis.py` (for plots), `checkpoint.py` and `model_file.py` (files), `export/`
-(other formats).
+Read the others in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
+`checkpoint.py`, `model_file.py` and `training_checkpoint.py` (files), `export/` (other formats).
 """
 
 from importlib import import_module
@@ -37,9 +37,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, and torch, on first use."""
+    """Import a public name on its first use, so that `import gpt` alone does not load torch."""
     if name == "LitGPT":
-        raise ImportError("the Lightning module is training.module.LitGPT; gpt.load(path) reads a trained model")
+        raise ImportError("the Lightning module is training.module.LitGPT; gpt.load(path) loads a trained model")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"gpt.{_MODULES[name]}"), name)

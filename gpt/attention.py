@@ -1,4 +1,4 @@
-"""Causal multi-head self-attention: what each position learns from those before it."""
+"""Causal multi-head self-attention, with QK-norm, rotary positions and offset keys."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Attend from each position t to 0..t. `tables` are the model's `position_tables`, looked up if None."""
+        """Attend from each position to itself and those before it: (B, T, dim) -> (B, T, dim).
+
+        `tables` are the `position_tables` for T positions; if None, they are looked up.
+        """
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
@@ -32,7 +35,7 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the input, and apply norms and `position_tables`: (B, T, C) -> 3 x (B, H, T, D)."""
+        """Return queries, keys and values, normalised, rotated and offset: (B, T, C) -> 3 x (B, H, T, D)."""
         (B, T, C), config = x.shape, self.config
         qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
@@ -46,9 +49,9 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pair (x_i, x_{i + R/2}) of each position by its angle, so that q . k depends on distance alone.
+    """Rotate each channel pair (i, i + R/2) by the angle of its position, so that q . k depends only on distance.
 
-    x is (B, H, T, D), queries or keys; the tables are (T, R/2). Channels from R on stay as they are.
+    `x` holds queries or keys, (B, H, T, D); `cos` and `sin` are (T, R/2). Channels from R on are not changed.
     Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -58,10 +61,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Take the second half of each key from the previous position, zeros at the first: (B, H, T, D) -> (B, H, T, D).
+    """Replace the second half of each key by that of the previous position, zeros at the first: (B, H, T, D).
 
-    A query can then ask for "what came after such a character" in one layer. Without the offset, a model needs two
-    layers that work together (an induction head).
+    A single layer can then look up what came after an earlier occurrence of a character. Without the offset, this needs
+    two layers that work together (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2

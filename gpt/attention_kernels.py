@@ -1,4 +1,4 @@
-"""How attention is computed: two kernels, three ways to apply a kernel with biases, and the rule that chooses both."""
+"""Compute attention: two kernels, three patterns that apply a kernel with biases, and the rule that chooses both."""
 
 import math
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from torch import Tensor
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 
-FUSED_FROM = 1024  # tokens from which torch's fused kernel trains faster on a CPU, see docs/experiments.md
-MAX_SCORES = 2**25  # attention scores in memory at once when not training
+FUSED_FROM = 1024  # length in tokens from which torch's fused kernel trains faster on a CPU, see docs/experiments.md
+MAX_SCORES = 2**25  # maximum number of attention scores in memory at once, outside training
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
-MIN_BLOCK = 16  # queries in a block of windowed attention: products of smaller blocks are slow
+MIN_BLOCK = 16  # minimum queries per block of windowed attention: matmuls of smaller blocks are slow
 
 
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
-    """Compute causal attention by the kernel and the pattern that `choose_kernel` returns.
+    """Compute causal attention with the kernel and the pattern that `choose_kernel` returns.
 
     `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's, (H,), or None without ALiBi.
     """
@@ -31,29 +31,29 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor] | None]:
-    """Choose the kernel, and the function below that applies it with the biases of a window or ALiBi; None: no biases.
+    """Return the kernel, and the pattern that applies it with the biases of a window or ALiBi; None: no biases.
 
-    While a graph is exported for all lengths, `length` (T) is a symbol, and no condition may depend on its value.
+    While a graph is exported for all lengths, `length` (T) is symbolic, so no condition may depend on its value.
     """
     pattern: Callable[..., Tensor] | None = None
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
     if config.positions == "alibi" or (config.window is not None and (symbolic or config.window < length)):
         pattern = biased_attention
     if not symbolic:
-        width = 2 * max(config.window or length, MIN_BLOCK)  # keys of a block
+        width = 2 * max(config.window or length, MIN_BLOCK)  # keys per block
         # On a CPU the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window.
         slow = training and (length < FUSED_FROM or config.dropout > 0)
         explicit = explicit and (slow or length > width)
         if pattern is biased_attention and not training and config.heads * length * min(length, width) > MAX_SCORES:
             pattern = attention_in_parts
-        elif length > width:  # else a block's keys would be the whole text
+        elif length > width:  # otherwise the keys of a block would cover the whole text
             pattern = windowed_attention
     explicit = {"auto": explicit, "explicit": True, "sdpa": False}[config.attention]
     return explicit_attention if explicit else fused_attention, pattern
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v, written out as two batched products.
+    """Return softmax(q k^T / sqrt(D) + bias) v, (B, H, T, D), computed with two batched matmuls.
 
     Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
     On a CPU this is up to three times faster than torch's fused kernel, whose backward is slow there.
@@ -67,7 +67,7 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
     q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
     added = bias.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of the causal mask
     scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
-    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, where
+    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, although
     # the kernel accumulates in fp32 anyway.
     weights = drop(torch.softmax(scores, -1, dtype=scores.dtype), dropout)  # (B*H, T, M)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
@@ -80,14 +80,14 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None,
 
 
 def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
-    """Return what is added to the scores: -inf for masked keys, ALiBi's bias for the others.
+    """Return the bias to add to the scores: -inf for masked keys, ALiBi's bias or 0 for the others.
 
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
     for the window.
 
     Args:
         queries: positions of the queries, (..., T).
-        attended: positions of the keys, (..., M); those below 0 are padding and masked.
+        attended: positions of the keys, (..., M); negative ones are padding, which is masked.
         window: number of positions that a query attends to, including its own; None: all.
         slopes: ALiBi's, (H,); None without ALiBi.
 
@@ -106,7 +106,7 @@ def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slop
 def biased_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend with the biases of a window, of ALiBi or of both."""
+    """Attend with one bias tensor for the whole text, from a window, ALiBi or both: (B, H, T, D)."""
     positions = torch.arange(q.shape[2], device=q.device)  # (T,)
     return kernel(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
 
@@ -114,7 +114,7 @@ def biased_attention(
 def attention_in_parts(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend for a few queries at a time, whose biases fit into memory; not in training."""
+    """Like `biased_attention`, but for a few queries at a time, to limit memory. It has no dropout, for inference."""
     H, T = q.shape[1:3]
     positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
     for start in range(0, T, count):
@@ -128,10 +128,10 @@ def attention_in_parts(
 def windowed_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend to the last `window` positions, at a cost linear in T.
+    """Like `biased_attention` with a window, but at a cost linear in T.
 
-    The text is cut into blocks of b positions, at least a window. The queries of a block then attend to keys of their
-    own block and of the one before it: a small attention of b queries to 2b keys.
+    The text is cut into blocks of b >= `window` positions. The queries of a block therefore need only the keys of their
+    own block and of the one before it, so each block is a small attention of b queries to 2b keys.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
     """
     (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)

@@ -1,4 +1,4 @@
-"""Options of the model and its optimizer. Imports nothing heavy."""
+"""Options of the model and its optimizer, without torch, so that the command line starts fast."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and parts of a `GPT`. The defaults are the preset `model=tiny`.
+    """The architecture of a `GPT`. The defaults are those of the preset `model=tiny`.
 
     `layers`, `heads`, `dim` and `dropout` are `auto` in a configuration until the run has chosen them.
     """
@@ -23,7 +23,7 @@ class ModelConfig:
     context: int = option(256, "context length in tokens", least=1, most=2**20)
     dropout: Any = option(
         0.0,
-        "dropout on embeddings, attention and residual branches; auto: 0, or more for a text that is read often",
+        "dropout on embeddings, attention and residual branches; auto: 0, or more if training repeats the text often",
         auto=float,
         least=0,
         below=1,
@@ -38,14 +38,14 @@ class ModelConfig:
     )
     qk_norm: bool = option(True, "apply RMS norm to the queries and keys of each head")
     key_offset: bool = option(True, "half of each key's channels come from the previous position, not rotary-encoded")
-    token_shift: bool = option(True, "add the previous token's embedding, times a learned factor for each channel")
+    token_shift: bool = option(True, "add the previous token's embedding, scaled by a learned factor per channel")
     conv_taps: int = option(
-        3, "positions covered by a causal depthwise convolution after the MLP; 1: no convolution", least=1, most=16
+        3, "kernel size of the causal depthwise convolution after the MLP; 1: no convolution", least=1, most=16
     )
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
         "auto",
-        "attention kernel; auto: explicit (matmuls) in training on a CPU below 1024 tokens, else PyTorch's sdpa",
+        "attention kernel; auto: explicit (matmuls) to train on a CPU with fewer than 1024 tokens, else PyTorch's sdpa",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
     )
@@ -54,24 +54,24 @@ class ModelConfig:
         check(self, "model")
         if self.heads == self.dim == "auto":
             return
-        # One of two that is still `auto` becomes the default.
+        # If only one of them is `auto`, the other is checked against its default.
         heads, dim = (getattr(type(self) if getattr(self, n) == "auto" else self, n) for n in ("heads", "dim"))
-        # Rotary rotates pairs of channels, so a head size is a multiple of 2; with key_offset half of the head is
-        # rotated, so it is a multiple of 4.
-        parts = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
-        sizes = [n for n in range(1, dim + 1) if dim % n == 0 and dim // n % parts == 0]
+        # Rotary rotates pairs of channels, so the head size must be a multiple of 2. With key_offset it rotates only
+        # half of the head, so the head size must be a multiple of 4.
+        multiple = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
+        sizes = [n for n in range(1, dim + 1) if dim % n == 0 and dim // n % multiple == 0]
         if dim % heads:
             fitting = [n for n in sizes if dim // n >= 8] or sizes or [1]
-            unit = parts * heads
+            unit = multiple * heads
             raise InputError(
-                f"model.heads={heads}: must divide model.dim={dim}: "
-                f"{', '.join(map(str, fitting))}; or model.dim={-(-dim // unit) * unit}"
+                f"model.heads={heads}: must divide model.dim={dim}; try "
+                f"{', '.join(map(str, fitting))} or model.dim={-(-dim // unit) * unit}"
             )
-        if dim // heads % parts:
+        if dim // heads % multiple:
             raise InputError(
-                f"model.positions=rotary: needs a head size that is a multiple of {parts}"
+                f"model.positions=rotary: needs a head size that is a multiple of {multiple}"
                 f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={dim} / "
-                f"model.heads={heads} = {dim // heads}; the other positions take any"
+                f"model.heads={heads} = {dim // heads}; the other positions allow any"
             )
 
     @property
@@ -83,22 +83,23 @@ class ModelConfig:
     def rotary_dims(self) -> int:
         """Number of channels of a head that rotary positions rotate; 0 for other positions.
 
-        With key_offset, the half of a key from the previous position is not rotated: a query finds it at any distance.
+        With key_offset, the half of each key that comes from the previous position is not rotated, so that a query can
+        match it at any distance.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
     @property
     def attention_window(self) -> int:
-        """Largest number of positions that one position attends to, including itself; the longest KV cache."""
+        """Maximum number of positions that a position attends to, including itself: the length of a full KV cache."""
         return min(self.window or self.context, self.context)
 
     @property
     def absolute(self) -> bool:
-        """Whether each position has its own embedding, so that positions end at `context`."""
+        """True for learned and sinusoidal positions, which exist only for the first `context` tokens."""
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of each weight in the model file, for a vocabulary of this size."""
+        """Yield the name and shape of each weight in the model file, for a vocabulary of `vocabulary` tokens."""
         dim = self.dim
         block: dict[str, tuple[int, ...]] = {
             "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
@@ -135,12 +136,14 @@ class OptimConfig:
         0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
     )
     muon_every: int = option(
-        2, "Muon moves each block at every n-th step, in turn, at n times its rate; 1: at every step", least=1, most=64
+        2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: int = option(50, "linear warm-up steps", least=0)
     schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
-    cooldown: float = option(0.5, "trapezoid: fraction of all steps in which the rate falls", least=0, most=1)
+    cooldown: float = option(
+        0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
+    )
     weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
     betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
     clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Set each value to zero with probability p, else divide it by 1 - p; uses torch's global generator.
+    """Set each value to zero with probability p and divide the others by 1 - p, using torch's global generator.
 
-    torch's own dropout generates a float for each value, which costs a CPU more than the matmuls around it. Here, four
-    values share a random 64-bit number on a CPU, 16 bits each, so p is rounded to 2^-16.
-    Source: Srivastava et al. 2014 (https://jmlr.org/papers/v15/srivastava14a.html), scaled while training.
+    torch's own dropout generates a float for each value, which costs a CPU more than the matmuls around it. Therefore,
+    on a CPU four values share a random 64-bit number, with 16 bits each, which rounds p to a multiple of 2^-16.
+    Source: Srivastava et al. 2014 (https://jmlr.org/papers/v15/srivastava14a.html), with the scaling in training.
     """
     if p == 0:
         return x
@@ -19,8 +19,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * _kept(x, p) * (1 / (1 - p))
 
 
-# A custom operator, since the code that torch.compile makes for these types is slow. torch.compile merges two calls
-# with the same x and p into one, so a model must not apply dropout to one tensor twice.
+# A custom operator, because the code that torch.compile generates for these dtypes is slow. torch.compile merges two
+# calls with the same x and p into one, so a model must not apply dropout to one tensor twice.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
     """Return 1 where dropout keeps a value of `x`, else 0: uint8, of the shape of `x`."""

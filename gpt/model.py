@@ -2,7 +2,7 @@
 
 Shapes: B windows, T characters in a window, C = dim, V = size of the vocabulary.
 Source: GPT-2 (Radford et al. 2019) for the layout and the initialisation; RWKV (arXiv:2305.13048) for the idea of a
-token shift, which is on the embeddings alone here.
+token shift, which is applied only to the embeddings here.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +18,12 @@ from gpt.positions import position_tables
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Return the norm before each branch: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
+    """Return the normalisation layer that `config.norm` names: LayerNorm, or RMSNorm (arXiv:1910.07467)."""
     return NORMS[config.norm](config)
 
 
 def relu2(x: Tensor) -> Tensor:
-    """max(x, 0)^2 (Primer, arXiv:2109.08668, section 3)."""
+    """Return max(x, 0)^2 for each value (Primer, arXiv:2109.08668, section 3)."""
     return F.relu(x).square()
 
 
@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 
 
 class MLP(nn.Module):
-    """Two linear layers with a non-linearity between, then `convolve`: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+    """Two linear layers with a non-linearity between them, then `convolve`: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position on its own, then mix in the results of the `conv_taps - 1` positions before it."""
+        """Transform each position on its own, then add the scaled results of the previous `conv_taps - 1` ones."""
         return convolve(self.down(self.activation(self.up(x))), self.taps)
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
     """Apply a causal depthwise convolution, whose tap for the current position is 1: (B, T, C) -> (B, T, C).
 
-    `taps` are the factors (C,) of the positions before it, the nearest first.
+    `taps` are the factors for the positions before it, each (C,), the nearest position first.
     Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
     """
     mixed = x
@@ -74,7 +74,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Add the two branches to x; for `tables` see `Attention.forward`."""
+        """Add both branches to the residual stream x; for `tables` see `Attention.forward`."""
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -103,12 +103,14 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next character at each position: (B, T) -> (B, T, V), with 1 <= T <= context.
 
-        `logits[:, t]` depends on `tokens[:, : t + 1]` alone. Tokens of another shape, type or length raise
-        `ValueError`. On a CPU, so do those outside the vocabulary.
+        `logits[:, t]` depends only on `tokens[:, : t + 1]`.
+
+        Raises:
+            ValueError: tokens of another shape, dtype or length; on a CPU, also tokens outside the vocabulary.
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
-        # The tables are looked up here, so that compiled blocks take them as inputs.
+        # The tables are looked up here, so that compiled blocks receive them as inputs.
         tables = position_tables(self.config, tokens.shape[1], x.device)
         for block in self.blocks:
             x = block(x, tables)  # (B, T, C)
@@ -117,8 +119,8 @@ class GPT(nn.Module):
     def sinusoids(self, length: int) -> Tensor:
         """Return the sinusoidal encodings of the first T positions, divided by sqrt(C): (T, C).
 
-        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. docs/experiments.md says why the
-        ratio matters.
+        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. docs/experiments.md explains
+        why the ratio matters.
         """
         return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
@@ -134,14 +136,14 @@ class GPT(nn.Module):
         return self.dropout(x)
 
     def num_parameters(self) -> int:
-        """Count the weights; tied ones count once."""
+        """Return the number of weights; tied weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
-        """Return the floating-point operations of forward and backward for one character of a full window.
+        """Return the floating-point operations per token of a full window, forward and backward.
 
-        Six for each weight of a matrix (embeddings are only looked up), and 12 * S * C for each block's attention, with
-        S = `attention_window`. The masked half of the scores counts, too.
+        Each weight of a matrix costs 6; embeddings cost nothing, because they are only looked up. The attention of each
+        block adds 12 * S * C, with S = `attention_window`, because the masked half of the scores is computed, too.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
@@ -152,7 +154,8 @@ class GPT(nn.Module):
             raise ValueError(f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}")
         if not 1 <= tokens.shape[1] <= self.config.context:
             raise ValueError(f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)")
-        # Reading values would stall a GPU at every step and break a compiled graph; on a CPU it is cheap.
+        # Reading the values would synchronise with a GPU at every step and break a compiled graph. On a CPU it is
+        # cheap.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             self.check_values(tokens)
 
@@ -166,10 +169,10 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: GPT) -> None:
-    """Initialise as GPT-2 does: matrices and embeddings N(0, 0.02), biases, token shift and taps 0, norms 1.
+    """Initialise as GPT-2 does: matrices and embeddings normal with std 0.02, norms 1, all other vectors 0.
 
-    The two projections onto the residual stream are smaller by sqrt(2 * layers). The variance of the stream then does
-    not grow with depth.
+    The two projections onto the residual stream are divided by sqrt(2 * layers), so that the variance of the stream
+    does not grow with depth.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

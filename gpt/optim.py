@@ -1,4 +1,4 @@
-"""The optimizer, its parameter groups and its learning rate."""
+"""The optimizers, their parameter groups and the learning-rate schedule."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
-    """Make the optimizer of `config` for all weights of the model; `bf16_on_cpu` is that of `Muon`."""
+    """Return the optimizer that `config` names, for all weights of the model; for `bf16_on_cpu` see `Muon`."""
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
@@ -46,19 +46,20 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
 
 
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
-    """Set the learning rates of an optimizer's groups for step `step` (from 0), see `lr_at`.
+    """Set the learning rate of each parameter group for optimizer step `step` (from 0); see `lr_at`.
 
-    With `muon_every=n`, Muon moves every n-th block in turn, at n times its rate. The rate of the others is 0.
+    With `muon_every=n`, Muon updates every n-th block in each step, at n times its rate. The rate of the other blocks
+    is then 0, and the next steps update them in turn.
     """
     for group in groups:
         group["lr"] = lr_at(step, config, max_steps)
         if group.get("muon"):
-            moves = step % config.muon_every == group["turn"]
-            group["lr"] *= config.muon_lr / config.lr * config.muon_every * moves
+            due = step % config.muon_every == group["turn"]
+            group["lr"] *= config.muon_lr / config.lr * config.muon_every * due
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Move the singular values of each matrix near 1, by a quintic Newton-Schulz iteration: (N, R, C), with R <= C.
+    """Bring the singular values of each matrix near 1 by a quintic Newton-Schulz iteration: (N, R, C), with R <= C.
 
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
@@ -79,18 +80,19 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
     moment.lerp_(squares, 1 - beta2)
     inverse = moment.clamp_min(1e-20).reciprocal()  # (R, 1)
-    norms = squares.sum() / (squares * inverse).sum().clamp_min(1e-20)  # before / after, both squared
+    norms = squares.sum() / (squares * inverse).sum().clamp_min(1e-20)  # ratio of the squared norms
     update.mul_((inverse * norms).sqrt())
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for parameter groups with `muon=True`, which hold matrices only, and AdamW for the others.
+    """Muon for parameter groups with `muon=True`, which must contain only matrices, and AdamW for the others.
 
-    Muon orthogonalises the momentum of each matrix before applying it. Matrices of one shape are stacked and go through
-    the iteration together; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows.
-    A group with a learning rate of 0 only has its momentum updated.
-    The iteration needs no more precision than bf16. On a CPU it runs in fp32 unless `bf16_on_cpu`: a CPU that
-    has to emulate bf16 takes 60 times as long.
+    Muon orthogonalises the momentum of each matrix before applying it. Matrices of the same shape are orthogonalised in
+    one batch; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows. In a group with
+    a learning rate of 0, only the momentum is updated.
+
+    The precision of bf16 suffices for the iteration. On a CPU it runs in fp32 unless `bf16_on_cpu` is set, because it
+    is 60 times slower on a CPU that has to emulate bf16.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
@@ -134,7 +136,7 @@ class Muon(torch.optim.Optimizer):
             stacked = torch.stack([wide for wide, _ in stack])  # (N, R, C)
             dtype = torch.bfloat16 if self.bf16_on_cpu or stacked.device.type != "cpu" else torch.float32
             for result, (wide, scale) in zip(orthogonalise(stacked.to(dtype)), stack, strict=True):
-                wide.copy_(result).mul_(scale)  # into its update
+                wide.copy_(result).mul_(scale)  # `wide` is a view of its update
         kept = 1 - group["lr"] * group["weight_decay"]
         for parameter, update in zip(parameters, updates, strict=True):
             if group["beta2"]:
@@ -158,13 +160,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
-    """Return the learning rate of optimizer step `step` (from 0) of `max_steps`: a pure function, so resuming is exact.
+    """Return AdamW's learning rate for optimizer step `step` (from 0) of `max_steps`.
+
+    It depends only on the arguments, so that a resumed run continues exactly.
 
     Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).
-    Trapezoid: lr, then linear to min_lr over the last fraction `cooldown` of all steps.
-    Where warm-up and decay overlap in a short run, the smaller of the two holds. With `max_steps` None, which only a
-    trapezoid allows, the decay has not begun.
+    Trapezoid: constant at lr, then linear to min_lr over the last fraction `cooldown` of all steps.
+    Where warm-up and decay overlap in a short run, the smaller of the two applies. `max_steps=None`, which only a
+    trapezoid allows, means that the decay has not begun yet.
     """
     rising = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
     if max_steps is None:

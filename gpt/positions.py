@@ -1,8 +1,8 @@
-"""Position encodings: the formulas, in NumPy, for the model and the decoder, and the model's tables of them.
+"""Position encodings: the formulas in NumPy, for the model and the decoder, and the model's tables as tensors.
 
 Learned and sinusoidal encodings are added to the embeddings; rotary ones rotate queries and keys; ALiBi lowers
-attention scores by distance. Without any, a causal model still sees the order of characters, but not their distance.
-The decoder starts fast without torch, so only the tables import it.
+attention scores in proportion to the distance. With positions=none, a causal model can still infer the order of
+characters, but sees no distances. Only `position_tables` imports torch, so that sampling starts fast without it.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _frequencies(channels: int) -> np.ndarray:
 
 
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
-    """Encode positions as (..., C) float64: channel 2i is sin(t * 10000^(-2i/C)), channel 2i + 1 its cosine.
+    """Encode positions as (..., C) float64: channel 2i is sin(t * 10000^(-2i/C)), channel 2i + 1 the cosine.
 
     Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
     """
@@ -44,7 +44,7 @@ def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return ALiBi's slopes, (H,) float64: a head's score falls by its slope with each position of distance.
+    """Return ALiBi's slopes, (H,) float64: the scores of head h fall by slope h per position of distance.
 
     If H is a power of two, they are 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise they are the slopes for the next smaller
     power of two, followed by every other slope for the next larger one.
@@ -63,7 +63,7 @@ TABLES: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, ...]]] = {
 
 
 def position_tables(config: ModelConfig, length: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
-    """Return the float32 tables of the model's position encoding for the first T positions; T is at most `context`.
+    """Return the float32 tables of the model's position encoding for the first T = `length` positions.
 
     Rotary: cosines (T, R/2) and sines (T, R/2); sinusoidal: (T, C); ALiBi: slopes (H,); learned and none: no table.
     """
@@ -71,7 +71,8 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
         return ()
     if config.positions == "alibi":
         return _tables("alibi", config.heads, 0, device)
-    # Only as long as they must be, since a model file from a stranger may name a huge context. Export has a symbolic T.
+    # The tables are only as long as needed, because a stranger's model file may declare a huge context. While a graph
+    # is exported, T is symbolic, so the tables must cover the whole context.
     longest = length if isinstance(length, int) else config.context
     rows = 1 << max(longest - 1, 63).bit_length()
     tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)

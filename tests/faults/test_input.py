@@ -101,7 +101,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "callbacks.ema.decay=0.5": "needs callbacks=ema",
     ("callbacks=ema", "callbacks.ema._target_=nope.Nope"): "callbacks=ema takes decay",
     # contradictory
-    "model.heads=3": "must divide model.dim=32: 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
+    "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",

@@ -195,10 +195,10 @@ def test_wrong_tokens_and_wrong_configurations_are_named() -> None:
         assert re.search(named, message := refusal(ValueError, model, tokens)), message
     rotary = {"positions": "rotary"}
     for changes, *named in (
-        ({"heads": 5}, "model.heads=5: must divide model.dim=12: 1"),
-        ({"heads": 4, **rotary}, "rotary", "model.heads=4", "model.dim=12", "= 3; the other positions take any"),
+        ({"heads": 5}, "model.heads=5: must divide model.dim=12; try 1"),
+        ({"heads": 4, **rotary}, "rotary", "model.heads=4", "model.dim=12", "= 3; the other positions allow any"),
         ({"heads": 2, "key_offset": True, **rotary}, "multiple of 4 (2 with model.key_offset=false)", "= 6;"),
-        ({"heads": 5, "key_offset": True, **rotary}, "must divide model.dim=12: 1;"),
+        ({"heads": 5, "key_offset": True, **rotary}, "must divide model.dim=12; try 1 or"),
     ):  # fmt: skip
         assert all(word in (message := refusal(ValueError, tiny, **changes)) for word in named), message
 

@@ -94,7 +94,7 @@ def test_two_at_a_time_a_bad_combination_and_a_stop(workplace: Path) -> None:
     assert len(found) == 6
     bad = [number for number, (values, *_) in enumerate(found) if list(values.values()) == ["3", "32"]]
     assert bad and all((found[number][1] == "COMPLETE") == (number not in bad) for number in range(6))
-    assert "failed: model.heads=3: must divide model.dim=32: " in stopped.out + ended.out
+    assert "failed: model.heads=3: must divide model.dim=32; " in stopped.out + ended.out
     text = Path("runs/found/sweep.csv").read_text()
     assert len(re.findall(r"^3,32,failed,", text, re.MULTILINE)) == len(bad)
     assert run(*command).out.count(": failed before") == len(bad)
