@@ -1,4 +1,4 @@
-"""What a model has learned, as arrays to plot."""
+"""Arrays to plot: attention maps, and the surprisal and the most likely tokens of each character."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
 from gpt.positions import position_tables
 
-NUM_TOP = 5  # top-k characters at each position
+NUM_TOP = 5  # number of most likely tokens to keep for each character
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def costs(
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield a text's tokens, their surprisals, and the k most likely tokens with their probabilities (all V if k > V).
 
-    `predicted` are the text's `gpt.evaluation.predictions`. Its first token, `first`, costs ln V.
+    `predicted` are the text's `gpt.evaluation.predictions`. Its first token, `first`, has the surprisal ln V.
     """
     none = torch.zeros(1, min(k, vocabulary))
     yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
@@ -71,15 +71,15 @@ def costs(
 
 
 def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Costs]:
-    """Merge the `costs` of each character's tokens: add up surprisals, and take the top tokens of the first token.
+    """Merge the `costs` of each character's tokens: add up surprisals, and keep the top tokens of the first token.
 
-    `starts`, (V,), says whether a token begins a character; other tokens continue the character before them. Each
+    `starts`, (V,), is nonzero for tokens that begin a character; other tokens continue the character before them. Each
     yielded piece has `size` characters, the last one perhaps fewer.
     """
     held: list[Tensor] = []
     for piece in pieces:
         held = [torch.cat(pair) for pair in zip(held, piece, strict=True)] if held else list(piece)
-        while len(begins := _begins(held[0], starts)) > size:  # the last character may not be whole yet
+        while len(begins := _begins(held[0], starts)) > size:  # the last character may be incomplete
             cut = int(begins[size])
             yield _merged([column[:cut] for column in held], begins[:size])
             held = [column[cut:] for column in held]

@@ -1,4 +1,4 @@
-"""Models in memory: load one from its file, give it another context, copy its weights into another model."""
+"""Load a model from its file, change its context, and copy its weights into another model."""
 
 import re
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the weights of a LightningModule's state under their names in `GPT`, as fp32 arrays."""
+    """Return the weights in a LightningModule's state dict as fp32 arrays, under their names in `GPT`."""
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
 def last_component(name: str) -> str:
-    """Return a text's name without its folder or URL query; "[a/b,c/d]" is a list of texts and becomes "b, d"."""
+    """Return a text's name without its folder or URL query; "[a/b,c/d]" stands for several texts and becomes "b, d"."""
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(last_component, name[1:-1].split(",")))
     name = redacted(name)
@@ -49,10 +49,10 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
 
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
-    """Make a model in evaluation mode from the weights in a model file."""
+    """Return a model in evaluation mode with the weights `state` of a model file."""
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
-    for name, array in state.items():  # load_state_dict takes seconds: its time is quadratic in the number of blocks
+    for name, array in state.items():  # load_state_dict needs seconds: its time is quadratic in the blocks
         module, _, weight = name.rpartition(".")
         setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
     if config.tied:
@@ -61,10 +61,10 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
 
 
 def with_context(model: GPT, context: int) -> GPT:
-    """Copy a model and change its context; logits at positions inside both contexts stay the same.
+    """Return a copy of the model with another context; logits at positions inside both contexts are the same.
 
     Raises:
-        ValueError: a longer context with learned positions.
+        ValueError: the positions are learned and the new context is longer.
     """
     if model.config.positions == "learned" and context > model.config.context:
         raise ValueError(f"must be at most {model.config.context}, the number of learned positions")
@@ -75,16 +75,16 @@ def with_context(model: GPT, context: int) -> GPT:
 
 @torch.no_grad()
 def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
-    """Copy the weights of a trained model, whose vocabulary is a part of this model's.
+    """Copy the weights of a trained model whose vocabulary is a subset of this model's.
 
-    In a text of trained tokens, the logits of trained tokens stay the same. A new token's rows in embedding and head
-    are the means of the trained rows, so the new token's logit is the mean of the trained logits. n new tokens beside
-    V trained ones add at most ln(1 + n / V) nats to the loss of such a text.
+    In a text without new tokens, the logits of the trained tokens stay the same. A new token's rows in embedding and
+    head are the means of the trained rows, so the new token's logit is the mean of the trained logits. Therefore n new
+    tokens beside V trained ones add at most ln(1 + n / V) nats per token to the loss of such a text.
     Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
 
     Args:
-        model: may differ in vocabulary, dropout and context, but must not have more learned positions.
-        trained: the trained model.
+        model: the model to change. It may have another vocabulary, dropout and context, but not more learned positions.
+        trained: the model to copy from.
         token_map: (V,) int64, the token of `model` for each of the V tokens of `trained`.
     """
     weights = trained.state_dict()

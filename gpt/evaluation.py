@@ -1,4 +1,4 @@
-"""Exact losses: every character of a text predicted once, summed in float64.
+"""Exact losses: every token of a text is predicted once, and the losses are summed in float64.
 
 `evaluation_windows` cuts a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted`
 is False for padding and for tokens that another window counts. Losses are summed into (4,) float64 tensors
@@ -24,7 +24,7 @@ EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two co
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts a text: `loss` in nats per token, `bpc` and `bpb` in bits per character and byte."""
+    """How well a model predicts a text: `loss` in nats per token, `bpc` in bits per character, `bpb` per byte."""
 
     loss: float
     bpc: float
@@ -35,7 +35,7 @@ class Score:
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """Describe a loss over disjoint windows of `context` characters, for model files and summary.json."""
+    """Return how a score over disjoint windows of `context` tokens was measured, for model files and summary.json."""
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
@@ -46,17 +46,17 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Sum surprisals (N,) and count their tokens (N,): (4,) float64 on the CPU."""
+    """Return the totals (4,), float64 on the CPU, of N tokens and their surprisals: both (N,)."""
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Sum the losses of a batch of windows, with logits (B, T, V): (4,) float64 on the CPU."""
+    """Return the totals (4,), float64 on the CPU, of a batch of windows with logits (B, T, V)."""
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
 def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """Return the totals of the first token of a text: it costs ln V, as nothing comes before it."""
+    """Return the totals (4,) of a text's first token: its loss is ln V, because nothing comes before it."""
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
@@ -70,7 +70,7 @@ def make_score(totals: Tensor) -> Score:
 
 @contextmanager
 def exact(model: GPT) -> Iterator[None]:
-    """Run the model in fp32 and without dropout; restore its training mode afterwards."""
+    """Run the model in fp32 and without dropout inside this context, then restore its training mode."""
     training = model.training
     model.eval()
     try:
@@ -82,7 +82,7 @@ def exact(model: GPT) -> Iterator[None]:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the `exact` logits (N, V) and targets (N,) of each batch's N counted tokens, row by row, on its device."""
+    """Yield the `exact` logits (N, V) and targets (N,) of each batch's N counted tokens, on the model's device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
         with exact(model):
@@ -92,7 +92,7 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
 
 
 def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Score a text whose first token is `first` from the `predictions` of all others."""
+    """Return the score of a text whose first token is `first`, from the `predictions` of all others."""
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
@@ -100,7 +100,7 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 
 
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
-    """Score a model on a text, from batches that count every token but the text's `first` exactly once."""
+    """Return a model's score on a text, whose `windows` count every token except the `first` exactly once."""
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)
 
 
@@ -114,16 +114,17 @@ def evaluation_windows(
     ranks: int = 1,
     most: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Cover a text with windows so that every token but the first is predicted and counted exactly once.
+    """Cover a text with windows so that every token except the first is counted exactly once.
 
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Every window but the
-    first then counts its last `stride` targets only: each of these sees at least context - stride earlier tokens.
+    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Then every
+    window after the first counts only its last `stride` targets, each of which sees at least context - stride earlier
+    tokens.
 
     Args:
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: tokens from one window to the next, at least 1; None, like the maximum, is `context`.
+        stride: tokens from one window to the next, at least 1; the maximum and the default are `context`.
         rank: rank of this process; together the ranks count every target once.
         ranks: number of processes that share the work.
         most: maximum number of counted targets; the windows are then evenly spaced. The first one is always included,
@@ -131,7 +132,7 @@ def evaluation_windows(
 
     Yields:
         inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
-        same number of batches. Padding holds any tokens of the text and is not counted.
+        same number of batches. Padding repeats tokens of the text and is not counted.
     """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:

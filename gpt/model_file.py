@@ -1,7 +1,7 @@
-"""Model files: trained weights as safetensors, and what describes them as JSON in the metadata.
+"""Model files: trained weights as safetensors, and their description as JSON in the metadata.
 
-A model file from anyone is safe to open: `read` compares the header with the model that it describes before it
-allocates memory, and executes nothing in the file. This module imports no torch, so that sampling starts fast.
+A model file from anyone is safe to open, because `read` compares the header with the described model before it
+allocates memory, and executes nothing in the file. This module does not import torch, so that sampling starts fast.
 
 The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. If the head is
 tied to the embedding, the file has `embedding.weight` and no `head.weight`.
@@ -24,7 +24,7 @@ from base.files import atomic
 from gpt.config import ModelConfig
 from gpt.tokenizer import tokenizer_from
 
-FORMAT = 1  # raise it when an old model file would mean something else
+FORMAT = 1  # increase it if an old model file would mean something else
 # The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
 # `evaluation` says how it was measured; `text` is the training text's name without its folder;
 # `trained_on` has `sha256`, the first `HASH` digits of the hashes of files (`data.decoding.hashed`) of which the first
@@ -46,7 +46,7 @@ MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all set
 
 
 class CheckpointError(InputError):
-    """A model or checkpoint that cannot be used, in one line."""
+    """Raised for a model file or checkpoint that cannot be used; the message is one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -56,12 +56,12 @@ class Model(NamedTuple):
     """The contents of a model file."""
 
     config: ModelConfig
-    state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` where it is tied
+    state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` if it is tied
     meta: dict[str, Any]  # `FIELDS`
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write the weights that `ModelConfig.shapes` lists, and `FIELDS`.
+    """Write a model file with the weights that `ModelConfig.shapes` lists and the `FIELDS` in `meta`.
 
     The write is atomic: if it raises `OSError`, an old file of that name is untouched.
     """
@@ -93,7 +93,8 @@ def read(path: str | Path) -> Model:
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such model file")
     try:
-        with open(path, "rb") as file:  # not mapped: a mapped file that is rewritten meanwhile would end the process
+        # The file is not memory-mapped: if it was shortened while it is read, a signal would end the process.
+        with open(path, "rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
             if length > MAX_HEADER:
                 raise ValueError("no usable safetensors header")
@@ -109,7 +110,7 @@ def read(path: str | Path) -> Model:
                     check_fields(documents, DOCUMENTS)
                     tokenizer_from(described["vocabulary"]).encode(documents["end"])  # raises if it is not known
                     if not 0 < len(documents["end"]) <= MAX_END:
-                        raise ValueError("the end mark of documents has no character, or too many")
+                        raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
                 if described["evaluation"]:
                     check_fields(described["evaluation"], EVALUATION)
                 config = model_config(described["model_config"])
@@ -117,7 +118,7 @@ def read(path: str | Path) -> Model:
                 check_header(header, shapes)
                 size = 8 + length + sum(4 * math.prod(shape) for shape in shapes.values())
                 file.seek(0)
-                state = load(file.read(size + 1))  # one more: more than this is refused
+                state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
                 check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
                 if digest(state) != described.get("sha256"):
                     raise ValueError("the weights are not those that were written")
@@ -126,15 +127,15 @@ def read(path: str | Path) -> Model:
                 return Model(config, state, {field: described[field] for field in FIELDS})
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
-    except OSError as error:  # of the disk: the file may be whole
+    except OSError as error:  # a disk error: the file may be intact
         error.filename = str(path)
         raise
     except (
         SafetensorError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
     ) as error:  # fmt: skip
-        raise CheckpointError(f"{path}: is damaged or no model file ({one_line(error)[:160]})") from error
+        raise CheckpointError(f"{path}: is damaged or not a model file ({one_line(error)[:160]})") from error
     if not described:
-        raise CheckpointError(f"{path}: is a safetensors file, but no chargpt model")
+        raise CheckpointError(f"{path}: is a safetensors file, but not a chargpt model")
     raise other_format(path, described.get("format"))
 
 
@@ -151,7 +152,7 @@ def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def to_device(thing: Any, name: str) -> Any:
-    """Move a model or a tensor to the device `--device`; raise `InputError` if this machine does not have it."""
+    """Return a model or a tensor on the device `name`; raise `InputError` if this machine does not have the device."""
     try:
         return thing.to(name)
     except (RuntimeError, AssertionError) as error:
@@ -159,9 +160,10 @@ def to_device(thing: Any, name: str) -> Any:
 
 
 def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
-    """Return the error for a file of another version."""
+    """Return the error for a file in a format that this version does not read."""
     kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
-    return CheckpointError(f"{path}: has format {kind}, this version reads format {read}; use the one that wrote it")
+    what = f"has format {kind}, but this version reads format {read}"
+    return CheckpointError(f"{path}: {what}; use the version that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
     if not isinstance(described, dict):
-        raise ValueError("metadata that is no object")
+        raise ValueError("metadata that is not a JSON object")
     json.dumps(described, ensure_ascii=False, allow_nan=False).encode()  # json.loads accepts NaN and surrogates
     return described
 
@@ -180,7 +182,7 @@ def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None
     for field, kind in types.items():
         value = described.get(field, ...)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{field} is missing or of a wrong type")
+            raise ValueError(f"{field} is missing or of the wrong type")
         if isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"{field} is out of range")
 
@@ -188,7 +190,7 @@ def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model; raise `ValueError` or `TypeError` if a key is missing or unknown.
 
-    A missing key gets no default: this version's default may mean another model.
+    A missing key does not get this version's default, because the default may describe another model.
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
         raise ValueError(f"model_config has no {', '.join(missing)}")
@@ -199,9 +201,9 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 
 
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` if a weight is missing or superfluous, or has another shape or type than the model's."""
+    """Raise `ValueError` unless the header lists exactly the weights in `shapes`, all of them fp32."""
     if more := header.keys() - shapes.keys():
-        raise ValueError(f"{min(more)} is no weight of such a model")
+        raise ValueError(f"{min(more)} is not a weight of such a model")
     for name, shape in shapes.items():
         found = header.get(name)
         if found is None or found["dtype"] != "F32" or tuple(found["shape"]) != shape:

@@ -1,4 +1,4 @@
-"""Score a text with a model: by windows, as training does, or as sampling reads it; as a whole or by character."""
+"""Score a text, in total or per character: in windows, as validation does, or with the decoder, as sampling does."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
-PIECE = 4096  # characters of a piece
+PIECE = 4096  # characters that `pieces` yields at a time
 MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
@@ -33,9 +33,9 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
     stride: int  # tokens from one strided window to the next
     trained: float  # fraction of the text, from its beginning, that the model was trained on
-    characters: int  # of the text, by which nats and bits per character divide; 0: those of the tokens
-    bytes: int  # of the text's file, by which bits per byte divide; 0: those of the tokens
-    documents: dict[str, str] | None = None  # `data.documents.Rule` of those that the model was trained on
+    characters: int  # of the text, the divisor of nats and bits per character; 0: the number in the tokens
+    bytes: int  # size of the text's file, the divisor of bits per byte; 0: the size of the tokens
+    documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text; None: not divided
 
     def per_file(self, score: Score) -> Score:
         """Return the score per character of the text and byte of the file: each model divides by the same numbers."""
@@ -45,7 +45,7 @@ class Candidate(NamedTuple):
 
     @property
     def page_name(self) -> str:
-        """Return the file, its run and its step, without the directories above: pages are sent to others."""
+        """Return run, file and step as text, without the folders above the run, because pages are sent to others."""
         run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
         return f"{printable(run + self.file.name)}, step {self.step}"
 
@@ -69,7 +69,7 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (N, V) and targets (N,) for `--window sample`: with the decoder and context of sample.py."""
+    """Yield logits (N, V) and targets (N,) for `--window sample`, computed by the decoder of sample.py."""
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
         tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
@@ -77,15 +77,15 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
-    """Score the text as a whole."""
+    """Return the score of the whole text."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
-    """Return the nats of each document from a fresh start: (documents,) float64.
+    """Return the loss of each document in nats, each read from its own start: (documents,) float64.
 
-    Each array has at least two tokens, of which the first `context` ones, at least one, are given and not counted.
+    Each array has at least two tokens. The first `context` tokens, at least one, are given: their losses do not count.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     costs, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
@@ -121,7 +121,7 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad windows, each (1, T) tensors, to the length of the last one and stack them."""
+    """Pad windows, each three (1, T) tensors, to the length of the last one, and return them as (B, T) tensors."""
     width = windows[-1][0].shape[1]
     inputs, targets, counted = (
         torch.cat([F.pad(each, (0, width - each.shape[1])) for each in part]) for part in zip(*windows, strict=True)
@@ -130,7 +130,7 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:
-    """Yield the text in pieces of `PIECE` characters, with the costs for each model."""
+    """Yield the text in pieces of `PIECE` characters, with their `Costs` for each model."""
     streams = []
     for candidate in candidates:
         by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)

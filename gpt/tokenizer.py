@@ -1,7 +1,7 @@
 """Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
-A tokenizer's `vocabulary` describes it completely, as plain data. Model files and checkpoints store it;
-`tokenizer_from` reads it and checks it, also one of a stranger's model file.
+A tokenizer's `vocabulary` describes it completely, as plain data. Model files and checkpoints store the vocabulary, and
+`tokenizer_from` checks it, because the file may come from a stranger.
 Row i of `token_sizes` is the number of characters and of UTF-8 bytes that token i stands for: (V, 2) int64.
 """
 
@@ -19,13 +19,13 @@ MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class UnknownCharacter(InputError):
-    """A text holds a character that is not in the vocabulary; the message is one line."""
+    """Raised for a character that is not in the vocabulary; the message is one line."""
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
         self.character, self.position, self.nearest = character, position, nearest
         code = ord(character)
         if 0xD800 <= code <= 0xDFFF:
-            what = "is half of a surrogate pair, which is no character: the text was decoded wrongly or cut in two"
+            what = "is half of a surrogate pair, which is not a character: the text was decoded wrongly or cut in two"
         else:
             what = "is not in the vocabulary of this model"
         name = f"{character!r} (U+{code:04X})" if character.isprintable() else f"U+{code:04X}"
@@ -46,11 +46,11 @@ class CharTokenizer:
         if len(self.characters) > MAX_CHARACTERS:
             raise ValueError(
                 f"{len(self.characters):,} distinct characters are more than the {MAX_CHARACTERS:,} "
-                "a vocabulary can hold: set data.tokenizer=byte"
+                "a vocabulary can contain: set data.tokenizer=byte"
             )
         self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
-            raise ValueError("a vocabulary cannot hold half of a surrogate pair, which is no character")
+            raise ValueError("a vocabulary cannot contain half of a surrogate pair, which is not a character")
         self.size = len(self.characters)  # number of tokens, V
         self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
         self.names = list(self.characters)  # each token as text
@@ -60,21 +60,25 @@ class CharTokenizer:
         # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
-        # ASCII characters have the smallest tokens. So these fit into a byte even if the vocabulary is large.
+        # ASCII characters have the smallest tokens, which therefore fit into a byte even if the vocabulary is large.
         self._ascii = self.characters.encode("ascii", "ignore")
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return the character, or a form without accent or in other case, that is in the vocabulary; else ""."""
+        """Return the nearest character or characters in the vocabulary, "" if there are none.
+
+        The order is: the character itself, its normal forms, without accents, then the same in the other case.
+        """
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
         forms += [form.swapcase() for form in forms]
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
     def canonical(self, text: str) -> str:
-        """Write unknown characters in a canonically equal form that is in the vocabulary, such as é as e and an accent.
+        """Return the text with unknown characters in canonically equivalent forms that the vocabulary contains.
 
-        A word that is in the vocabulary stays as it is. Of another, NFC is tried, then NFD for what is still unknown.
+        For example, é becomes e and a combining accent. A word whose characters are all known is not changed. Any other
+        word is converted to NFC, and the characters that are still unknown to NFD.
         """
         known = set(self.characters)
 
@@ -87,16 +91,16 @@ class CharTokenizer:
         return text if known.issuperset(text) else re.sub(r"\S+", known_form, text)
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Drop the characters that are not in the vocabulary, or replace them by the nearest form if there is one.
+        """Return the `canonical` text without the characters that are still unknown.
 
-        Neither happens to a character with a canonically equal form in the vocabulary.
+        With `replace`, an unknown character that has a `nearest` form is replaced by that form instead.
         """
         known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode as (characters,) of `dtype`; raise `UnknownCharacter` for the first one outside the vocabulary."""
+        """Encode a text as (characters,) of `dtype`; raise `UnknownCharacter` if one is not in the vocabulary."""
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
@@ -109,15 +113,15 @@ class CharTokenizer:
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode as int64, in a `canonical` form; see `pack`."""
+        """Encode the `canonical` form of a text as (characters,) int64; see `pack`."""
         return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Decode tokens 0..V-1, of any array type."""
+        """Return the text of a sequence or array of tokens, each from 0 to V - 1."""
         return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
-        """Decode tokens to the bytes of their UTF-8."""
+        """Return the text of tokens as UTF-8 bytes."""
         return self.decode(tokens).encode()
 
 
@@ -129,30 +133,30 @@ class ByteTokenizer:
     dtype: type[np.unsignedinteger] = np.uint8
     names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]  # such as a and \xff
     vocabulary: dict[str, Any] = {"kind": kind}
-    # Bytes 10xxxxxx continue a character.
+    # Bytes 10xxxxxx continue a character, so they count as 0 characters.
     token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""
+        """Encode a text as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
             raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode as int64, see `pack`."""
+        """Encode a text as (bytes,) int64; see `pack`."""
         return self.pack(text).astype(np.int64)
 
     def canonical(self, text: str) -> str:
-        """Return the text: no character is unknown."""
+        """Return the text unchanged, because no character is unknown."""
         return text
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Drop lone surrogates, which have no UTF-8, or replace them by U+FFFD."""
+        """Return the text without lone surrogates, which have no UTF-8, or with U+FFFD for them if `replace`."""
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Decode tokens 0..255, of any array type; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of tokens, each from 0 to 255; invalid UTF-8 becomes U+FFFD."""
         return self.utf8(tokens).decode("utf-8", errors="replace")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
@@ -164,7 +168,7 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Make a tokenizer from its `vocabulary`; raise `ValueError` unless it is one, without any other key."""
+    """Return the tokenizer that a `vocabulary` describes; raise `ValueError` if it is invalid or has other keys."""
     match vocabulary:
         case {"kind": "byte", **more} if not more:
             return ByteTokenizer()
@@ -173,4 +177,4 @@ def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
             if tokenizer.characters != characters:
                 raise ValueError("the characters of a vocabulary must be sorted and distinct")
             return tokenizer
-    raise ValueError("no vocabulary")
+    raise ValueError("not a vocabulary")

@@ -2,7 +2,7 @@
 
 A checkpoint is a dict of plain data and tensors: `format model_config vocabulary data state_dict global_step val_loss
 evaluation`, `conditions` (`training.machine.conditions`) and what Lightning adds (`optimizer_states loops ...`). Resume
-only your own checkpoints; `gpt/model_file.py` reads models from strangers.
+only your own checkpoints; for models from strangers there are model files (`gpt/model_file.py`).
 """
 
 import errno
@@ -23,15 +23,16 @@ from gpt.checkpoint import PREFIX, last_component, model_state
 from gpt.model_file import FORMAT, CheckpointError, model_config, other_format
 from gpt.tokenizer import tokenizer_from
 
-CHECKPOINT_FORMAT = 1  # raise it when an old checkpoint would continue as another run
+CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as another run
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
     """What the callbacks recorded during training: `losses` and `validations` as [step, nats, ...].
 
-    `samples` are [step, [[temperature, prompt, text], ...]]; `seconds` include validations and checkpoints, `stepping`
-    only the `stepped` steps that were timed. `peak` is the device's FLOP/s, None if unknown.
+    `samples` are [step, [[temperature, prompt, text], ...]]; `seconds` is the time of the training,
+    with validations and checkpoints; `stepping` is the time of the `stepped` steps that were measured. `peak` is the
+    device's peak FLOP/s, None if unknown.
     """
 
     losses: list[Any]
@@ -46,7 +47,7 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Read the callbacks' states, which a checkpoint stores under the names of their classes."""
+        """Return the record in the callbacks' states, which a checkpoint stores under the names of their classes."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
@@ -61,8 +62,8 @@ class TrainingRecord:
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
     """Write a checkpoint atomically; rename an old file of that name to `previous`.
 
-    If the writing raises `OSError`, the old file is untouched. Once the new file is complete, a kill leaves at least
-    one of the two names.
+    If writing raises `OSError`, the old file is untouched. If there was an old file, at least one of `path` and
+    `previous` is complete even if the process is killed.
     """
     path = Path(path)
     with atomic(path) as temporary:
@@ -78,9 +79,9 @@ def save(path: str | Path, contents: dict[str, Any], previous: Path | None = Non
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not chargpt's.
+    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not a chargpt checkpoint.
 
-    A lack of memory and an error of the disk are raised as they are: the file may be whole.
+    Out-of-memory and disk errors are raised unchanged, because the file may be intact.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
@@ -94,13 +95,13 @@ def read(path: str | Path) -> dict[str, Any]:
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
     except Exception as error:  # zipfile and pickle raise many types on damaged files
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to where a damaged file points
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a damaged file with a wrong offset
             error.filename = str(path)
             raise
         if is_out_of_memory(error):
             raise
         reason = one_line(error) or type(error).__name__
-        raise CheckpointError(f"{path}: is damaged or no checkpoint ({reason[:120]})") from error
+        raise CheckpointError(f"{path}: is damaged or not a checkpoint ({reason[:120]})") from error
     if not isinstance(contents, dict) or "format" not in contents:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
@@ -108,13 +109,13 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         check_parts(contents)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         raise CheckpointError(f"{path}: is damaged ({reason[:120]})") from None
     return contents
 
 
 def check_parts(contents: Mapping[str, Any]) -> None:
-    """Raise a `LookupError`, `TypeError` or `ValueError` if a part that a resumed run needs is missing or unfit."""
+    """Raise `LookupError`, `TypeError` or `ValueError` if a part that a resumed run needs is missing or misfits."""
     TrainingRecord.of(contents["callbacks"])
     contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
     config, (optimizer,) = model_config(contents["model_config"]), contents["optimizer_states"]
@@ -129,11 +130,11 @@ def check_parts(contents: Mapping[str, Any]) -> None:
     if state != shapes:
         raise ValueError("state_dict of another model")
     if not isinstance(contents["global_step"], int) or not isinstance(contents["conditions"], dict):
-        raise TypeError("global_step or conditions of a wrong type")
+        raise TypeError("global_step or conditions of the wrong type")
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint as a model file; with EMA, the checkpoint holds averaged weights."""
+    """Write the model of a training checkpoint as a model file; with EMA, the checkpoint has the averaged weights."""
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
         del state["head.weight"]
@@ -148,7 +149,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def is_finite(contents: Any) -> bool:
-    """Return whether no tensor in nested dicts and lists holds NaN or infinity."""
+    """Return True if all tensors in nested dicts and lists are finite."""
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):

@@ -1,4 +1,4 @@
-"""The text after a prompt, token by token: stop strings, whole characters, log-probabilities; documents in it."""
+"""Turn generated tokens into text: whole characters, stop strings, log-probabilities, ends of documents."""
 
 import codecs
 
@@ -6,29 +6,32 @@ from gpt.tokenizer import Tokenizer
 
 
 def beginning(tokenizer: Tokenizer, end: str) -> str:
-    """Return the prompt of a text that begins at a beginning: the end mark of documents, or a line break."""
+    """Return the prompt for a text without one: the end mark of documents, a line break, or else the first token."""
     return end or ("\n" if "\n" in tokenizer.names else tokenizer.names[0])
 
 
 def complete_documents(text: str, end: str) -> str:
-    """Cut a text after its last complete document, if it has any; `end` is the end mark, "" if there are none."""
+    """Return a text up to the end of its last complete document, or all of it if none is complete.
+
+    `end` is the end mark of documents; "" if the text is not divided into documents.
+    """
     return (text.rpartition(end)[0] if end else "") or text
 
 
 def readable(text: str, end: str) -> str:
-    """Replace the end mark by a blank line if it is U+0003, which few programs display."""
+    """Return a text with a blank line for each end mark if the mark is U+0003, which few programs display."""
     return text.replace(end, "\n\n") if end == "\x03" else text
 
 
 class Continuation:
-    """The text after a prompt, as it grows; from a prompt of whole characters."""
+    """The growing text after a prompt, which must end with a whole character."""
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
         self.tokenizer, self.stops = tokenizer, stops
         self.pieces: list[str] = []  # final text
-        self.held = ""  # text that may turn out to begin a stop
+        self.held = ""  # text that may be the beginning of a stop string
         self.ended = False
-        self.stopped_by: list[str] = []  # the stops that ended it
+        self.stopped_by: list[str] = []  # the stop strings that ended the text
         self.logprobs: list[float] = []  # one for each character: the sum over its bytes
         self.pending = 0.0  # log-probability of bytes that are not yet a whole character
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -39,7 +42,7 @@ class Continuation:
         return "".join(self.pieces) + self.held
 
     def add(self, token: int, logprob: float | None = None) -> None:
-        """Append a token."""
+        """Append a token and its log-probability; end the text before a stop string."""
         new = self.utf8.decode(self.tokenizer.utf8([token]))
         if logprob is not None:
             self.pending += logprob
@@ -65,7 +68,7 @@ class Continuation:
     def _end(self) -> None:
         self.pieces.append(self.held)
         self.ended, self.held = True, ""
-        del self.logprobs[len(self.text) :]  # the stop's characters are not in the text
+        del self.logprobs[len(self.text) :]  # the characters of the stop string are not in the text
 
     def _count(self, new: str) -> None:
         if new:

@@ -1,7 +1,8 @@
-"""Read text a few tokens at a time, with the keys and values of earlier tokens kept: the KV cache.
+"""Decode with a KV cache: read text a few tokens at a time, and keep the keys and values of earlier tokens.
 
-The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy: with one token a step,
-calls take most of the time, and NumPy's calls take a third as long as torch's. On other devices it runs on torch.
+The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy,
+because with one token per step the overhead of calls dominates, and NumPy's is a third of torch's. On other devices it
+runs on torch.
 
 Text of any length can be read. Which tokens a position attends to is the *window rule*, which follows from `positions`:
 
@@ -10,8 +11,8 @@ Text of any length can be read. Which tokens a position attends to is the *windo
 - learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last
   `context // 2` tokens again, from position 0. New tokens follow after them.
 
-Up to `context` tokens, both rules give the logits of the model's own forward pass. In both, `model.window` limits the
-reach of attention and the length of the cache.
+For up to `context` tokens, the logits under both rules equal those of the model's own forward pass. Under both,
+`model.window` limits the reach of attention and the length of the cache.
 Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825,
 section 2, for the sliding window and its rolling buffer.
 
@@ -33,11 +34,11 @@ class Chunk(NamedTuple):
     """The next n tokens of B texts: where they are, which slots keep them, and what they attend to.
 
     Attributes:
-        texts: indices of the texts, (B,), or a slice of all; for NumPy arrays.
-        rows: the same for the arrays of the weights' library.
+        texts: indices of the texts, (B,), or a slice of all, to index NumPy arrays.
+        rows: the same, to index arrays of the weights' library.
         positions: of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
-        slots: index of the last S of the tokens in a cache (rows, slots, H, D).
-        filled: number of slots to attend to; with n > 1 the tokens' own keys follow after these.
+        slots: index at which a cache (rows, slots, H, D) stores the last S of the tokens.
+        filled: number of slots to attend to; with n > 1, the keys of the n tokens come after them.
         bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
     """
 
@@ -71,7 +72,7 @@ class Decoder:
         self._grow(CHUNK)
 
     def _grow(self, length: int) -> None:
-        """Make the cache at least min(`length`, S) slots long."""
+        """Lengthen the cache to at least min(`length`, S) slots."""
         w, S = self.weights, self.weights.config.attention_window
         if min(length, S) <= self.slots:
             return
@@ -105,13 +106,13 @@ class Decoder:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
-        """Describe the next n tokens of texts of which the longest has `longest` tokens so far."""
+        """Return the `Chunk` of the next n tokens of the texts, the longest of which has `longest` tokens so far."""
         w, S = self.weights, self.weights.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
         starts = self.position[texts]  # (B,)
         stored = int(n == 1)  # `_store` stores one token before attention, several after it
         filled = min(longest + stored, S)
-        if stored and starts.min() == longest:  # the usual case while writing: no mask, slices instead of indices
+        if stored and starts.min() == longest:  # the usual case while generating: no mask, slices instead of indices
             slot = longest % S
             newest = self.slots - slot
             bias = None if w.slopes is None else self.ring[:, :, newest : newest + filled]  # (H, 1, m)
@@ -127,7 +128,7 @@ class Decoder:
         return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, bias)
 
     def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
-        """Return what is added to the scores of keys at these distances: (B, n, m) -> (B, 1 or H, n, m)."""
+        """Return the biases of scores at these distances, -inf if not `visible`: (B, n, m) -> (B, 1 or H, n, m)."""
         w = self.weights
         bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
         return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(visible, distance, 0.0))[:, None]
@@ -165,7 +166,7 @@ class Decoder:
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
     def _offset(self, i: int, k: Array, rows: Any) -> None:
-        """Take a part of block i's keys (B, n, H, D) from the previous position, in place."""
+        """Replace the second half of block i's keys (B, n, H, D) by that of the previous position, in place."""
         moved = k[..., self.own :]  # (B, n, H, D / 2)
         shifted = self.weights.xp.concatenate((self.moved[i][rows][:, None], moved), axis=1)  # (B, n + 1, H, D / 2)
         moved[:] = shifted[:, :-1]
@@ -177,7 +178,7 @@ class Decoder:
         if new.shape[1] == 1:  # overwrites the position that has just left the window
             by_slot[chunk.slots] = new
             return cache[chunk.rows, :, : chunk.filled]
-        # Stored first, several tokens would overwrite slots that the first of them still attend to.
+        # Several tokens are stored last: they overwrite slots to which the first of them still attend.
         everything = self.weights.xp.concatenate((cache[chunk.rows, :, : chunk.filled], new.swapaxes(1, 2)), axis=2)
         by_slot[chunk.slots] = new[:, -self.weights.config.attention_window :]
         return everything
@@ -209,7 +210,7 @@ class Decoder:
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
     def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
-        """Apply block i's convolution to what its MLP returns, and keep what the next positions need: (B, n, C)."""
+        """Convolve the output y of block i's MLP, and keep what the next positions need from it: (B, n, C)."""
         w, n, reach = self.weights, y.shape[1], len(taps) - 1
         y = y.swapaxes(0, 1)  # (n, B, C)
         if n == 1:
@@ -235,7 +236,7 @@ class Decoder:
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
     def _attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-        """softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
+        """Return softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if bias is not None:
@@ -260,7 +261,7 @@ ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
 
 
 def first_needed(weights: Weights, length: int) -> int:
-    """Return the first token of a prompt of `length` tokens that can influence what follows the prompt."""
+    """Return the index of the first token in a prompt of `length` tokens that can influence what follows it."""
     config = weights.config
     T = config.context
     if config.absolute:  # the window rule restarts a long prompt several times

@@ -1,4 +1,4 @@
-"""Generate text: sample a token, append it, repeat; many texts over threads on a CPU, in batches on a GPU."""
+"""Generate text: sample a token, append it, repeat. Many texts run in threads on a CPU, in large batches on a GPU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,16 +23,16 @@ BLOCK = 256  # random numbers generated at once
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
 MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
-MAX_CACHE = 2**29  # bytes of keys and values in a thread
+MAX_CACHE = 2**29  # bytes of keys and values per thread
 Result = TypeVar("Result")
 
 
 def stream(
     weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Continue B prompts in one batch, by `count` tokens each; every text depends on its own seed and prompt alone.
+    """Continue B prompts in one batch, by `count` tokens each; every text depends only on its own seed and prompt.
 
-    A prompt is (n,) int64 with n at least 1; prompts may differ in length.
+    A prompt is (n,) int64 with n >= 1; prompts may differ in length.
 
     Yields:
         tokens (B,) int64 and the logits (B, V) float64 that they were sampled from.
@@ -87,7 +87,7 @@ def generate_many(
     if weights.cuda:
         import torch
 
-        # A quarter of what is free: reading a prompt copies the cache, and logits of many steps take memory, too.
+        # A quarter of the free memory, because reading a prompt copies the cache, and logits need memory, too.
         threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MAX_ROWS_GPU
     most = max(1, min(most, memory // cache))  # rows of a part
     parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // most))
@@ -103,7 +103,7 @@ def generate_many(
             progress(part.stop - part.start)
         return result
 
-    # One thread for each part: BLAS' own threads would only wait for each other in products this small.
+    # One BLAS thread per part: in matrix products this small, more of them would only wait for each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
             yield from pool.map(last, slices)
@@ -115,12 +115,12 @@ def generate_many(
 def generate(
     model: "GPT", tokens: "ArrayLike | torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
-    """Continue a prompt, or several of one length, without dropout.
+    """Return a prompt, or several of the same length, with `count` sampled tokens added.
 
     Args:
-        model: the model, whose training mode stays as it is.
+        model: the model; it runs without dropout, and its training mode does not change.
         tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an array or a list.
-        count: number of tokens to add, also beyond the context; gpt/inference/decoder.py explains how.
+        count: number of tokens to add. The text may exceed the context; gpt/inference/decoder.py explains how.
         seed: row i uses seed + i; None: a random seed. No global generator is used.
         **params: see `SamplingParams`.
 
@@ -135,7 +135,7 @@ def generate(
     given = torch.as_tensor(tokens, device="cpu")
     prompts = torch.atleast_2d(given)  # (B, T0)
     if prompts.shape[1] == 0:
-        raise ValueError("prompt: is empty, must hold at least one token")
+        raise ValueError("prompt: is empty, must contain at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
     model.check_values(prompts)
@@ -144,7 +144,7 @@ def generate(
 
     def work(part: slice) -> Iterator[np.ndarray]:
         added = np.empty((part.stop - part.start, count), np.int64)
-        yield added  # where count is 0, this is all
+        yield added  # with count=0, this is the only result
         seeds = range(seed + part.start, seed + part.stop)
         for k, (sampled, _) in enumerate(stream(weights, rows[part], count, rules, seeds)):
             added[:, k] = sampled

@@ -9,7 +9,7 @@ import numpy as np
 
 from base.options import check, option
 
-TEMPERATURE = 0.9  # where none is set: the text then repeats itself about as often as the training text does
+TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as the training text does
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,12 @@ class SamplingParams:
     """How the next token is sampled from the logits, in the order in which the rules apply.
 
     Args:
-        repetition_penalty: divides positive logits of tokens that have occurred in the text, multiplies negative ones.
+        repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies
+            the negative ones.
             Source: CTRL, arXiv:1909.05858, section 4.1.
         no_repeat_ngram_size: no n tokens in a row occur twice in the text, unless every token would repeat such an
             n-gram; None allows all. Source: arXiv:1705.04304, section 2.5.
-        temperature: divides the logits; 0 takes the most likely token.
+        temperature: divides the logits; 0 chooses the most likely token.
         top_k: keep the k most likely tokens; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
         top_p: keep the smallest set of tokens with this total probability. Source: arXiv:1904.09751, section 3.1.
         min_p: keep tokens of at least this fraction of the largest probability. Source: arXiv:2407.01082, section 3.
@@ -33,7 +34,7 @@ class SamplingParams:
     repetition_penalty: float = option(1.0, "penalty of tokens that have occurred", above=0)
     no_repeat_ngram_size: int | None = option(None, "length of n-grams that must not occur twice", least=1)
     temperature: float = option(1.0, "divisor of the logits", least=0)
-    top_k: int | None = option(None, "number of tokens to keep", least=1)
+    top_k: int | None = option(None, "number of most likely tokens to keep", least=1)
     top_p: float = option(1.0, "total probability to keep", above=0, most=1)
     min_p: float = option(0.0, "fraction of the largest probability to keep", least=0, most=1)
 
@@ -47,7 +48,7 @@ class NGrams:
     def __init__(self, size: int, prompt: Sequence[int]) -> None:
         self.size = size
         self.newest: tuple[int, ...] = ()  # the last n - 1 tokens, or all of a shorter text
-        self.following = defaultdict[tuple[int, ...], set[int]](set)  # tokens that have followed each n - 1 tokens
+        self.following = defaultdict[tuple[int, ...], set[int]](set)  # the tokens that have followed each (n - 1)-gram
         for token in prompt:
             self.add(token)
 
@@ -58,7 +59,7 @@ class NGrams:
         self.newest = (*self.newest, token)[-self.size + 1 :] if self.size > 1 else ()
 
     def allowed(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits (V,) that are -inf for tokens that would repeat an n-gram, or unchanged if all would."""
+        """Return logits (V,) with -inf for tokens that would repeat an n-gram; if all would, return them unchanged."""
         banned = self.following.get(self.newest, ())
         if not 0 < len(banned) < len(logits):
             return logits
@@ -68,7 +69,7 @@ class NGrams:
 
 
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
-    """Turn logits into the distribution to sample from: (B, V) -> (B, V), float64, each row adding up to 1.
+    """Return the distributions to sample from: logits (B, V) -> (B, V) float64, whose rows add up to 1.
 
     `seen`, (B, V) bool, says which tokens have occurred in the text, for the repetition penalty. The logits of tokens
     that `NGrams` bans are -inf.
@@ -78,7 +79,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
         logits = np.where(seen, logits * penalty, logits)
     if params.temperature == 0:
         return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
-    # The largest logit becomes 0 first: a tiny temperature then gives -inf for the others, not inf / inf.
+    # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the others instead of NaN.
     with np.errstate(over="ignore"):
         logits = (logits - logits.max(-1, keepdims=True)) / params.temperature
     if params.top_k is not None or params.top_p < 1:
@@ -88,7 +89,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
             ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
-            # Remove a token if the tokens ranked before it reach top_p already. The first token always stays.
+            # Remove a token if the tokens ranked before it already reach top_p. The first token always stays.
             ranked[:, 1:][ranked_probs.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
@@ -110,5 +111,5 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """Return the generator of a text, which depends on the seed and on the prompt."""
+    """Return the random generator for a text, seeded with `seed` and with the tokens of the prompt."""
     return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

@@ -23,7 +23,7 @@ class Linear(NamedTuple):
     bias: Array | None
 
     def __call__(self, x: Array) -> Array:
-        """(..., in) -> (..., out)."""
+        """Apply the layer: (..., in) -> (..., out)."""
         y = x @ self.weight
         if self.bias is not None:
             y += self.bias
@@ -41,15 +41,15 @@ class Layer(NamedTuple):
 
 
 class Weights:
-    """The weights of a model, rearranged so that a step takes few operations.
+    """The weights of a model, rearranged so that a decoding step needs few operations.
 
     - The gain and bias of a norm are folded into the matrix that follows it.
-    - All that is added to the residual stream is centred, so its mean is 0 and a layer norm becomes an RMS norm.
-      Linear layers are centred here; the decoder centres what a convolution returns.
-    - The two channels that rotary positions rotate together are adjacent, as one complex number.
+    - All that is added to the residual stream is centred, so its mean is 0, and layer norm is the same as RMS norm.
+      Linear layers are centred here; the decoder centres the output of a convolution.
+    - The two channels that rotary positions rotate together are adjacent, to be viewed as one complex number.
 
     Args:
-        config: shape and parts of the model.
+        config: the model's architecture.
         state: the model's state dict, of NumPy arrays or tensors, float32 or float64.
     """
 
@@ -71,14 +71,14 @@ class Weights:
         self.zero = self.zeros()
         self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
         self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
-        self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, as `Decoder._norm` omits it
+        self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
         D = config.head_dim
-        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy computes with arrays
-        # twice as fast as with Python's numbers.
+        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy is twice as fast
+        # with arrays as with Python's numbers.
         constants = (config.dim * NORM_EPS, D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps))
         self.norm_eps, self.qk_scale, self.qk_eps = (self.numbers(np.array(number)) for number in constants)
-        # Scores are then at most sqrt(2 D): with key_offset, the two halves of a key have separate norms. Below 60,
-        # exponentials of scores do not overflow.
+        # Scores are then at most sqrt(2 D), because with key_offset the halves of a key come from two normalised keys.
+        # If that is below 60, exponentials of scores do not overflow, so the decoder need not subtract the maximum.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()
@@ -95,7 +95,7 @@ class Weights:
         self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
         self.embedding = self.centred(embedding)  # (V, C)
         if config.token_shift:
-            # The last row is zeros, for the first token of a text: its previous token is -1.
+            # The last row is zeros, for the first token of a text, whose previous token is -1.
             shifted = self.centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         self.slopes: Array = None
@@ -119,7 +119,7 @@ class Weights:
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
-        """Return a linear layer; `centred` ones add to the residual stream without a convolution between."""
+        """Return a linear layer, `centred` if its output reaches the residual stream without a convolution."""
         weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
         if centred:
             weight, bias = self.centred(weight), None if bias is None else self.centred(bias)
@@ -133,8 +133,8 @@ class Weights:
         """Return the order of the outputs of q|k|v, (3C,), and their scale, (3C,) or 1.
 
         The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are both
-        scaled by D^(-1/4), so that q . k has attention's factor 1 / sqrt(D). With QK-norm the scale here is 1:
-        `qk_scale` holds the factor.
+        scaled by D^(-1/4), so that q . k has attention's factor 1 / sqrt(D). With QK-norm the scale here is 1,
+        because `qk_scale` contains the factor.
         """
         H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
         order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
@@ -146,12 +146,13 @@ class Weights:
     def ring(self, slots: int) -> Array:
         """Return ALiBi's biases at distances 0, N - 1, ..., 1, 0, N - 1, ..., 1: (H, 1, 2N); None without ALiBi.
 
-        The cache is a ring of N slots. Whichever slot holds the newest key, the biases of all slots are a slice.
+        The cache is a ring buffer of N slots. Whichever slot contains the newest key, the biases of all slots are
+        a slice of this array.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
     def encoding(self, positions: np.ndarray) -> Array:
-        """Encode positions: sinusoidal, (..., C), or rotary, e^(i angle), (..., 1, 1, R/2)."""
+        """Return the encodings of positions (...): sinusoidal (..., C), or rotary as e^(i angle), (..., 1, 1, R/2)."""
         if self.config.positions == "rotary":
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
@@ -165,11 +166,11 @@ class Weights:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
-        """Return zeros of the weights' type, on their device."""
+        """Return zeros of the weights' dtype, on their device."""
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Convert float64 or complex128 numbers to the weights' precision, on their device."""
+        """Return float64 or complex128 numbers in the weights' precision, on their device."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
@@ -187,9 +188,9 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Load a model for decoding, on a CPU without torch; return the weights and `gpt.model_file.FIELDS`.
+    """Return the weights of a model file for decoding, on a CPU without torch, and its `gpt.model_file.FIELDS`.
 
-    The errors are those of `gpt.model_file.read` and `gpt.model_file.to_device`.
+    It raises the errors of `gpt.model_file.read` and `gpt.model_file.to_device`.
     """
     config, state, meta = model_file.read(path)
     if device != "cpu":
@@ -200,7 +201,7 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """Prepare a model for decoding, on a CPU with NumPy; float64 stays, other types become float32."""
+    """Return the weights of a model for decoding, on a CPU in NumPy; float64 stays, other dtypes become float32."""
     import torch
 
     state = {key: value if value.dtype == torch.float64 else value.float() for key, value in model.state_dict().items()}

@@ -61,7 +61,7 @@ def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> N
     assert run(*RESUMED, fault=(faults.before_rename, 1, "last.ckpt")).status == -signal.SIGKILL
     ended = run(*RESUMED)
     assert ended.status == 0, ended.err
-    assert f"resume: skips {LAST}: is damaged or no checkpoint" in ended.out
+    assert f"resume: skips {LAST}: is damaged or not a checkpoint" in ended.out
     assert f"resume: from {PREVIOUS}, step 10" in ended.out
     assert not list(killed.rglob(".*.tmp"))
     assert_as_if_never_touched(whole(MUON), killed)

@@ -143,7 +143,7 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
 
 
 SAMPLE = {
-    "book.txt": "is damaged or no model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
+    "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
     "--start=x": "it is --prompt here", "--temp=1": "it is --temperature here", "--length=3": "it is --num-chars here",
     "--max_new_tokens=3": "it is --num-chars here", "--promt=x": "nearest: --prompt",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",

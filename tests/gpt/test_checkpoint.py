@@ -79,7 +79,8 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     later = {**contents(), "format": CHECKPOINT_FORMAT + 1}
     for name, content, said in (
         ("later", later, f"has format {CHECKPOINT_FORMAT + 1}"), ("none", None, "no such checkpoint"),
-        ("tensor", torch.zeros(3), "is not a chargpt checkpoint"), ("path", Path("x"), "is damaged or no checkpoint"),
+        ("tensor", torch.zeros(3), "is not a chargpt checkpoint"),
+        ("path", Path("x"), "is damaged or not a checkpoint"),
     ):  # fmt: skip
         if content is not None:
             torch.save(content, tmp_path / name)

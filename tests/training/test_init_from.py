@@ -215,7 +215,7 @@ def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     Path("empty").mkdir()
     for arguments, said in {
         "init_from=runs/firs": "init_from: runs/firs: no such model, nor a run in runs/",
-        "init_from=book.txt": "book.txt: is damaged or no model file",
+        "init_from=book.txt": "book.txt: is damaged or not a model file",
         "init_from=empty": "empty: has no model file (empty/best.safetensors or empty/last.safetensors)",
         "init_from=first model=small": "first: cannot change model.layers=4 (the model has 2), model.heads=",
         "init_from=first model.context=5000": "model.context=5000",
