@@ -1,7 +1,7 @@
 """Write a model in other formats, each by a function `write_NAME(model, meta, path)`.
 
-A function whose file another library can run returns the largest difference of the file's logits. The card is text that
-`reports.card` writes.
+If another library can run the file, the function returns the largest difference between the file's logits and the
+model's. The model card has no such function, because `reports.card` writes it.
 """
 
 FORMATS = {  # suffix of the file ("": a folder), module of the writer, and how to load the file

@@ -1,4 +1,4 @@
-"""Export the model's graph: to a `torch.export` program, which runs without this project's code, and to ONNX."""
+"""Export the model's graph as a `torch.export` program, which runs without this project's code, or as ONNX."""
 
 import io
 import json
@@ -20,12 +20,12 @@ from gpt.positions import position_tables
 
 TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
 MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
-MAX_TABLE = 2**24  # bytes of a position table; a model with more bytes of weights may have a table of that size
+MAX_TABLE = 2**24  # bytes of a position table, or the size of the weights if they are larger
 MAX_WEIGHTS = 2**31 - 2**24  # bytes: the 2 GiB limit of a protobuf message, minus room for the graph
 
 
 def trace(model: GPT) -> ExportedProgram:
-    """Trace the model to a graph for any batch size and for lengths from 1 to the context."""
+    """Return the model's graph, for any batch size and for lengths from 1 to the context."""
     config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
@@ -33,7 +33,7 @@ def trace(model: GPT) -> ExportedProgram:
         rows = max(MAX_TABLE, 4 * model.num_parameters()) // (4 * (config.rotary_dims or config.dim))
         if context > rows:  # its table would be far larger than the weights
             raise InputError(f"model.context={context}: its position table may have at most {rows} rows")
-    # Cache the tables now: tables computed during tracing would be symbols without values.
+    # Fill the cache of the tables first: tables computed during tracing would be symbols without values.
     position_tables(config, context, example.device)
     with torch.no_grad():
         program = torch.export.export(
@@ -50,11 +50,11 @@ def trace(model: GPT) -> ExportedProgram:
 
 @torch.no_grad()
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
-    """Compare the logits of two models on random tokens, for several batch sizes and lengths.
+    """Return the largest difference between the logits of two models, divided by the largest logit.
 
-    The longest text has the length of the context, or less if its attention would have more than `MAX_COMPARED` scores.
-    Return the largest difference of two logits, divided by the largest logit. If it is NaN or above `TOLERANCE`, raise
-    `InputError`.
+    Both models read the same random tokens, in several batch sizes and lengths. The longest text has the length of the
+    context, or less if its attention would have more than `MAX_COMPARED` scores. If the difference is NaN or above
+    `TOLERANCE`, raise `InputError`.
     """
     generator = torch.Generator().manual_seed(0)
     context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
@@ -71,12 +71,12 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
 
 
 def described(meta: dict[str, Any]) -> dict[str, str]:
-    """Return what a file says about its model: `model_config`, `vocabulary` and `step`, in JSON."""
+    """Return the metadata of an exported file: `model_config`, `vocabulary` and `step`, each as JSON."""
     return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file, whose extra files are `described`."""
+    """Write a .pt2 file with the metadata as extra files; return its `largest_difference` from the model."""
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
     torch.export.save(trace(model), program, extra_files=described(meta))
     path.write_bytes(program.getbuffer())
@@ -87,7 +87,7 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write one .onnx file that maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
 
-    The file's `metadata_props` are `described`.
+    Its `metadata_props` contain the metadata. Return its `largest_difference` from the model.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx
@@ -96,7 +96,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
     size = 4 * model.num_parameters()
     if size > MAX_WEIGHTS:
-        raise InputError(f"one ONNX file holds 2 GB, the weights are {size / 1e9:.1f} GB; `--to torch` has no limit")
+        raise InputError(f"one ONNX file can hold 2 GB, but the weights are {size / 1e9:.1f} GB; use `--to torch`")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings():  # the exporter calls deprecated functions of torch
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
@@ -105,7 +105,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
             dynamo=True,
             input_names=["tokens"],
             output_names=["logits"],
-            dynamic_shapes=({0: "batch", 1: "length"},),  # names only: the traced graph has dynamic shapes already
+            dynamic_shapes=({0: "batch", 1: "length"},),  # only names: the shapes of the traced graph are dynamic
             verbose=False,
         )
     assert program is not None

@@ -1,7 +1,7 @@
 """Export to a folder for transformers: weights, configuration, tokenizer, and the model's code.
 
-The folder is enough on its own, and writing it needs neither transformers nor tokenizers. The code is
-`hf_model/modeling_chargpt.py` and every file of ours that it imports, side by side.
+The folder needs no other file, and writing it requires neither transformers nor tokenizers. Its code is
+`hf_model/modeling_chargpt.py` and every file of ours that this imports, all in one folder.
 Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers), "Components".
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 WRAPPER = Path(__file__).with_name("hf_model") / "modeling_chargpt.py"
 OURS = re.compile(r"^( *from )(gpt|base)\.(\w+) import", re.MULTILINE)
-DROPOUT = {  # torch's: ours registers an operator, which the code of two folders in one process cannot share
+DROPOUT = {  # torch's instead of ours, which registers an operator: two folders in one process would do so twice
     "from gpt.dropout import Dropout\n": "from torch.nn import Dropout\n",
     "from gpt.dropout import dropout as drop\n": "from torch.nn.functional import dropout as drop\n",
 }
@@ -30,7 +30,7 @@ DATA = (
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Fill the empty folder `path` with all of `DATA` except the README.md, and with the code."""
+    """Fill the empty folder `path` with the files of `DATA`, except README.md, and with the code."""
     from safetensors.numpy import save
 
     from gpt.checkpoint import model_state
@@ -41,7 +41,7 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
     ids: dict[str, int] = {"pad_token_id": mark[-1]} if mark else {}  # what `generate` appends to texts that have ended
     if len(mark) == 1:
         ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
-    # A special token of a byte tokenizer would be the text that spells the byte, instead of the byte.
+    # With a byte tokenizer, a special token would match the text that spells the byte instead of the byte itself.
     special = {"bos_token": end, "eos_token": end} if len(mark) == 1 and tokenizer.unit == "character" else {}
     state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
     if shape.tied:
@@ -69,7 +69,7 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """List what is in a folder and was not written by `write_hf`; all of it if the folder is no such export."""
+    """Return the names in a folder that `write_hf` did not write: all names if the folder is not such an export."""
     names = sorted(path.name for path in folder.iterdir())
     try:
         ours = json.loads((folder / "config.json").read_text("utf-8"))["model_type"] == "chargpt"
@@ -79,7 +79,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return tokenizer.json: one token for each character or byte. Unknown characters are left out."""
+    """Return the contents of tokenizer.json: one token per character or byte, unknown characters are dropped."""
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     before, names = split, tokenizer.names
     others = "".join(f"\\x{{{ord(name):x}}}" for name in names if len(name) == 1)
@@ -97,7 +97,7 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def byte_names() -> list[str]:
-    """Return the character by which `ByteLevel` spells each byte: its own in Latin-1 if visible, else from U+0100 on.
+    """Return the character that stands for each byte in `ByteLevel`: its Latin-1 one if visible, else from U+0100 on.
 
     Source: GPT-2 (https://github.com/openai/gpt-2), `bytes_to_unicode`.
     """
@@ -107,7 +107,7 @@ def byte_names() -> list[str]:
 
 
 def code() -> dict[str, str]:
-    """Return the Python files by name: the wrapper and, recursively, the files of ours that they import."""
+    """Return the source of each Python file by its name: the wrapper and, recursively, our files that it imports."""
     found: dict[str, str] = {}
     waiting = [WRAPPER]
     while waiting:
@@ -118,7 +118,7 @@ def code() -> dict[str, str]:
         imported = [ROOT / package / f"{name}.py" for _, package, name in OURS.findall(source)]
         found[path.name] = HEADER + OURS.sub(r"\1.\3 import", source)
         waiting += [each for each in imported if each.name not in found]
-    # Of a folder on this disk, transformers loads only the files that the wrapper itself imports.
+    # From a local folder, transformers loads only the files that the wrapper itself imports.
     others = sorted(name.removesuffix(".py") for name in found if name != WRAPPER.name)
     found[WRAPPER.name] += "".join(f"from .{name} import __name__ as _  # noqa: E402\n" for name in others)
     return found

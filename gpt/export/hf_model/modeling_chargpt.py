@@ -18,14 +18,14 @@ from gpt.model import GPT
 
 
 class CharGPTConfig(PretrainedConfig):
-    """Has `model_config`, the fields of `ModelConfig`, `vocab_size`, and `end_mark`, the tokens that end a document."""
+    """Contains `ModelConfig` as `model_config`, `vocab_size`, and `end_mark`, the tokens that end a document."""
 
     model_type = "chargpt"
     end_mark: tuple[int, ...] = ()
 
 
 class Ended(StoppingCriteria):
-    """Whether texts end with certain tokens: an end mark or a stop string of several."""
+    """Stops each text that ends with certain tokens: with an end mark or a stop string of several tokens."""
 
     def __init__(self, end: list[int], pads: bool = False) -> None:
         self.end = end
@@ -33,13 +33,13 @@ class Ended(StoppingCriteria):
             self.eos_token_id = end  # an attribute of this name makes `generate` pad the texts that have ended
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """Compare the last tokens of each text (B, T) with these: (B,) bool."""
+        """Return (B,) bool: True for each text of (B, T) whose last tokens are these."""
         last = input_ids[:, -len(self.end) :].tolist()
         return torch.tensor([tokens == self.end for tokens in last], device=input_ids.device)
 
 
 class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
-    """A `GPT`. There is no KV cache and no padding: the texts of a batch have one length."""
+    """A `GPT` for transformers, without a KV cache. All texts of a batch must have the same length, without padding."""
 
     config_class = CharGPTConfig
     _tied_weights_keys = {"net.head.weight": "net.embedding.weight"}  # if config.tie_word_embeddings
@@ -61,7 +61,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutput:
         """Return the logits (B, T, V) of tokens (B, T); with `labels` (B, T), -100 where ignored, also the loss."""
         if attention_mask is not None and not attention_mask.all():
-            raise ValueError("attention_mask: has zeros, but padding is not supported; give texts of one length")
+            raise ValueError("attention_mask: has zeros, but padding is not supported; pass texts of the same length")
         logits = self.net(input_ids)  # (B, T, V)
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
@@ -69,13 +69,13 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(
         self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
     ) -> Any:
-        """Continue texts to a stop string or the end of the document; without any, begin one after an end mark."""
+        """Continue texts up to a stop string or the end of the document; without `inputs`, begin a new document."""
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
             options.setdefault("attention_mask", torch.ones_like(inputs))  # an end mark in a prompt is not padding
         criteria: Any = [*(stopping_criteria or ()), *([Ended(end, pads=True)] if len(end) > 1 else ())]
-        # The criterion of transformers only works with a tokenizer that knows the letters from a to f.
+        # transformers' own criterion fails unless the tokenizer knows the letters from a to f.
         for stop in [stop_strings] if isinstance(stop_strings, str) else stop_strings or ():
             if options.get("tokenizer") is None:
                 raise ValueError("stop_strings: needs tokenizer=")
@@ -85,7 +85,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
-        """Crop the text (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""
+        """Crop texts (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""
         length, context, shape = input_ids.shape[1], self.shape.context, self.shape
         keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
         if shape.absolute:  # a text that fills the context continues from its last half

@@ -12,11 +12,11 @@ let passage; // the characters of this game's text
 let player, opponent; // how many guesses the visitor and the model needed, for each character
 let nats; // sum of the model's losses on these characters
 let tried; // wrong guesses at the current character
-let over; // whether this game has ended
+let over; // true after the end of this game
 
-/** Return the lower and upper bound of the bits per character, by equation 17 of the paper, from the numbers of guesses.
+/** Return the lower and upper bounds on the bits per character, by equation 17 of the paper, from the numbers of guesses.
     `size` is the number of characters in the vocabulary. A miss counts as a sixth guess in the lower bound. In the upper
-    bound it may be any character, all equally likely: one that was shown at once may have been the first guess. */
+    bound it counts as one of all characters, equally likely: a character that was shown may have been the first guess. */
 function shannonBounds(needed, size) {
   const shares = Array.from({ length: MAX_GUESSES + 1 }, (_, i) => needed.filter((n) => n === i + 1).length / needed.length);
   let upper = shares[MAX_GUESSES] * Math.log2(size), lower = 0;
@@ -49,13 +49,13 @@ function nextRound() {
   rival.reset();
   for (const token of mark) rival.read(token);
   element("model-bars").hidden = true;
-  element("compared").textContent = "After your answer, you see here the five characters that the model found most likely.";
+  element("compared").textContent = "After your answer, the five characters that the model found most likely appear here.";
   showGame("");
   if (round) element("passage").scrollIntoView({ block: "nearest" });
   readAhead();
 }
 
-/** Take a character as the visitor's guess. */
+/** Check a character that the visitor guessed, and update the page. */
 function guess(letter) {
   const right = passage[position()];
   if (over || !letter) return;
@@ -76,7 +76,7 @@ function settle(needed, verdict) {
     row.classList.toggle("right", order[i] === token);
   });
   element("model-bars").hidden = false;
-  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token]).replace(" ", "\u00a0")}: its guess ${rank}. You ${verdict === "Shown" ? "let it be shown" : `needed ${guesses(needed)}`}.`;
+  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token]).replace(" ", "\u00a0")}: its guess ${rank}. You ${verdict === "Shown" ? "had it shown" : `needed ${guesses(needed)}`}.`;
   nats -= Math.log(shares[token]);
   player.push(needed);
   opponent.push(Math.min(rank, MAX_GUESSES + 1));
@@ -125,18 +125,18 @@ function showGame(verdict) {
 function sentence() {
   const [mine, theirs] = [player, opponent].map((needed) => shannonBounds(needed, size));
   const range = ([lower, upper]) => `${lower.toFixed(2)} to ${upper.toFixed(2)}`;
-  // McNemar's test: of the characters that only one side guessed at once, is each side's share half but for chance?
+  // McNemar's test, on the characters that only one side guessed on the first try: is its lead significant (p < 0.05)?
   const leads = player.map((needed, i) => (needed === 1) - (opponent[i] === 1)), lead = leads.reduce((sum, each) => sum + each);
   const certain = Math.abs(lead) > 1.96 * Math.sqrt(leads.filter(Boolean).length);
-  const better = certain ? `${lead > 0 ? "You" : "The model"} guessed more characters at once, and by more than chance: ${lead > 0 ? "you" : "it"} predicted the text better.`
+  const better = certain ? `${lead > 0 ? "You" : "The model"} guessed more characters on the first try, and by more than chance: ${lead > 0 ? "you" : "it"} predicted the text better.`
     : mine[1] < theirs[0] ? "You predicted the text better." : theirs[1] < mine[0] ? "The model predicted the text better."
-    : "The ranges overlap, so it is open who predicted the text better.";
+    : "The ranges overlap, so it is undecided who predicted the text better.";
   const [yours, its] = [player, opponent].map((needed) => needed.filter((n) => n === 1).length);
   const about = player.length < ROUGH ? "Roughly, for" : "For";
-  return `You had ${yours} of ${player.length} at once, the model ${its}. ${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
+  return `You guessed ${yours} of ${player.length} characters on the first try, the model ${its}. ${about} each character, you needed ${range(mine)} bits (yes-or-no questions), and the model needed ${range(theirs)}. ${better}`;
 }
 
-/** Set up the game, if the page has passages. */
+/** Set up the game if the page has passages; otherwise leave it hidden. */
 function startGame(weights) {
   if (!passages) return;
   element("game").hidden = false;
@@ -147,14 +147,14 @@ function startGame(weights) {
   rival = new GPT(config, size, weights);
   element("model-bars").append(...Array.from({ length: Math.min(MAX_GUESSES, size) }, () => makeRow("div")));
   const typed = element("typed"), touch = matchMedia("(pointer: coarse)").matches;
-  const take = ({ isComposing }) => {
-    if (isComposing && !touch) return; // an accent waits for its letter; but a phone's keyboard composes every letter
+  const readGuess = ({ isComposing }) => {
+    if (isComposing && !touch) return; // a dead key waits for its letter, but a phone's keyboard composes every letter
     const [letter] = typed.value;
     typed.value = "";
     guess(letter);
   };
-  typed.oninput = take;
-  typed.addEventListener("compositionend", () => take({}));
+  typed.oninput = readGuess;
+  typed.addEventListener("compositionend", () => readGuess({}));
   typed.onkeydown = (event) => {
     if (event.repeat) event.preventDefault(); // a key that is held down is one guess
     if (event.key !== "Escape" || event.isComposing) return;

@@ -45,7 +45,7 @@ function addRows(out, x, count, w, start, stride) {
   }
 }
 
-/** Softmax of the first `count` values, in place. */
+/** Replace the first `count` values by their softmax. */
 function softmax(values, count) {
   let most = -Infinity, sum = 0;
   for (let i = 0; i < count; i++) most = Math.max(most, values[i]);
@@ -53,7 +53,7 @@ function softmax(values, count) {
   for (let i = 0; i < count; i++) values[i] /= sum;
 }
 
-/** The error function in double precision, by the series 7.1.6 of Abramowitz and Stegun. */
+/** Return the error function of x in double precision, by the series 7.1.6 of Abramowitz and Stegun. */
 function erf(x) {
   if (Math.abs(x) > 6) return Math.sign(x);
   let term = x, sum = x;
@@ -74,7 +74,7 @@ const ACTIVATIONS = {
   relu2: (x) => (x > 0 ? x * x : 0),
 };
 
-/** Transpose a matrix: (rows, cols) -> (cols, rows). */
+/** Return the transpose of a matrix: (rows, cols) -> (cols, rows). */
 function transposed(w, rows, cols) {
   const out = new Float32Array(w.length);
   for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) out[c * rows + r] = w[r * cols + c];
@@ -220,9 +220,9 @@ class GPT {
     add(out, bias);
   }
 
-  /** Apply the causal convolution (conv_taps) to what the MLP returns: add tap i times the result of i + 1 tokens earlier. */
+  /** Apply the causal convolution (conv_taps) to what the MLP returns: add tap i times the output for i + 1 tokens earlier. */
   convolve(block, slot) {
-    const { branch } = this, { recent } = block; // results of earlier tokens, the newest first
+    const { branch } = this, { recent } = block; // outputs for earlier tokens, the newest first
     const own = branch.slice();
     if (slot === 0) recent.length = 0;
     recent.forEach((earlier, tap) => {
@@ -245,7 +245,7 @@ class GPT {
       rotate(qkv, start, this.cos, this.sin);
     }
     const row = slot * dim;
-    // With key_offset, the last half of a key's channels is that of the previous token.
+    // With key_offset, the last half of each head's key is that of the previous token.
     const own = config.key_offset ? size - Math.floor(size / 2) : size;
     for (let c = 0; c < dim; c++) {
       const key = qkv[dim + c];
@@ -360,7 +360,7 @@ class CharTokenizer {
     const known = (letter) => this.tokens.has(letter);
     const characters = Array.from(text.replace(/\S+/g, (word) => {
       if (Array.from(word).every(known)) return word;
-      // Canonically equal characters are the same, such as é and e with an accent.
+      // Unknown characters become canonically equivalent known ones: é becomes e and a combining accent.
       return Array.from(word.normalize("NFC"), (letter) => {
         const form = letter.normalize("NFD");
         return !known(letter) && Array.from(form).every(known) ? form : letter;
@@ -386,7 +386,7 @@ class ByteTokenizer {
     return { tokens: Array.from(new TextEncoder().encode(text)), unknown: [] };
   }
 
-  /** The last byte of a character completes the character. Bytes that are no UTF-8 become U+FFFD. */
+  /** The last byte of a character completes the character. Bytes that are not valid UTF-8 become U+FFFD. */
   decoder() {
     const utf8 = new TextDecoder("utf-8", { ignoreBOM: true });
     return (token) => utf8.decode(Uint8Array.of(token), { stream: true });

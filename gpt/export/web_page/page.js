@@ -4,8 +4,8 @@ const SLICE = 40; // milliseconds of computing before the page responds to input
 const BARS = 12; // tokens with a bar
 const NUMBERS = ["length", "top-k", "seed"]; // ids of the number fields
 const GREETING = 300; // characters that the page writes when it opens
-const PACE = 32; // milliseconds between them, about as fast as one reads
-const END = "\x03"; // the end mark of documents that contain line breaks, which the page shows as a line across
+const PACE = 32; // milliseconds between these characters, about reading speed
+const END = "\x03"; // the end mark of documents that contain line breaks; the page draws a line for it
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
 const { config, vocabulary, size, tensors, precision, name, about, unit: tokenUnit, facts, passages, title, end } = JSON.parse(element("model").textContent);
 const tokenizer = new (choose({ byte: ByteTokenizer, char: CharTokenizer }, vocabulary.kind))(vocabulary.characters);
@@ -16,10 +16,10 @@ let decode; // a function from the next token to the text that this token comple
 let units; // the last characters, {index, end, element}; `index` and `end` are those of the first and the last token
 let unfinished; // the last unit while it lacks bytes; otherwise null
 let given; // number of tokens in the prompt
-let hidden; // number of tokens before the prompt, which the page does not show: an end mark, or what stands for no prompt
+let hidden; // number of tokens before the prompt, which the page does not show: the end mark, or a start token for no prompt
 let looked = null; // the selected unit, whose attention the page shows; null selects the last unit
 let task = 0; // number of the newest computation; older ones stop
-let speed = null; // while the page generates text: a function that describes its speed or its origin
+let speed = null; // a function that returns the status to show, while the page generates text; otherwise null
 
 /* Computing without blocking the page. */
 
@@ -77,7 +77,7 @@ async function loadWeights() {
 
 /* Settings. */
 
-/** Return the number in a field as an integer within the field's limits. An empty field has its default, or else 0. */
+/** Return the number in a field as an integer within the field's limits; for an empty field, return its default or 0. */
 function whole(id) {
   const { valueAsNumber, defaultValue, min, max } = element(id);
   if (Number.isNaN(valueAsNumber)) return Number(defaultValue);
@@ -131,7 +131,7 @@ function append(token) {
   model.read(token);
   if (index < hidden) return setText(addUnit(index), "");
   let completed = decode(token);
-  if (completed && tokenizer.begins?.(token)) { // a new character begins, so the bytes before never become a character
+  if (completed && tokenizer.begins?.(token)) { // a new character begins, so the bytes before it never become a character
     setText(unfinished, completed); // U+FFFD
     unfinished = null;
     completed = "";
@@ -165,7 +165,7 @@ function addUnit(index) {
   return unit;
 }
 
-/** Generate `length` more tokens, `pace` milliseconds apart. The page then shows `status`, or else how fast that was. */
+/** Generate `length` more tokens, `pace` milliseconds apart. The page then shows `status` or, if that is empty, the speed. */
 async function write(length = whole("length"), pace = 0, status = "") {
   const first = model.tokens.length, last = first + length, seed = whole("seed"), begun = performance.now();
   speed = () => {
@@ -195,7 +195,7 @@ function stop() {
 
 /* Showing. */
 
-/** Return the name of a token. */
+/** Return a token's visible name, such as “space” or “byte FF”. */
 function tokenName(token) {
   if (vocabulary.kind === "char") return called(tokenizer.characters[token]);
   return called(token < 0x80 ? String.fromCharCode(token) : `\\x${token.toString(16)}`);
@@ -266,7 +266,7 @@ function showAttention() {
 
 /* Input. */
 
-/** Make a list item; its only child has one element each for the name, the bar and the probability of a token. */
+/** Return a list item; its only child contains one element each for the name, bar and probability of a token. */
 function makeRow(tag) {
   const item = make("li"), row = make(tag);
   row.append(...["name", "bar", "percent"].map((part) => make("span", part)));
@@ -274,7 +274,7 @@ function makeRow(tag) {
   return item;
 }
 
-/** Make a row that appends its token to the text when it is clicked. */
+/** Return a row of `makeRow` that appends its token to the text when it is clicked. */
 function makeButton() {
   const item = makeRow("button"), button = item.firstChild;
   button.onclick = () => {
@@ -294,7 +294,7 @@ async function begin() {
   text.scrollIntoView({ block: "nearest" }); // on a phone, it is below the window
 }
 
-/** Show the attention of a unit; null is the last one. */
+/** Show the attention of a unit; null selects the last unit. */
 function select(unit) {
   looked = unit;
   if (!speed) show();

@@ -576,7 +576,8 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
                 assert share == pytest.approx(100 * needed.count(1) / len(needed), abs=0.51)
             assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
     assert page.is_disabled("#typed") and "yes-or-no question" in page.text_content("#meaning")
-    said = f"You had {you.count(1)} of 100 at once, the model {them.count(1)}. For each character"
+    first, other = you.count(1), them.count(1)
+    said = f"You guessed {first} of 100 characters on the first try, the model {other}. For each character"
     assert page.text_content("#meaning").startswith(said)
     page.click("#copy")
     assert page.text_content("#copy") == "Copied"
