@@ -51,7 +51,7 @@ class Attention(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each channel pair (i, i + R/2) by the angle of its position, so that q . k depends only on distance.
 
-    `x` holds queries or keys, (B, H, T, D); `cos` and `sin` are (T, R/2). Channels from R on are not changed.
+    `x` contains queries or keys, (B, H, T, D); `cos` and `sin` are (T, R/2). Channels from R on are not changed.
     Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)

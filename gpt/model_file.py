@@ -3,7 +3,7 @@
 A model file from anyone is safe to open, because `read` compares the header with the described model before it
 allocates memory, and executes nothing in the file. This module does not import torch, so that sampling starts fast.
 
-The metadata has one key, `chargpt`, whose JSON holds `FIELDS` and the `sha256` of the weights. If the head is
+The metadata has one key, `chargpt`, whose JSON contains `FIELDS` and the `sha256` of the weights. If the head is
 tied to the embedding, the file has `embedding.weight` and no `head.weight`.
 Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
 """

@@ -150,7 +150,7 @@ class GPT {
   }
 
   /** Return the attention weights of the token at an index: `weights[i]` is for the token at index `from + i`.
-      Return null if their keys are no longer stored. */
+      Return null if the cache has dropped some of their keys. */
   attention(layer, head, index) {
     const slot = index - this.origin;
     const first = Math.max(0, slot - this.window + 1);

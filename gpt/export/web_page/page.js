@@ -244,7 +244,7 @@ function setRow(row, token, probability) {
   share.textContent = percent(probability);
 }
 
-/** Shade each character by the attention weight that the selected unit gives it. */
+/** Shade each character by the attention weight from the selected unit to it. */
 function showAttention() {
   const unit = looked ?? units.at(-1);
   const seen = shade.checked && model.attention(element("layer").selectedIndex, element("head").selectedIndex, unit.end);
