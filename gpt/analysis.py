@@ -9,7 +9,7 @@ from torch import Tensor
 from gpt.attention_kernels import make_bias
 from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
-from gpt.positions import position_tables
+from gpt.positions import position_tables, slopes_in
 
 NUM_TOP = 5  # number of most likely tokens to keep for each character
 
@@ -22,8 +22,7 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
         x = model.embed(tokens[None])  # (1, T, C)
         tables = position_tables(config, len(tokens), x.device)
         positions = torch.arange(len(tokens), device=x.device)  # (T,)
-        slopes = tables[0] if config.positions == "alibi" else None
-        bias, maps = make_bias(positions, positions, config.window, slopes), []  # (1 or H, T, T)
+        bias, maps = make_bias(positions, positions, config.window, slopes_in(tables, config)), []  # (1 or H, T, T)
         for block in model.blocks:
             assert isinstance(block, Block)
             q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gpt.attention_kernels import attend
 from gpt.config import ModelConfig
-from gpt.positions import position_tables
+from gpt.positions import position_tables, slopes_in
 
 
 class Attention(nn.Module):
@@ -30,8 +30,7 @@ class Attention(nn.Module):
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
-        slopes = tables[0] if config.positions == "alibi" else None  # (H,)
-        y = attend(config, q, k, v, slopes, self.training)  # (B, H, T, D)
+        y = attend(config, q, k, v, slopes_in(tables, config), self.training)  # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +40,7 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
         if config.qk_norm:
             q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
-        if config.positions == "rotary":
+        if config.rotary_dims:
             q, k = rotate(q, *tables), rotate(k, *tables)
         if config.key_offset:
             k = offset_keys(k)

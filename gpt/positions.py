@@ -79,6 +79,11 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
     return tuple(table[:length] for table in tables)
 
 
+def slopes_in(tables: "tuple[torch.Tensor, ...]", config: ModelConfig) -> "torch.Tensor | None":
+    """Return ALiBi's slopes, (H,), from the `position_tables` of a model; None for other positions."""
+    return tables[0] if config.positions == "alibi" else None
+
+
 @cache
 def _tables(positions: str, size: int, rows: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
     import torch

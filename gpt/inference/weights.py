@@ -153,7 +153,7 @@ class Weights:
 
     def encoding(self, positions: np.ndarray) -> Array:
         """Return the encodings of positions (...): sinusoidal (..., C), or rotary as e^(i angle), (..., 1, 1, R/2)."""
-        if self.config.positions == "rotary":
+        if self.config.rotary_dims:
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
