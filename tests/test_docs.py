@@ -106,6 +106,14 @@ def test_scoring_and_exporting(
     assert Path("first.html").exists()
 
 
+def test_the_readme_shows_what_its_models_write(sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    ((command, shown),) = re.findall(r"^python sample.py (docs/demo/.*)\n([^`]*)```", PAGES["README.md"], re.MULTILINE)
+    assert sample(*shlex.split(command)).out.rstrip("\n") == shown.rstrip("\n")
+    (program,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    assert len(run_example(program)) == len("ROMEO:") + 200 + 1
+
+
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
 
 
