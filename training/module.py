@@ -25,7 +25,7 @@ from training.launch import check_same_start
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the seed of the dropout masks of one forward pass, so that a resumed run has the same masks."""
+    """Return the seed of the dropout masks of one forward pass, so that a resumed run draws the same masks."""
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -33,15 +33,15 @@ def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
 class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation.
 
-    One Lightning batch is one optimizer step. This class splits it into micro-batches, not Lightning, so that a run
-    only stops between two optimizer steps. Checkpoints save `data`, a description of the text, and `conditions`, what
-    the results depend on (`training.machine.conditions`); both are plain data. All ranks must have the same
-    `conditions` and `start`, the run's name and step.
+    One Lightning batch is one optimizer step. This class, not Lightning, splits it into micro-batches, so that a run
+    stops only between two optimizer steps. Checkpoints contain `data`, a description of the text, and `conditions`,
+    what the results depend on (`training.machine.conditions`); both are plain data. `start` is the run's name and step.
+    `conditions` and `start` must be the same on all ranks.
     """
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
-        """Refuse: a checkpoint is plain data without this module's arguments."""
+        """Raise an `InputError`, because a checkpoint does not contain this module's arguments."""
         raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
 
     def __init__(
@@ -62,7 +62,7 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions, self.start = data, conditions, start
         self.micro_batch, self.seed = config.data.micro_batch, config.seed
         self.compile_step = config.compile == "true"
-        self.unread: list[tuple[int, Tensor]] = []  # step, and loss and gradient norm (2,) on the device
+        self.unread: list[tuple[int, Tensor]] = []  # step from 0; its loss and gradient norm, (2,), on the device
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
 
@@ -82,8 +82,8 @@ class LitGPT(L.LightningModule):
                 state["step"] = state["step"].to(self.device)
 
     def _compile_blocks(self) -> None:
-        """Compile each block by itself: equal blocks share the code, and the names in checkpoints do not change."""
-        # With this option inductor selects kernels by a rule and not by timing them.
+        """Compile each block separately: equal blocks share the code, and the names in checkpoints do not change."""
+        # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
         deterministic = torch.are_deterministic_algorithms_enabled()
         for block in self.net.blocks:
             block.compile(dynamic=False, options={"deterministic": deterministic})
@@ -91,7 +91,7 @@ class LitGPT(L.LightningModule):
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
-        """Compile forward and backward for micro-batches of `rows` windows, on the model's device."""
+        """Compile the forward and backward pass for micro-batches of `rows` windows, on the model's device."""
         self._compile_blocks()
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
@@ -120,7 +120,7 @@ class LitGPT(L.LightningModule):
         loss = self.gradients(batch)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optim_config.clip or float("inf"))
         if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # the norm is that of all ranks already
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # DDP has averaged grad_norm's gradients
         outcome = torch.stack((loss, grad_norm))
         if not self.asynchronous:
             self._check(step, *outcome.tolist())
@@ -130,13 +130,13 @@ class LitGPT(L.LightningModule):
         return {"loss": loss}
 
     def gradients(self, batch: Tensor) -> Tensor:
-        """Accumulate the gradients of a batch's loss; return the loss, ()."""
+        """Accumulate the gradients of a batch, (rows, context + 1), by micro-batches; return its mean loss, ()."""
         micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
             if self.model_config.dropout > 0:
                 torch.manual_seed(dropout_seed(self.seed, self.global_step, index, self.global_rank))
-            last = index == len(micro_batches) - 1  # it averages the gradients over ranks, too
+            last = index == len(micro_batches) - 1  # DDP averages the gradients over ranks only in this one
             with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
                 part = self._loss(rows) / len(micro_batches)
                 self.manual_backward(part)
@@ -152,7 +152,8 @@ class LitGPT(L.LightningModule):
     def read(self) -> list[tuple[int, float, float]]:
         """Return (step from 0, loss, gradient norm before clipping) of each step since the last call.
 
-        Wait for a GPU once. Raise `Diverged` if a value is NaN or infinite; later steps may have changed the weights.
+        This waits for a GPU, once for all steps. If a value is NaN or infinite, raise `Diverged`; later steps may have
+        changed the weights by then.
         """
         unread, self.unread = self.unread, []
         if not unread:
@@ -164,17 +165,17 @@ class LitGPT(L.LightningModule):
         return steps
 
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
-        for name, value in (("the loss", loss), ("the norm of the gradient", grad_norm)):
+        for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
             if not math.isfinite(value):
                 seen = f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})"
                 raise diverged(seen, self.optim_config)
 
     def on_validation_epoch_start(self) -> None:
-        """Prepare to compute in fp32, as score.py does: with other weights, on an fp32 copy of the model."""
+        """Prepare to validate in fp32, as score.py does; if the weights are not fp32, on an fp32 copy of the model."""
         self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
         if net.head.weight.dtype != torch.float32:
             net = build(self.model_config, model_state(net.state_dict())).to(self.device)
-        self.exact_logits = net.__call__  # a function: Lightning would save a module's weights
+        self.exact_logits = net.__call__  # a method, because Lightning would save the weights of a module
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
         """Add up the loss of one batch of windows, in fp32."""
@@ -183,7 +184,7 @@ class LitGPT(L.LightningModule):
             self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
-        """Sum over devices and log `val/loss`, `val/bpc` and `val/bpb`."""
+        """Sum the losses over all devices and log `val/loss`, `val/bpc` and `val/bpb`."""
         del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
@@ -200,7 +201,7 @@ class LitGPT(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the description of the model and the run, see `gpt.training_checkpoint`."""
+        """Add the description of the model and the run to the checkpoint; see `gpt.training_checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,

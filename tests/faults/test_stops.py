@@ -140,7 +140,7 @@ def assert_finite() -> None:
 def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> None:
     for fault, said in (
         ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
-        ((faults.spoil_gradient, 29), "step 30: the norm of the gradient is inf (batch 29 of seed 0)"),
+        ((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)"),
     ):
         ended = run("name=cut", *MUON, fault=fault)
         newest = f"the newest checkpoint is {CHECKPOINTS}/last.ckpt: python train.py resume=runs/cut"
@@ -155,7 +155,7 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
-    one_line(ended, 1, "step 13 has left weights that are NaN or infinite: not saved", "last.ckpt")
+    one_line(ended, 1, "step 13 left weights that are NaN or infinite, so no checkpoint was saved", "last.ckpt")
     assert len(list(CHECKPOINTS.iterdir())) == 2
     assert_finite()
 

@@ -1,1 +1,1 @@
-"""Lightning callbacks, in the order that training/assemble.py gives them."""
+"""The Lightning callbacks of a run; training/assemble.py sets their order."""

@@ -20,9 +20,9 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 class Checkpoints(L.Callback):
     """Save `last.ckpt` after every validation; the one before it becomes `previous.ckpt`.
 
-    Also save after a step when the last checkpoint is `seconds` old or a rank has received a signal; several GPUs ask
-    each other only after steps whose losses `Metrics` has read, at least every `MAX_UNREAD`. At the lowest
-    validation loss so far, save the model as `best.safetensors`, too (`AtomicCheckpointIO`).
+    Also save after a step if the last checkpoint is `seconds` old or a rank has received a signal. Several GPUs agree
+    on this only after steps whose losses `Metrics` has read, which happens at least every `MAX_UNREAD` steps. At the
+    lowest validation loss so far, `AtomicCheckpointIO` also writes the model to `best.safetensors`.
     """
 
     def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
@@ -75,20 +75,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
-        self.resumed = resumed  # the checkpoint to continue from, which is read already
-        self.last_is_damaged = last_is_damaged  # so it must not replace the one before it
+        self.resumed = resumed  # the checkpoint to continue from, already read
+        self.last_is_damaged = last_is_damaged  # if so, last.ckpt must not replace previous.ckpt
         self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint, and the best model before the checkpoint that counts it.
+        """Write a checkpoint; if its validation loss is the lowest so far, write best.safetensors first.
 
-        After a kill between the two, the resumed run validates that step again.
+        If the process is killed between the two, the resumed run repeats that validation.
 
         Raises:
             Diverged: a value is NaN or infinite; nothing is written.
         """
         if not is_finite(checkpoint):
-            raise Diverged(f"step {checkpoint['global_step']} has left weights that are NaN or infinite: not saved")
+            weights = f"step {checkpoint['global_step']} left weights that are NaN or infinite"
+            raise Diverged(f"{weights}, so no checkpoint was saved")
         if TrainingRecord.of(checkpoint["callbacks"]).best_step == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))

@@ -1,4 +1,4 @@
-"""End a run in its `minutes`: choose the number of steps when the learning rate must begin to fall."""
+"""End a run within its `minutes`: choose the number of steps when the learning rate must begin to fall."""
 
 import math
 import time
@@ -11,35 +11,35 @@ import torch
 
 from base.log import log
 
-TIMED_STEPS = 20  # steps whose mean is the time of a step
-END_SECONDS = 2.0  # to count n-grams, write a sample and the report, and exit; at least, or a part of the start
-END_SHARE = 0.3  # of the seconds before the first step
-LATE = 0.05  # of the time of the run: steps are given up if it would end later
+TIMED_STEPS = 20  # recent steps whose mean is the time of a step
+END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
+END_SHARE = 0.3  # on a slow machine, this fraction of the seconds before the first step is reserved instead
+LATE = 0.05  # fraction of the run's time: if it would end later by more, steps are given up
 
 
 class Deadline(L.Callback):
     """Choose `max_steps` once, when the cooldown is due by the clock.
 
-    Until its cooldown, a trapezoid does not depend on the number of steps. After k steps, if r more fit into the time
-    that is left, k + r steps fit in all, so the cooldown is due when k >= (1 - cooldown) (k + r). The run then has
-    k / (1 - cooldown) steps: its weights are those of a run with as many steps, even if the machine paused just before.
-    If the machine becomes slower after that, the run gives up steps, and its learning rate falls faster.
+    Until its cooldown, a trapezoid schedule does not depend on the number of steps. If r more steps fit into the time
+    that is left after k, then k + r fit in all, so the cooldown is due when k >= (1 - cooldown) (k + r). The run then
+    gets k / (1 - cooldown) steps, so that its weights are those of a run with this `max_steps`, even if the machine has
+    just paused. If the machine becomes slower later, the run gives up steps, and its learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
-        """Make the callback of a run whose number of steps is not chosen yet.
+        """Create the callback for a run whose number of steps has not been chosen.
 
         Args:
             cooldown: fraction of all steps in which the learning rate falls.
             ends_at: `time.perf_counter()` when the process must have ended.
             started: `time.perf_counter()` when the process began.
-            save: stores the number of steps for a run that continues, which then takes the same steps.
+            save: stores the chosen number of steps, so that a resumed run uses the same.
         """
         self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
         self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
-        self.per_token: float | None = None  # seconds that a validation takes for each token
+        self.per_token: float | None = None  # seconds per token of the last validation
 
     def on_validation_start(self, *_: Any) -> None:
         self.validating = time.perf_counter()
@@ -51,7 +51,7 @@ class Deadline(L.Callback):
         self.stepping = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Choose the number of steps if it is time to."""
+        """Choose the number of steps if that is due."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
             self.began = step, now
@@ -59,7 +59,7 @@ class Deadline(L.Callback):
             self.recent.append(now - self.stepping)
         if not self._is_due(trainer):
             return
-        if pl_module.asynchronous:  # wait for the steps that the GPU has not taken yet
+        if pl_module.asynchronous:  # wait for the steps that are still queued on the GPU
             torch.cuda.synchronize(pl_module.device)
             if not self._is_due(trainer):
                 return
@@ -75,7 +75,7 @@ class Deadline(L.Callback):
         log.info(f"minutes    {steps:,} steps in all: {why}")
 
     def _is_due(self, trainer: L.Trainer) -> bool:
-        """Whether the number of steps must be chosen, or lowered."""
+        """Return whether the number of steps must be chosen at this step or, once it is chosen, lowered."""
         step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == TIMED_STEPS
         if trainer.max_steps < 0:
             over = now + self.end_seconds >= self.ends_at
@@ -84,11 +84,11 @@ class Deadline(L.Callback):
         return timed and step < trainer.max_steps and end > self.ends_at + LATE * (self.ends_at - self.started)
 
     def fitting(self, trainer: Any) -> int:
-        """Return about how many steps fit into the time in all; at least those that are taken."""
+        """Estimate how many steps fit into the whole time of the run; at least those already taken."""
         step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
         if self.began is None or not self.recent:
             return step
-        # Before the choice, steps with their validations; after it, those since the machine became slower.
+        # Before the choice, the mean over all steps and their validations; after it, over steps of the slower machine.
         if trainer.max_steps < 0:
             per_step = (now - self.began[1]) / (step - self.began[0])
         else:

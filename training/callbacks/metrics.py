@@ -28,10 +28,10 @@ SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attribute
 
 
 class Metrics(L.Callback):
-    """Log training every `log_every_n_steps`. Show a bar in a terminal, lines elsewhere, and what the run waits for.
+    """Log metrics every `log_every_n_steps`, and show progress: a bar in a terminal, lines elsewhere.
 
-    Must be the first callback: so its state in a checkpoint includes the step, and what it shows after a validation is
-    the work of the others.
+    This must be the first callback, so that its state in a checkpoint includes the last step, and so that after a
+    validation it can show that the others are at work.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Metrics(L.Callback):
     ) -> None:  # fmt: skip
         self.tokens_per_step = tokens_per_step  # over all devices
         self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
-        self.unit = unit  # what a token is
+        self.unit = unit  # of a token: character or byte
         self.checkpoints = checkpoints  # each pause between two steps ends with a save
         self.deadline = deadline  # of a run with `minutes` that has not chosen its steps
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
@@ -53,12 +53,12 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show what the run waits for, with `total` units of work, instead of what was shown before."""
+        """Show what the run waits for, with a bar if `total` units of work are known; replaces what is shown."""
         self.hide()
         self.waiting = Progress(what, total).__enter__()
 
     def hide(self) -> None:
-        """Show nothing from now on."""
+        """Stop showing what the run waits for."""
         if self.waiting is not None:
             self.waiting.__exit__()
             self.waiting = None
@@ -155,7 +155,7 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Add the seconds since the last step or pause to those of steps."""
+        """Add the seconds since the last step or pause to `stepping`, unless `counts` is false."""
         now = time.perf_counter()
         if counts:
             self.stepping += now - max(self.ended, self.checkpoints.saved_at)
@@ -169,7 +169,7 @@ class Metrics(L.Callback):
             self.grad_norm = grad_norm
 
     def _expected(self, trainer: L.Trainer) -> int:
-        """Return the number of steps of the run; while it is not chosen, about how many fit into the time."""
+        """Return the number of steps of the run; with `minutes`, an estimate until it is chosen."""
         if trainer.max_steps > 0 or self.deadline is None:
             return trainer.max_steps
         return self.deadline.fitting(trainer)

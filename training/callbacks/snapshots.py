@@ -1,4 +1,4 @@
-"""Keep a model file of each validation."""
+"""Write a model file at each validation (`callbacks=snapshots`)."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from training.callbacks.checkpoints import Checkpoints
 class Snapshots(L.Callback):
     """Write the weights that each validation evaluates to `checkpoints/step-N.safetensors`.
 
-    With averaged weights, those are in the module only while it validates. So they are copied before the first batch,
-    whichever callback averages them, and written once the loss is known. `Checkpoints` saves after this: if a run is
+    If a callback averages the weights, the average is in the module only during validation. So this one copies the
+    weights before the first batch and writes them once the loss is known. `Checkpoints` saves later, so if a run is
     killed between the two, the resumed run repeats the validation and writes the same file.
     """
 

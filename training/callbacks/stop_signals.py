@@ -11,15 +11,15 @@ from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Whether `decision` is true on any rank; all ranks must call this."""
+    """Return whether `decision` is true on any rank; all ranks must call this."""
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
 class StopSignals(L.Callback):
     """On Ctrl-C, SIGTERM or SLURM's SIGUSR1, finish the step, save and raise `Stopped`. A second Ctrl-C exits at once.
 
-    `Checkpoints` saves and stops after a step, `on_validation_end` stops after a validation. Before and after training
-    there is nothing to save, so the handler itself raises `Stopped`.
+    After a step, `Checkpoints` saves and then raises it; after a validation, `on_validation_end` does. Before and after
+    training there is nothing to save, so the signal handler itself raises it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class StopSignals(L.Callback):
             signal.signal(number, handler)
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        """Set our handlers again, because Lightning has set its own since `__enter__`; it removes them itself."""
+        """Install our handlers again, because Lightning has replaced them since `__enter__`; it removes its own."""
         for number in STOPS:
             signal.signal(number, self._receive)
         self.training = True

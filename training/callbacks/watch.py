@@ -1,4 +1,4 @@
-"""Show at each validation what the model does: texts that it writes and, in TensorBoard, pictures of it."""
+"""Show what the model does at each validation: sample texts and, in TensorBoard, plots of attention and surprisal."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from training.bounded_series import BoundedSeries
 from training.loggers import boards
 
 SAMPLE_LENGTH = 100  # tokens of each text during training
-MAX_SAVED = 20  # max validations whose texts a checkpoint holds
+MAX_SAVED = 20  # max validations whose texts a checkpoint contains
 
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
@@ -28,7 +28,7 @@ def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> 
 
 
 class Watch(L.Callback):
-    """Continue the same prompts with the same seed, and plot attention and surprisal of the same passage."""
+    """At each validation, continue the same prompts with the same seed and plot the same passage, for comparison."""
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
         self.config, self.text, self.prompts = config, text, prompts(text)  # prompts (B, T0)

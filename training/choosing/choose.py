@@ -18,17 +18,17 @@ from training.launch import rows_per_device
 from training.machine import Machine, untrained
 from training.memory import check_memory
 
-LAPTOP_FLOPS = 1.5e11  # per second, of two laptop cores; a constant, so that every machine makes the same choice
-SURE = 0.7  # fraction of the steps that fit into `minutes` that a run may be sure to reach
+LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
+SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration without `auto`, and what the introduction of the run says about it."""
+    """A configuration in which every `auto` is replaced, and what the run logs about these choices."""
 
     config: Config
     why: dict[str, str] = field(default_factory=dict)  # the reasons for `precision`, `compile` and `threads`
-    notes: tuple[str, ...] = ()  # lines
+    notes: tuple[str, ...] = ()  # lines to log
 
     def describe(self, machine: Machine) -> str:
         """Return a line with device, precision, compilation and, if other programs are busy, threads."""
@@ -45,19 +45,19 @@ class Choice:
 
 
 def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]) -> Choice:
-    """Replace every `auto` by what suits the text, the machine and, with `minutes`, the time.
+    """Return the configuration with each `auto` replaced to suit the text, the machine and, with `minutes`, the time.
 
-    Two stay `auto` with `minutes`: the steps, which `training.callbacks.deadline` chooses when the learning rate must
-    begin to fall, and the interval between validations, which come at equal times.
+    With `minutes`, two may stay `auto`: `trainer.max_steps`, which `training.callbacks.deadline` chooses when the
+    learning rate must begin to fall, and `trainer.val_check_interval`, as validations are then equally spaced in time.
 
     Args:
-        config: of a fresh run, or of a resumed one, which has chosen before.
+        config: of a fresh run, or of a resumed one, which already contains its choices.
         text: the text of the run.
-        machine: where it runs.
-        seconds_left: returns what is left of `minutes`.
+        machine: the devices of the run.
+        seconds_left: returns the seconds left of `minutes`.
 
     Raises:
-        InputError: this machine lacks what was asked for.
+        InputError: the machine lacks the memory or the compiler for the configuration.
     """
     asked, why, adapted = config.trainer, dict[str, str](), list[str]()
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
@@ -101,13 +101,13 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
 
 
 def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line about each setting that cannot do what it is for; `steps` is None while it is not chosen."""
+    """Yield a line about each setting that is useless in this run; `steps` is None if `Deadline` will choose it."""
     asked = config.trainer
     if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
         yield f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
     if steps is not None and OptimConfig.warmup != config.optim.warmup >= steps:
-        unreached = f"the learning rates do not reach their values in {count(steps, 'step')}"
+        unreached = f"the learning rates do not reach their peak in {count(steps, 'step')}"
         yield f"optim.warmup={config.optim.warmup}: {unreached}"
     here, reason = choose_precision("auto", machine.device)
     if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
@@ -131,7 +131,7 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
 def _fit_into_minutes(
     asked: Config, default: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Choose model and batch by the time of a step of the default; return them, how many steps fit, and notes."""
+    """Time a step of the default model, and choose model and batch by it; return both, the steps that fit, notes."""
     assert asked.minutes is not None
     before, minutes, model, data = seconds_left(), asked.minutes, default.model, default.data
     step = time_step(default, text, before)
@@ -160,7 +160,7 @@ def _choose_compile(
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Set the patience of early stopping where it is `auto`; without one, remove early stopping."""
+    """Return the callbacks with `patience=auto` of early stopping replaced; if `patience` is None, without it."""
     chosen = {}
     for name, arguments in callbacks.items():
         if arguments.get("patience") != "auto":
@@ -176,6 +176,6 @@ def too_few(steps: int) -> str:
 
 
 def _with_defaults(config: Any) -> Any:
-    """Replace each `auto` of a group by the default of its class."""
+    """Return a group of the configuration with each `auto` replaced by the default of its class."""
     chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
     return replace(config, **{each.name: each.default for each in chosen})

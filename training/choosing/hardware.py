@@ -14,11 +14,11 @@ from base.errors import InputError
 from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
 
-COMPILE_FROM = 90.0  # seconds of a run on a CPU from which compiling saves time (docs/experiments.md)
+COMPILE_FROM = 90.0  # min seconds of a run on a CPU in which compiling saves time (docs/experiments.md)
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision, for `auto` by the features of the hardware, and the reason for it."""
+    """Return the precision, chosen by the features of the hardware if it is `auto`, and the reason for it."""
     if precision != "auto":
         return precision, "as configured"
     if device == "cuda":
@@ -30,22 +30,22 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
             return "bf16-mixed", "the CPU has amx_bf16"
         if not flags.get("avx512_bf16"):
             return "32-true", "the CPU has no bf16 arithmetic"
-        # A Xeon that could have AMX multiplies half as fast in bf16 as in fp32 without it (docs/experiments.md). Cores
-        # with avx512_bf16 and without avx512_fp16, such as Zen 4, are faster in bf16.
+        # A Xeon whose AMX is disabled multiplies half as fast in bf16 as in fp32 (docs/experiments.md). Cores with
+        # avx512_bf16 but without avx512_fp16, such as Zen 4, are faster in bf16.
         if flags.get("avx512_fp16"):
             return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
         return "bf16-mixed", "the CPU has avx512_bf16"
-    return "32-true", "bf16 was not tried on this device"
+    return "32-true", "bf16 is untested on this device"
 
 
 def choose_compile(asked: str, device: str, seconds: float, compiled_before: bool = False) -> tuple[str, str]:
     """Return `true` or `false` for `compile=asked`, and the reason.
 
-    `auto` becomes `true` on a CUDA GPU, and on a CPU in runs of at least `COMPILE_FROM` expected `seconds`, or in any
-    run if the code is in the cache already.
+    `auto` becomes `true` on a CUDA GPU. On a CPU it becomes `true` if the run is expected to last at least
+    `COMPILE_FROM` seconds, or if the compiled code is already in the cache.
 
     Raises:
-        InputError: `true` without a compiler or Python.h.
+        InputError: `true` is set, but there is no compiler or no Python.h.
     """
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if asked == "auto":
@@ -66,10 +66,10 @@ def choose_compile(asked: str, device: str, seconds: float, compiled_before: boo
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
-    """Set the number of threads and return it, with the reason if other programs are the reason.
+    """Set torch's number of threads; return it, and a reason if other programs reduce it.
 
-    A thread without a core of its own slows down all others, which wait for it at the end of each operation. Ranks of
-    one machine keep what their launcher has set: auto.
+    A thread without a core of its own slows down all others, because they wait for it at the end of each operation.
+    Ranks that a launcher has started keep its number of threads, so their `auto` is returned unchanged.
     """
     why = ""
     if isinstance(threads, str):
@@ -85,7 +85,7 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
 
 
 def missing_to_compile() -> str:
-    """Name what torch.compile lacks on this machine; empty when nothing is missing."""
+    """Return the name of what torch.compile needs and this machine lacks; empty if nothing is missing."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "C++ compiler, such as g++"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -94,7 +94,7 @@ def missing_to_compile() -> str:
 
 
 def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
-    """Return the file, in torch's cache, that exists once a step on `rows` windows was compiled here."""
+    """Return the path of a marker in torch's cache, which exists if a step on `rows` windows was compiled here."""
     shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
     name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]

@@ -1,32 +1,32 @@
-"""What the length of a text asks for: steps, dropout, validations, and an end when the model memorises."""
+"""Choose steps, dropout, the validation interval and early stopping by the length of the training text."""
 
 from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
 from training.machine import untrained
 
-# What the default model gets, by training characters. docs/experiments.md, "Short texts", has the runs behind it.
+# The choices for the default model, by training characters; docs/experiments.md, "Short texts", lists the runs.
 #   characters     16,000    54,000    180,000    690,000 and more
 #   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0
-# So steps grow with the root of the length.
-WHOLE = 690_000  # training tokens from which nothing is adapted
+# So steps grow with the square root of the length.
+WHOLE = 690_000  # training tokens of the shortest text for which nothing is adapted
 EPOCHS = 10.0  # a text that is read more often is memorised without dropout
-DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # with over `MANY_WEIGHTS` weights for each training token, with fewer
-MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # with fewer than the latter, a model cannot memorise the text
-START_SHARE = 0.25  # of the steps, for a run that starts from a trained model
+DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # above `MANY_WEIGHTS`, and between the two limits
+MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # per training token; with fewer than the latter, a model cannot memorise the text
+START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained model
 VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
 PATIENCE = VALIDATIONS // 3
 
 
 def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of steps by the length of the training text; `started`: from a trained model."""
+    """Return the number of steps for a training text of `tokens`; `started` means from a trained model."""
     share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
     return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout of a model that reads `read` tokens in all of a training text of `tokens`."""
+    """Return the dropout for a training text of `tokens`, of which the model reads `read` in all, with repetitions."""
     weights = untrained(model, vocabulary).num_parameters() / tokens
     if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
         return 0.0
@@ -34,6 +34,6 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:
-    """Return the steps between validations of a run with `steps` on a short text."""
+    """Return the number of steps between validations of a run with `steps` on a short text."""
     rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))

@@ -16,7 +16,7 @@ from training.choosing.text_length import EPOCHS
 from training.machine import untrained
 from training.module import LitGPT
 
-MIN_STEPS = 100  # fewer learn next to nothing: a smaller model is taken, and the run says so
+MIN_STEPS = 100  # in fewer, a model learns next to nothing, so a smaller one is chosen, or the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=1, heads=1, dim=32), ModelConfig(layers=2, dim=64)]
 # From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
@@ -25,10 +25,10 @@ DOUBLED_FROM = 4000
 # Choose a larger preset if the run trains it on this many characters per weight, and the text has at least half a
 # character per weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
-COMPILED = 0.7  # what compiling leaves of the time of a step (docs/experiments.md)
+COMPILED = 0.7  # time of a compiled step as a fraction of an uncompiled one's (docs/experiments.md)
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
-TIMED_SECONDS, UNTIMED_STEPS = 0.5, 3  # of steps to time, after slower first ones
-TIMING = 0.03  # fraction of the seconds left, at most for timing
+TIMED_SECONDS, UNTIMED_STEPS = 0.5, 3  # seconds of steps to time, after this many slower ones
+TIMING = 0.03  # max fraction of the seconds left that timing may use
 
 
 class _Clock(L.Callback):
@@ -47,7 +47,7 @@ class _Clock(L.Callback):
 
 
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
-    """Return the seconds of a training step that is not compiled; if there is little time, of the slower first one."""
+    """Return the seconds of a training step without compilation; if there is little time, of the slower first one."""
     clock = _Clock(TIMING * seconds_left)
     module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
     where: dict[str, Any] = {
@@ -64,16 +64,16 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many steps of a model fit into the time of a run, about."""
+    """An estimate of how many steps of a model fit into the time of a run, which decides its size and batch."""
 
-    seconds: float  # that are left
-    step: float  # seconds of a step of the model `timed`
+    seconds: float  # seconds left
+    step: float  # seconds per step of the model `timed`
     timed: ModelConfig
     batch: int
     text: Text
 
     def step_of(self, model: ModelConfig) -> float:
-        """Return the seconds of a step of a model: they grow with its operations."""
+        """Return the seconds of a step of a model, assumed proportional to its operations."""
         ours, timed = (untrained(each, self.text.tokenizer.size).flops_per_token() for each in (model, self.timed))
         return self.step * ours / timed
 
@@ -82,14 +82,14 @@ class Budget:
         return max(1.0, TRAINING * self.seconds / self.step_of(model))
 
     def read(self, model: ModelConfig) -> float:
-        """Return how many tokens a model reads."""
+        """Return the number of tokens that a model reads in training, with repetitions."""
         return self.steps(model) * self.batch * model.context
 
     def choose_size(self) -> ModelConfig:
-        """Choose the size of the model.
+        """Return the largest suitable model.
 
-        A larger one than the default must see enough characters, in the run and in the text; a smaller one is for less
-        time than `MIN_STEPS` of the default need.
+        One that is larger than the default needs enough characters, in the run and in the text. A smaller one is
+        suitable only if there is not enough time for `MIN_STEPS` of the default.
         """
         chosen, default = None, self.timed.layers * self.timed.dim**2
         for size in (*SMALLER, *presets()):
@@ -103,6 +103,6 @@ class Budget:
         return chosen
 
     def choose_batch(self, model: ModelConfig) -> int:
-        """Choose the batch size of a model."""
+        """Return the batch size for a model: doubled if many steps fit and the text is long enough."""
         doubled = self.steps(model) >= DOUBLED_FROM and self.read(model) <= EPOCHS * len(self.text.train)
         return 2 * self.batch if doubled else self.batch

@@ -83,7 +83,7 @@ def test_what_a_short_text_gets() -> None:
 
 
 def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = "optim.warmup={}: the learning rates do not reach their values in 200 steps"
+    late = "optim.warmup={}: the learning rates do not reach their peak in 200 steps"
     for warmup, said in ((199, False), (200, True), (5000, True)):
         assert (late.format(warmup) in chosen(WHOLE, "trainer.max_steps=200", f"optim.warmup={warmup}").notes) is said
     for flags in ({}, {"avx512_bf16": True}):
